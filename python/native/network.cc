@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "python/native/session/session.h"
 #include "runtime/net/sealed.h"
 
 namespace shoal::python {
@@ -27,6 +28,7 @@ runtime::MessageNetwork message_network(const actors::Credentials& credentials, 
   out.host = network.host.empty() ? credentials.host : network.host;
   out.ucx_library = network.ucx_library;
   out.tls = credentials.tls;
+  out.unanswered = duration_of(network.unanswered);
   return out;
 }
 
@@ -34,14 +36,15 @@ void bind_network(nb::module_& m) {
   nb::class_<PyNetwork>(m, "Network", "How ranks on several hosts reach each other.")
       .def(
           "__init__",
-          [](PyNetwork* out, std::string kind, std::string interface, std::string host, bool sealed, std::string ucx_library) {
-            new (out) PyNetwork{std::move(kind), std::move(interface), std::move(host), sealed, std::move(ucx_library)};
+          [](PyNetwork* out, std::string kind, std::string interface, std::string host, bool sealed, std::string ucx_library,
+             double unanswered) {
+            new (out) PyNetwork{std::move(kind), std::move(interface), std::move(host), sealed, std::move(ucx_library), unanswered};
           },
           nb::kw_only(), nb::arg("kind") = "", nb::arg("interface") = "", nb::arg("host") = "", nb::arg("sealed") = false,
-          nb::arg("ucx_library") = "",
+          nb::arg("ucx_library") = "", nb::arg("unanswered") = 0.0,
           "kind: tcp, tls, ucx, a backend's name, or empty for the best of the hosts. interface: of this host, by name or address. host: "
           "this host's address, by default that in its cluster. sealed: all ranks are of one cluster. ucx_library: the path of a UCX for "
-          "hosts without one.");
+          "hosts without one. unanswered: seconds after which a host that answers nothing is lost; 0: the transport's own limit.");
   m.def(
       "load_ucx",
       [](const std::string& packaged) {

@@ -15,6 +15,7 @@ struct PyNetwork {
   std::string host;             // as in MessageNetwork; empty: this host's address in its cluster
   bool sealed = false;          // all ranks have the token of one cluster, with which their exchanges are encrypted
   std::string ucx_library;      // as in MessageNetwork
+  double unanswered = 0;        // seconds; as in MessageNetwork
 };
 
 // `call`: as in make_py_exchange; it outlives the network.

@@ -623,9 +623,9 @@ class Receiver:
 class Network:
     """How ranks on several hosts reach each other."""
 
-    def __init__(self, *, kind: str = '', interface: str = '', host: str = '', sealed: bool = False, ucx_library: str = '') -> None:
+    def __init__(self, *, kind: str = '', interface: str = '', host: str = '', sealed: bool = False, ucx_library: str = '', unanswered: float = 0.0) -> None:
         """
-        kind: tcp, tls, ucx, a backend's name, or empty for the best of the hosts. interface: of this host, by name or address. host: this host's address, by default that in its cluster. sealed: all ranks are of one cluster. ucx_library: the path of a UCX for hosts without one.
+        kind: tcp, tls, ucx, a backend's name, or empty for the best of the hosts. interface: of this host, by name or address. host: this host's address, by default that in its cluster. sealed: all ranks are of one cluster. ucx_library: the path of a UCX for hosts without one. unanswered: seconds after which a host that answers nothing is lost; 0: the transport's own limit.
         """
 
 def load_ucx(packaged: str) -> tuple[str, str, list[tuple[str, str]], bool]:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/core/result.h"
+#include "runtime/loop/clock.h"
 #include "runtime/net/tls/tls.h"
 #include "runtime/transport/message_layer.h"
 
@@ -26,6 +27,7 @@ struct MessageNetwork {
   std::string host;                // this host's address in its cluster; where no interface has it, the network chooses
   std::string ucx_library;         // where the system has no UCX (UcxLibrary::load)
   std::shared_ptr<const Tls> tls;  // for "tls": the host's certificate
+  Duration unanswered{};           // TcpOptions::unanswered; zero: its default. UCX has limits of its own
 };
 
 // Every rank makes the call, which waits for the others. Returns InvalidArgument for an unknown kind or interface, if the ranks' kinds

@@ -1,7 +1,5 @@
 """Loops of the tests of deterministic trainings: a small transformer with dropout, random samples, and clipped gradients."""
 
-import hashlib
-
 import recovery_loops as r
 
 NUM_SAMPLES, BATCH, TOKENS, WORDS = 37, 8, 6, 24  # the last batch of an epoch has 5 samples
@@ -43,7 +41,8 @@ def build(config):
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in (*model, model):
         fully_shard(unit, mp_policy=bf16 if config.get("bf16") else MixedPrecisionPolicy())
-    optimizer = getattr(shoal.optim, config.get("optimizer", "AdamW"))(model.parameters(), lr=1e-2)
+    kind, options = config.get("optimizer", ("AdamW", {}))
+    optimizer = getattr(shoal.optim, kind)(model.parameters(), lr=1e-2, **options)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9)
     loader = DataLoader(Samples(), batch_size=BATCH, shuffle=True, num_workers=config.get("readers", 0))
     return State(model=model, optimizer=optimizer, scheduler=scheduler, seed=3), loader
@@ -78,13 +77,9 @@ def train_step(state, batch, config, killer):
 
 
 def result_of(state):
-    """Hashes of the parameters and of the optimizer's states, and the next random number."""
     import torch
 
-    tensors = list(state.model.parameters())
-    tensors += [s for p in tensors for _, s in sorted(state.optimizer.state[p].items()) if s.dim() > 0]
-    bits = [t.full_tensor().detach().contiguous().numpy().tobytes() for t in tensors]
-    return {"step": state.step, "bits": [hashlib.sha256(b).hexdigest()[:16] for b in bits], "draw": torch.rand(1).item()}
+    return {"step": state.step, "bits": r.bits_of(state), "draw": torch.rand(1).item()}
 
 
 def loop_form(config):
@@ -101,7 +96,7 @@ def steps_form(config):
     from shoal.train import run
 
     state, loader = build(config)
-    killer = r.Killer(config["deaths"], config["folder"])
+    killer = r.Killer(config["deaths"], config["folder"], config.get("victims", "worker"))
     run(lambda batch, state: train_step(state, batch, config, killer), loader, state, epochs=config["epochs"])
     return result_of(state)
 

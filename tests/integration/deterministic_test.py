@@ -10,7 +10,8 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.train import ScalingConfig, Trainer
 
 EPOCHS, STEPS = 4, 20
-CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": "SGD"}, "double": {"double": True}}
+MOMENTUM = ("SGD", {"momentum": 0.9})
+CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": MOMENTUM}, "double": {"double": True}}
 
 
 def fit(workers, loop=d.loop_form, on_report=None, folder="", deaths=(), logical_ranks=4, **config):

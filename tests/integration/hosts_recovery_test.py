@@ -1,21 +1,36 @@
 """The deaths of workers and of whole hosts, in an elastic training on two hosts: no step is lost, and none is made twice."""
 
+import contextlib
+import itertools
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import recovery_loops as r
 from hosts import cluster_of, join, several_hosts
+from leak_check import wait_until
 
 PROGRAM = Path(__file__).with_name("hosts_recovery.py")
 LIMIT_S = 120  # hang guard
 # Workers that each host has room for, by resource. The driver is on host a.
-ROOM = {"pair": [1, 1, 0], "two": [2, 2, 0], "trio": [1, 1, 1]}
+ROOM = {"one": [2, 0, 0], "pair": [1, 1, 0], "two": [2, 2, 0], "trio": [1, 1, 1]}
 TWO_AND_TWO = {"resource": "two", "bounds": (1, 4)}  # ranks 0 and 1 on host a, 2 and 3 on host b
 ONE_AND_ONE = {"resource": "pair", "bounds": (1, 2)}
 THREE = {"resource": "trio", "bounds": (1, 3)}
 MOMENTS = ["forward", "backward", "unsent", "recorded", "committed", "inside", "end", "boundary"]
+
+
+ONE_HOST = {"resource": "one", "bounds": (2, 2)}
+MOMENTUM = ["SGD", {"momentum": 0.9}]
+KINDS = {
+    "bf16": {"bf16": True},
+    "mixed": {"mixed": True},
+    "sgd": {"optimizer": MOMENTUM},
+    "bf16_sgd": {"bf16": True, "optimizer": MOMENTUM},
+}
 
 
 def room_of(index):
@@ -30,18 +45,60 @@ def cluster():
 
 @pytest.fixture
 def fit(cluster, tmp_path):
-    """Runs a training, and lets hosts that have died join again."""
+    """Runs a training, before which hosts that have died join again."""
     hosts, of = cluster
-    yield lambda **case: train(hosts, of, tmp_path, case)
-    alive = {n["labels"]["host"] for n in hosts.a.json("list", "nodes")["rows"] if n["state"] == "ALIVE"}
-    for index, host in enumerate(hosts.all):
-        if host.name not in alive:
-            join(host, of, *room_of(index))
+    folders = (tmp_path / str(i) for i in itertools.count())
+
+    def run(**case):
+        alive = {n["labels"]["host"] for n in hosts.a.json("list", "nodes")["rows"] if n["state"] == "ALIVE"}
+        for index, host in enumerate(hosts.all):
+            if host.name not in alive:
+                join(host, of, *room_of(index))
+        folder = next(folders)
+        folder.mkdir()
+        return train(hosts, of, folder, case)
+
+    return run
 
 
 def train(hosts, cluster, folder, case):
     out = folder / "found.json"
     case = {"epochs": r.EPOCHS, "folder": str(folder), **case}
+    with cuts(hosts, folder, case.pop("cut_s", 0)):
+        return run(hosts, cluster, out, case)
+
+
+@contextlib.contextmanager
+def cuts(hosts, folder, seconds):
+    """While it lasts, a worker can have its host's link cut (``recovery_loops.Killer``), for so long; None: until it is over."""
+    if seconds == 0:
+        yield
+        return
+    for name in ("ask", "cut"):
+        os.mkfifo(folder / name)
+    healing = []
+
+    def serve():
+        name = (folder / "ask").read_text()
+        host = next(h for h in hosts.all if h.name == name)
+        hosts.cut(host)
+        healing.append(threading.Timer(LIMIT_S if seconds is None else seconds, hosts.heal, (host,)))
+        healing[0].start()
+        (folder / "cut").write_text("")
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield
+    finally:
+        for timer in healing:
+            if seconds is None:
+                timer.cancel()
+                timer.function(*timer.args)
+            timer.join()
+    assert healing, "no worker has asked for a cut"
+
+
+def run(hosts, cluster, out, case):
     driver = hosts.a.program(
         [sys.executable, str(PROGRAM), cluster.address, str(out), json.dumps(case)], SHOAL_TIMEOUT="30", OMP_NUM_THREADS="1"
     )
@@ -86,6 +143,56 @@ def test_the_loss_of_a_host_changes_nothing(fit, moment):
     r.check(found["history"], found["returns"])
     before, after, died = changes_of(found)[0]
     assert (before, after, len(died)) == (4, 2, 2)
+
+
+def bits(found):
+    """All but what the processes are."""
+    history = [{k: v for k, v in m.items() if k != "pids"} for m in found["history"]]
+    return history, [{k: v for k, v in returned.items() if k != "node"} for returned in found["returns"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("moment", "made"), [("backward", 2), ("committed", 3)])
+def test_the_loss_of_a_host_gives_the_bits_of_a_planned_change(fit, kind, moment, made):
+    lost = fit(**TWO_AND_TWO, **KINDS[kind], deaths=[("b", 3, moment)], victims="host")
+    planned = fit(**TWO_AND_TWO, **KINDS[kind], deaths=[], scale={made: 2}, changes=[made])  # host b's workers leave behind this step
+    assert len(changes_of(lost)[0][2]) == 2
+    assert changes_of(planned) == [(4, 2, [])]
+    assert bits(lost) == bits(planned)
+    losses = [m["loss"] for m in lost["history"]]
+    assert losses[-1] < losses[0]
+    assert losses != pytest.approx(r.plain_run([m["samples"] for m in lost["history"]])[0], rel=1e-5)  # so the kind has an effect
+
+
+@pytest.mark.parametrize(("kind", "moment"), [({}, "between"), ({"bf16": True}, "committed"), ({"optimizer": MOMENTUM}, "inside")])
+def test_a_deterministic_training_has_the_bits_of_one_host_also_when_the_other_host_is_lost(fit, kind, moment):
+    one, apart, lost = (
+        fit(**where, **kind, loop="deterministic", deaths=deaths, victims="host")
+        for where, deaths in ((ONE_HOST, []), (TWO_AND_TWO, []), (TWO_AND_TWO, [("b", 7, moment)]))
+    )
+    assert [len({returned["node"] for returned in found["returns"]}) for found in (one, apart, lost)] == [1, 2, 1]
+    assert (changes_of(apart), len(changes_of(lost)[0][2])) == ([], 2)
+    history, returns = bits(one)
+    assert bits(apart) == (history, 2 * returns)
+    assert bits(lost) == (history, returns)
+
+
+@pytest.mark.parametrize("moment", ["backward", "unsent", "end"])
+def test_a_link_that_comes_back_costs_no_step(fit, moment):
+    cut = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="link", cut_s=2.5)
+    whole = fit(**TWO_AND_TWO, deaths=[])
+    assert changes_of(cut) == []
+    assert bits(cut) == bits(whole)
+
+
+@pytest.mark.parametrize("moment", ["backward", "unsent"])
+def test_a_host_behind_a_link_that_stays_cut_is_lost(fit, cluster, moment):
+    found = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="link", cut_s=None)
+    r.check(found["history"], found["returns"])
+    before, after, died = changes_of(found)[0]
+    assert (before, after, len(died)) == (4, 2, 2)
+    a = cluster[0].a  # the node of host b joins again, as another one
+    wait_until(lambda: [n["state"] for n in a.json("list", "nodes")["rows"]].count("ALIVE") == 3, 30, "host b's return")
 
 
 def test_two_hosts_are_lost_one_after_the_other(fit):

@@ -1,6 +1,7 @@
 """Steps and loops of the tests of recovery: a worker kills itself at a chosen moment of a step."""
 
 import contextlib
+import hashlib
 import os
 import select
 import signal
@@ -26,11 +27,12 @@ class Interposed:
 class Killer:
     """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
     stands for the lowest rank there. ``folder``: has a file
-    for each death that has come. ``victims``: "worker" is this process, "gang" all workers, "host" all processes of the host."""
+    for each death that has come. ``victims``: "worker" is this process, "gang" all workers, "host" all processes of the host. "link" is no
+    death: the test cuts the link of this process's host at that moment."""
 
     def __init__(self, deaths, folder, victims="worker"):
         self._deaths, self._folder = deaths, folder
-        self._kill = {"worker": kill_process, "gang": self._kill_gang, "host": kill_host}[victims]
+        self._kill = {"worker": kill_process, "gang": self._kill_gang, "host": kill_host, "link": self._ask_for_a_cut}[victims]
         self.gang = []  # the pids of all workers
 
     def _kill_gang(self):
@@ -38,6 +40,13 @@ class Killer:
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
         kill_process()
+
+    def _ask_for_a_cut(self):
+        """Returns once the link is cut. The files are fifos that the test has made."""
+        with open(os.path.join(self._folder, "ask"), "w") as ask:
+            ask.write(host_name())
+        with open(os.path.join(self._folder, "cut")) as cut:
+            cut.read()
 
     def due(self, state, moment):
         from shoal.train import get_context
@@ -59,9 +68,15 @@ class Killer:
     def in_optimizer(self, state):
         """Prepares a death inside of the coming optimizer.step()."""
         protection, kill = state.gang._record.protection, self._kill
-        record, model = protection.record, protection.model
+        record, model, replicas = protection.record, protection.model, protection.replicas
+
+        def send_step(step):
+            protection.replicas = replicas
+            kill()
+            replicas.send_step(step)
+
         if self.due(state, "unsent"):  # recorded by this rank, but not by its buddy
-            protection.replicas = Interposed(protection.replicas, send_step=lambda step: kill())
+            protection.replicas = Interposed(replicas, send_step=send_step)
         elif self.due(state, "recorded"):
             type(protection).in_use = True
             protection.model = Interposed(model, commit=lambda step: kill())
@@ -132,10 +147,10 @@ def train_step(state, batch, killer):
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (indices.tolist()[: state.samples], os.getpid()))
     killer.gang = [pid for _, pid in parts]
-    hidden = state.model[:3](x)
+    hidden = state.model[:3](x.to(state.model[0].weight.dtype))
     killer.at(state, "forward")
     hidden.register_hook(lambda _: killer.at(state, "backward"))
-    loss = (state.model[3:](hidden) - y).square().mean()
+    loss = (state.model[3:](hidden).float() - y).square().mean()
     mean = state.mean(loss)
     loss.backward()
     killer.at(state, "between")
@@ -166,7 +181,18 @@ def result_of(state):
         "step": state.step,
         "counts": sorted(counts),
         "parameters": [p.full_tensor().detach().tolist() for p in state.model.parameters()],
+        "bits": bits_of(state),
     }
+
+
+def bits_of(state):
+    """Hashes of the parameters and of the optimizer's states."""
+    import torch
+
+    tensors = list(state.model.parameters())
+    tensors += [s for p in tensors for _, s in sorted(state.optimizer.state[p].items()) if s.dim() > 0]
+    bits = [t.full_tensor().detach().contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
+    return [hashlib.sha256(b).hexdigest()[:16] for b in bits]
 
 
 def steps_form(config):

@@ -17,19 +17,24 @@ def model_and_data():
 
 
 def build(config):
-    """Returns (state, loader) of a loop. ``config``: "shard", "batch" and "readers" (the loader's workers) are optional."""
+    """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class and
+    options), "bf16" (parameters) and "mixed" (precision) are optional."""
     import torch
     from torch.utils.data import DataLoader
 
-    from shoal.fsdp import fully_shard
-    from shoal.optim import AdamW
+    import shoal.optim
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard
     from shoal.train import State
 
     model, data = model_and_data()
+    if config.get("bf16"):
+        model.bfloat16()
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if config.get("shard", True):
         for unit in (model[0], model[3], model):
-            fully_shard(unit)
-    optimizer = AdamW(model.parameters(), lr=1e-2)
+            fully_shard(unit, mp_policy=mixed if config.get("mixed") else MixedPrecisionPolicy())
+    kind, options = config.get("optimizer", ("AdamW", {}))
+    optimizer = getattr(shoal.optim, kind)(model.parameters(), lr=1e-2, **options)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     loader = DataLoader(data, batch_size=config.get("batch", BATCH), shuffle=True, num_workers=config.get("readers", 0))
     return State(model=model, optimizer=optimizer, scheduler=scheduler), loader

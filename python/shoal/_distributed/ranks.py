@@ -30,6 +30,9 @@ WARN_AFTER = 5.0
 # The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else
 # TCP.
 TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
+# Seconds after which a host that answers nothing is lost; 0: the transport's own limit. Where the head reports lost nodes, a rank can wait
+# until it does: a link that comes back earlier costs no more than that wait.
+unanswered_s = 0.0
 
 
 def network(kind: str = TRANSPORT) -> _native.Network:
@@ -41,6 +44,7 @@ def network(kind: str = TRANSPORT) -> _native.Network:
         host=_address_towards_master(),
         sealed=started_by_node(),
         ucx_library=packaged_library(),
+        unanswered=unanswered_s,
     )
 
 

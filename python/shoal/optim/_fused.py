@@ -230,9 +230,11 @@ class Fused:
     def _shard(self, p: torch.Tensor, state: dict[str, Any], group: dict[str, Any], keys: tuple[str, ...]) -> _Shard | None:
         """Returns the tensors of an update of `p` with its states `keys`, cached if possible; None if this rank has no rows of `p`."""
         values = local(p)
-        if values.numel() == 0:
-            return None
         has_master = self._has_master(p, group)
+        if values.numel() == 0:
+            if has_master:
+                self._master(p, values)  # all ranks have the same states
+            return None
         shard = self._shards.get(id(p))
         if shard is None or has_master is not (shard.copy is not None) or shard.stale(values, state, keys):
             shard = self._shards[id(p)] = self._new_shard(p, has_master, keys)

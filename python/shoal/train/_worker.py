@@ -15,6 +15,8 @@ from shoal.exceptions import TaskError, Unavailable
 from shoal.train._context import _Here
 from shoal.train._ranks import Place, here
 
+_UNANSWERED_S = 8.0  # the head counts a node as dead after 5 s without a heartbeat, and the driver learns of it then
+
 
 @dataclass(frozen=True)
 class Role:
@@ -50,8 +52,11 @@ class TrainWorker:
         process.memory_group = driver._shoal_actor.id
         import torch.distributed as dist
 
+        from shoal._distributed import ranks  # late: it imports torch, which the class does not need
+
+        ranks.unanswered_s = _UNANSWERED_S if role.protected else 0.0
         if role.logical_ranks:
-            from shoal.train._parts import begin_deterministic  # late: it imports torch, which the class does not need
+            from shoal.train._parts import begin_deterministic  # late: it imports torch, too
 
             begin_deterministic(role.logical_ranks, role.threads)
         _init_process_group(dist, _backend(role.use_gpu))
