@@ -109,8 +109,8 @@ def begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend
     store = GuardedStore(inner, guard)
     store.set(f"shoal/{rank}", "")
     store.wait([f"shoal/{other}" for other in range(size)], limit)
+    ranks.forget_names()  # the new group has names already, and new workers count theirs from 1
     c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
-    ranks.forget_names()
     return store
 
 
