@@ -34,7 +34,6 @@ from leak_check import alive  # noqa: E402
 EPOCHS = 200  # 1,000 steps
 LAST_STEPS = 100  # steps at a training's end without a fault: a death behind the last step ends a training, as docs/training.md says
 SILENCE_S = 90  # a training that reports no step for so long stands still
-_TORCHS = "distributed_c10d.py"  # in the stack of a worker that waits in a collective of torch: one of the "Known faults"
 # The ends of trainings that docs/training.md lists under "Limits".
 DOCUMENTED = (
     "no other worker of the training runs on its node",  # all workers were on one node, and the last of them has died
@@ -197,10 +196,6 @@ class Training:
     def _stands_still(self) -> str:
         self._not_survived()
         stacks = "\n".join(command("stack").stdout for command in self._place.commands)
-        if _TORCHS in stacks:
-            self._counts.limits += self._last
-            self._counts.reasons.append(f"no step for {SILENCE_S} s in a collective of torch")
-            return ""
         return f"it reported no step for {SILENCE_S} s:\n{stacks}"
 
     def _judge(self, end: dict, code: int) -> str:
