@@ -83,6 +83,12 @@ def require_process_group(backend: str | None = "gloo") -> None:
         raise InvalidArgument(str(error), hint=hint) from error
 
 
+def cpu_backend() -> str:
+    """Returns the backend for a further process group of CPU tensors: Shoal's if the default one has it, because that ends all waits when a
+    rank dies."""
+    return "shoal" if "shoal" in dist.get_backend_config() else "gloo"
+
+
 def default_mesh() -> DeviceMesh:
     """Returns a one-dimensional mesh of the default process group, on CUDA devices if NCCL is one of its backends."""
     require_process_group()

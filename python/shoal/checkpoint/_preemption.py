@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shoal._core.process import state
+from shoal._distributed.ranks import cpu_backend
 from shoal.exceptions import ShoalError
 
 _LOOK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
@@ -23,7 +24,7 @@ class Preemption:
     def __init__(self):
         self._event = threading.Event()
         several = dist.is_initialized() and dist.get_world_size() > 1
-        self._votes = dist.new_group(backend="gloo") if several else None
+        self._votes = dist.new_group(backend=cpu_backend()) if several else None
         before = signal.getsignal(signal.SIGTERM)
 
         def notice(number, frame) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from shoal._distributed.ranks import cpu_backend
 from shoal.exceptions import InvalidArgument, ShoalError, TaskError, Unimplemented
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
         del _groups[old]
     key = (world, tuple(ranks), apart)
     if key not in _groups:
-        _groups[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        _groups[key] = dist.new_group(ranks, backend=cpu_backend(), use_local_synchronization=True)
     return _groups[key]
 
 

@@ -36,7 +36,21 @@ class Generations(Messages):
         """Returns the communicator of these ranks, over a store in which they have these numbers."""
         ranks, self._host = tuple(range(size)), attach(tuple(range(size)), rank, store)
         self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # groups of other stores count apart
-        return self._communicator(self._base, ranks, rank, store)
+        native = self._communicator(self._base, ranks, rank, store)
+        try:
+            self._announce(native, rank, size, store)
+        except BaseException:
+            native.close()
+            raise
+        return native
+
+    def _announce(self, native: _native.Communicator, rank: int, size: int, store: dist.Store) -> None:
+        """Waits until every rank has opened the shared memory: from now on each rank's death is known to the others. Networks connect all
+        ranks when they begin."""
+        if native.transport == "shm":
+            keys = [f"shoal/made/{self._base}/{r}" for r in range(size)]
+            store.set(keys[rank], "")
+            store.wait(keys, self._timeout)
 
     def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
         return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())

@@ -47,6 +47,7 @@ class _Here:
     generation = 1
     protected = False  # the training survives the deaths of workers
     replicated = False  # and the loss of a host
+    store: Any = None  # the one of the first process group, which is kept
     gang: Any = None  # the present loop has it, in an elastic training
     before: Any = None  # a death has ended its loop, and the next one takes its state over
     reports = 0

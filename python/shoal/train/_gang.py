@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,14 +20,13 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
-from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, reshard
 from shoal.train._batches import Given, Shares, mixed
 from shoal.train._changes import Pause, Transition
 from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
-from shoal.train._meeting import Guard, GuardedStore, begin_process_group, ends_with_a_death
+from shoal.train._meeting import Guard, Members, begin_process_group
 from shoal.train._parts import Parts, check_deterministic
 from shoal.train._ranks import Place
 from shoal.train._recovery import Record, may_come_of_a_death
@@ -61,7 +59,7 @@ class Gang:
             self.parts = Parts(state, _Here.logical_ranks)
         self.repeats = False  # the loop is a step that can run again
         self._backend: str | None = None  # the last process group had it, while there is none
-        self._met: GuardedStore | None = None  # the store of the present process group, unless that is the first one
+        self._met = _Here.store  # the store of the present process group
         if not _Here.elastic:
             return
         if len(sharded_models(state)) > 1:
@@ -235,7 +233,6 @@ class Gang:
         if not self._record.protects or not may_come_of_a_death(error):
             raise error
         phases = Phases()
-        _drop_frames(error)
         self._stop()
         phases.end("stop")
         try:
@@ -257,8 +254,6 @@ class Gang:
         self.end_parts()
         self._next = None
         self._leave_groups()
-        for unit in (u for model in sharded_models(self._state) for u in root_of(model).units):
-            unit.data.forget_groups()  # the others may wait for the end of this worker's connections
         self._end_process_group()
         self._record.abandon_step()
 
@@ -303,7 +298,7 @@ class Gang:
         if self.size > 1:
             self._connect()
         phases.end("make the communicator")
-        self._met.guard = None
+        self._met.guard = Members()
         self._follow(Pause(phases.total, moved, phases.seconds, state.step))
         if state.on_change is not None:
             change = replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds, step=state.step)
@@ -318,8 +313,7 @@ class Gang:
             self._met = begin_process_group(self._store, transition.union, self._backend, guard, _MEET if self._joining else _MEET_NOW)
         self._met.guard = guard
         phases.end("meet")
-        with ends_with_a_death(guard):
-            mesh = _mesh(transition.change.workers)
+        mesh = _mesh(transition.change.workers)
         phases.end("make the mesh")
         return mesh
 
@@ -350,18 +344,6 @@ class Gang:
         return report.received_bytes
 
 
-def _drop_frames(error: BaseException) -> None:
-    """Drops the variables of the frames in which an error has passed: they keep torch's process group."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        found = left.pop()
-        if found is not None and id(found) not in seen:
-            seen.add(id(found))
-            traceback.clear_frames(found.__traceback__)
-            left += [found.__cause__, found.__context__]
-
-
 def _numbers() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -374,10 +356,10 @@ def _open_store() -> dist.TCPStore:
 
 
 def _backend() -> str:
-    """The backend of the default process group, as init_process_group takes it."""
-    backends = dict(part.split(":") for part in dist.get_backend_config().split(","))
-    one = set(backends.values())
-    return one.pop() if len(one) == 1 else dist.get_backend_config()
+    """The backend of the next default process group, as init_process_group takes it: that of the present one, on CPUs Shoal's."""
+    config = dist.get_backend_config().replace("gloo", "shoal")
+    one = {part.split(":")[1] for part in config.split(",")}
+    return one.pop() if len(one) == 1 else config
 
 
 def _mesh(size: int) -> DeviceMesh:

@@ -1,13 +1,10 @@
-"""The meeting of the workers in a process group, whose waits end when one of them dies."""
+"""The process group of a training, and the meetings in which its workers make the next one: all waits end when a worker dies."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +13,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from shoal._distributed import ranks
 from shoal.exceptions import Unavailable
+from shoal.torch import ProcessGroup
 from shoal.train._context import _Here
 
-_LOOK = timedelta(milliseconds=50)  # a wait looks this often for a death
-_CONNECT = timedelta(minutes=1)  # gloo's limit for one attempt; it makes five
 _TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
 _CHECK_S = 0.002  # between two looks for keys
 _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
@@ -37,11 +33,20 @@ class Guard:
             raise Unavailable("another worker has died while this one waited for it", reason="ActorDied")
 
 
-class GuardedStore(dist.Store):
-    """A store whose waits end when a worker dies, those of torch and gloo, too. ``store``: has the keys. Between two changes
-    it has no guard. Its user keeps it: torch holds only the part that is not Python."""
+class Members:
+    """Reports the loss of a member of the default process group, between two changes: no driver is asked."""
 
-    def __init__(self, store: dist.TCPStore, guard: Guard | None):
+    def check(self) -> None:
+        """Raises ActorDiedError if one has died or left."""
+        if isinstance(group := dist.group.WORLD, ProcessGroup):
+            group.check_members()
+
+
+class GuardedStore(dist.Store):
+    """A store whose waits end when a worker dies, those of torch, too. ``store``: has the keys. Its user keeps it: torch holds only the
+    part that is not Python."""
+
+    def __init__(self, store: dist.Store, guard: Guard | Members):
         super().__init__()
         self._store, self.guard = store, guard
 
@@ -66,7 +71,7 @@ class GuardedStore(dist.Store):
     def check(self, keys: list[str]) -> bool:
         """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too."""
         found = self._store.check(keys)
-        if not found and self.guard is not None:
+        if not found:
             self.guard.check()
         return found
 
@@ -87,6 +92,14 @@ class GuardedStore(dist.Store):
         return self._store.timeout
 
 
+def first_process_group(backend: str) -> GuardedStore:
+    """Makes the default process group of the first workers, by their environment. Returns its store."""
+    inner, rank, size = next(dist.rendezvous("env://"))
+    store = GuardedStore(inner, Members())
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return store
+
+
 def begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str, guard: Guard, limit: timedelta) -> GuardedStore:
     """Makes the default process group of the workers that ``environment`` describes. ``own``: this worker's store, in which all meet if its
     rank becomes 0. ``limit``: its wait for the others. Returns the group's store. Raises Unavailable if one of them dies."""
@@ -96,9 +109,8 @@ def begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend
     store = GuardedStore(inner, guard)
     store.set(f"shoal/{rank}", "")
     store.wait([f"shoal/{other}" for other in range(size)], limit)
-    with ends_with_a_death(guard):
-        c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
-    ranks.forget_names()
+    ranks.forget_names()  # the new group has names already, and new workers count theirs from 1
+    c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 
 
@@ -116,47 +128,3 @@ def _reach(address: tuple[str, int], guard: Guard, limit: timedelta) -> dist.TCP
             if time.monotonic() > until:
                 raise
             time.sleep(_ATTEMPT_S)
-
-
-@contextlib.contextmanager
-def ends_with_a_death(guard: Guard) -> Iterator[None]:
-    """While it lasts, a thread connects new process groups over gloo, and this one leaves it alone when a worker dies. Gloo's own wait for
-    a dead process takes minutes."""
-    gloo = c10d.ProcessGroupGloo
-
-    class Kind(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, gloo)
-
-    class Connecting(metaclass=Kind):
-        def __new__(cls, *args: Any, timeout: timedelta, **options: Any) -> Any:
-            group = _in_thread(lambda: gloo(*args, timeout=min(timeout, _CONNECT), **options), guard)
-            group._set_default_timeout(timeout)
-            return group
-
-    c10d.ProcessGroupGloo = Connecting
-    try:
-        yield
-    finally:
-        c10d.ProcessGroupGloo = gloo
-
-
-def _in_thread(make: Callable[[], Any], guard: Guard) -> Any:
-    made: list[Any] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.append(make())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="shoal-train-connect", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK.total_seconds())
-        if thread.is_alive():
-            guard.check()
-    if failed:
-        raise failed[0]
-    return made[0]

@@ -37,7 +37,7 @@ class TrainWorker:
         return here()
 
     def run(self, loop, config: dict[str, Any] | None, role: Role, driver: ActorHandle) -> Any:
-        """Runs the loop of one rank, with a process group unless the loop initialises another: gloo, and NCCL for a CUDA device.
+        """Runs the loop of one rank, with a process group unless the loop initialises another: Shoal's, and NCCL for a CUDA device.
         A worker that leaves returns None."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
@@ -96,7 +96,7 @@ def leave_all() -> None:
 def _backend(use_gpu: bool) -> str:
     """Returns the backends of the process group, and makes the worker's device the current one. Raises Unavailable if torch finds none."""
     if not use_gpu:
-        return "gloo"
+        return "shoal"
     import torch
 
     if not torch.cuda.is_available():
@@ -105,18 +105,21 @@ def _backend(use_gpu: bool) -> str:
             hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
         )
     torch.cuda.set_device(0)  # the only one that the worker sees
-    return "cpu:gloo,cuda:nccl"
+    return "cpu:shoal,cuda:nccl"
 
 
 def _init_process_group(dist, backends: str) -> None:
     """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
-    torchrun."""
-    dist.init_process_group(backends)
+    torchrun: an elastic training keeps its own group, which follows its workers and ends their waits when one of them dies."""
+    from shoal.train._meeting import first_process_group  # late: it imports torch
+
+    _Here.store = first_process_group(backends)  # kept, as long as another group may use its port
     original = dist.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
         dist.init_process_group = original
-        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo", backends):
+        asked = backend.replace("gloo", "shoal") if backend is not None and _Here.elastic else backend
+        if dist.is_initialized() and asked in (None, "shoal", "cpu:shoal", backends):
             return
         if dist.is_initialized():
             dist.destroy_process_group()

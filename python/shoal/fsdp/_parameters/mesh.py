@@ -78,11 +78,6 @@ class DataMesh:
         """The process groups of the shards and of the replicas; None for a missing dim."""
         return tuple(None if dim is None else self.mesh.get_group(dim) for dim in (self.shard_dim, self.replicate_dim))
 
-    def forget_groups(self) -> None:
-        """Drops the mesh's references to torch's process groups, whose connections close with the last reference."""
-        for mesh in (self.mesh, self.spmd, getattr(self.mesh, "_root_mesh", None)):
-            getattr(mesh, "_pg_registry", {}).clear()
-
     @cached_property
     def shard_mesh(self) -> DeviceMesh:
         return self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[-1]]

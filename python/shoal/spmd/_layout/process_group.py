@@ -32,7 +32,7 @@ def ensure() -> None:
 
 
 def _check(backend: str) -> None:
-    if "gloo" not in backend:
+    if "gloo" not in backend and "shoal" not in backend:
         raise InvalidArgument(
             f"the process group is of backend {backend!r}: SPMD moves shards itself and is not mixed with another library's collectives",
             hint="use a group for the CPU: torch.distributed.init_process_group('gloo')",
