@@ -241,7 +241,7 @@ def two_runs_form(config):
 
 
 def steps_form_with_a_death_in_the_meeting(config):
-    """The second of two survivors dies before it meets the other one, or when gloo's connection to it begins (``config["connecting"]``)."""
+    """The second of two survivors dies before it meets the other one, or while their process group is made (``config["connecting"]``)."""
     from datetime import timedelta
 
     from shoal.train import _gang, _meeting
@@ -258,12 +258,12 @@ def steps_form_with_a_death_in_the_meeting(config):
 
     def set_and_die(store, key, value):
         set_key(store, key, value)
-        if not key.startswith("shoal/"):  # gloo's address
+        if not key.startswith("shoal/"):  # one of the process group's
             kill_process()
 
     once = os.path.join(config["folder"], "met")
     _gang.begin_process_group = begin_or_die
-    _gang._MEET_NOW = _meeting._CONNECT = timedelta(hours=1)
+    _gang._MEET_NOW = timedelta(hours=1)
     return steps_form(config)
 
 

@@ -30,8 +30,6 @@ class ProcessGroup(Generations):
         self._group_name, self._group_desc = name, "undefined"
         self._elsewhere: dict[str, dist.ProcessGroup] = {}
         self._cpu = CpuBackend(self)
-        if formed:
-            self._register_fallback()
         self._splits = itertools.count()
         state.ending.append(self._close)
 
@@ -118,18 +116,6 @@ class ProcessGroup(Generations):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return self.elsewhere(device)._get_backend(device)
 
-    def _register_fallback(self) -> None:
-        """Gives torch's C++ code a backend for the calls that it does not pass to a Python process group, such as
-        ``_c10d_functional.all_gather_into_tensor_out``: gloo, which connects at the first of them."""
-        try:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
-            options._timeout = self._timeout
-            gloo = dist.ProcessGroupGloo(dist.PrefixStore("shoal/fallback", self._store), self._rank, self._size, options)
-        except (AttributeError, RuntimeError):  # a host without a name; those calls then raise torch's error
-            return
-        self._register_backend(_CPU, dist.ProcessGroup.BackendType.CUSTOM, gloo)
-
     # ---- membership ----
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -191,11 +177,24 @@ def create(options: object, _: object = None) -> ProcessGroup:
     return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
 
 
+_functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its operators with itself
+
+
+def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor) -> torch.Tensor:
+    """Torch's operator, which its C++ code does not pass to process groups in Python, as it passes all other functional collectives."""
+    group, options = dist.distributed_c10d._resolve_process_group(group_name), dist.AllgatherOptions()
+    options.asyncOp = True
+    parts = (torch.view_as_real(out), torch.view_as_real(input)) if input.is_complex() else (out, input)
+    torch._C._distributed_c10d._register_work(out, group._allgather_base(parts[0], parts[1].contiguous(), options))
+    return out
+
+
 def register() -> None:
     """Makes the backend known to torch, and lets ``monitored_barrier`` take its groups."""
     if "SHOAL" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("shoal", create, extended_api=True, devices=["cpu"])
+    _functional.impl("all_gather_into_tensor_out", _all_gather_into_tensor_out, "CPU")
     torchs = dist.monitored_barrier
 
     def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False):
