@@ -24,7 +24,7 @@ from shoal.train._chaos.status import status_of
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._reports import Reports
-from shoal.train._watches import Watches
+from shoal.train._watches import Doubts, Watches
 from shoal.train._worker import Role, TrainWorker
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
@@ -104,8 +104,7 @@ class Run:
         self._done: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
-        self._tickets = 0
-        self._doubts: list[threading.Timer] = []
+        self._doubts = Doubts(partial(_doubt, self.driver))
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(
             self._members,
@@ -167,9 +166,7 @@ class Run:
                 watching.join(_LOOK_S)
 
     def close(self) -> None:
-        for doubt in self._doubts:
-            doubt.cancel()
-            doubt.join()
+        self._doubts.close()
         self._session.close_queue(self.queue)
 
     def returns(self) -> list[Any]:
@@ -258,14 +255,9 @@ class Run:
         if (w := self._workers.get(worker)) is None:
             return
         w.place, w.asks = place, incoming
-        self._tickets += 1
-        self._interrupted[worker] = self._tickets
-        self._reports.check()
         several = len({self._places[w].node for w in self._membership.members if w in self._places}) > 1
-        doubt = threading.Timer(_NEWS_OF_NODES_S if several else _NEWS_S, _doubt, (self.driver, worker, self._tickets))
-        doubt.daemon = True
-        self._doubts = [d for d in self._doubts if d.is_alive()] + [doubt]
-        doubt.start()
+        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if several else _NEWS_S)
+        self._reports.check()
         self._step(m.Interrupted(worker, generation, again))
 
     def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:

@@ -1,7 +1,8 @@
-"""Workers that wait for others, in the driver: their waits end when one of these dies."""
+"""Workers that wait for others, in the driver: their waits end when one of these dies, or when no news of a death comes."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,3 +28,28 @@ class Watches:
             if worker in others:
                 del self._waiting[watcher]
                 self._reply(call, worker)
+
+
+class Doubts:
+    """Waits of workers that an error has stopped, for the news of a death. ``doubt``: is called with the worker and the number of its wait
+    when the time is over, in a thread."""
+
+    def __init__(self, doubt: Callable[[int, int], None]):
+        self._doubt = doubt
+        self._number = 0
+        self._timers: list[threading.Timer] = []
+
+    def begin(self, worker: int, seconds: float) -> int:
+        """Returns the number of this wait."""
+        self._number += 1
+        timer = threading.Timer(seconds, self._doubt, (worker, self._number))
+        timer.daemon = True
+        self._timers = [t for t in self._timers if t.is_alive()] + [timer]
+        timer.start()
+        return self._number
+
+    def close(self) -> None:
+        """Ends all waits, and their threads."""
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()
