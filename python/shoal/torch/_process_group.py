@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, _register_work
 
 from shoal._core.process import state
 from shoal.exceptions import InvalidArgument
@@ -182,10 +183,10 @@ _functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its oper
 
 def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor) -> torch.Tensor:
     """Torch's operator, which its C++ code does not pass to process groups in Python, as it passes all other functional collectives."""
-    group, options = dist.distributed_c10d._resolve_process_group(group_name), dist.AllgatherOptions()
+    group, options = dist.distributed_c10d._resolve_process_group(group_name), AllgatherOptions()
     options.asyncOp = True
     parts = (torch.view_as_real(out), torch.view_as_real(input)) if input.is_complex() else (out, input)
-    torch._C._distributed_c10d._register_work(out, group._allgather_base(parts[0], parts[1].contiguous(), options))
+    _register_work(out, group._allgather_base(parts[0], parts[1].contiguous(), options))
     return out
 
 
