@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 
 import training_loops as loops
 
@@ -26,9 +27,9 @@ class Interposed:
 
 class Killer:
     """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
-    stands for the lowest rank there. ``folder``: has a file
-    for each death that has come. ``victims``: "worker" is this process, "gang" all workers, "host" all processes of the host. "link" is no
-    death: the test cuts the link of this process's host at that moment."""
+    stands for the lowest rank there. ``folder``: has a file for each death that has come. ``victims``: "worker" is this process, "gang" all
+    workers, "host" all processes of the host; hosts with the same moment die together. "link" is no death: the test cuts the link of this
+    process's host at that moment."""
 
     def __init__(self, deaths, folder, victims="worker"):
         self._deaths, self._folder = deaths, folder
@@ -56,13 +57,19 @@ class Killer:
         if place is None:
             return False
         try:
-            os.close(os.open(os.path.join(self._folder, "-".join(map(str, place))), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self._file(place), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True
 
+    def _file(self, death):
+        return os.path.join(self._folder, "-".join(map(str, death)))
+
     def at(self, state, moment):
         if self.due(state, moment):
+            together = [d for d in self._deaths if tuple(d[1:]) == (state.step, moment)] if self._kill is kill_host else []
+            while not all(os.path.exists(self._file(d)) for d in together):
+                time.sleep(0.001)
             self._kill()
 
     def in_optimizer(self, state):
