@@ -76,11 +76,6 @@ class Messages(Collectives):
             pause = min(2 * pause, 2e-3)
         self._met.add(channel)
 
-    def check_members(self) -> None:
-        """Raises ``ActorDiedError`` if a member has died or left, for a wait that is no operation of the group."""
-        if lost := self._native.lost():
-            raise as_torch(self._gone(lost[0], "it"))
-
     def _gone(self, peer: int, awaited: str) -> ActorDiedError:
         return ActorDiedError(
             f"rank {peer} is gone: rank {self._rank} waits for {awaited}", reason="ActorDied", hint=f"look at the output of rank {peer}"

@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import shoal.torch  # noqa: F401  it registers the backend
 from shoal._distributed import ranks
 from shoal.exceptions import Unavailable
-from shoal.torch import ProcessGroup
 from shoal.train._context import _Here
 
 _TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
@@ -33,20 +33,11 @@ class Guard:
             raise Unavailable("another worker has died while this one waited for it", reason="ActorDied")
 
 
-class Members:
-    """Reports the loss of a member of the first process group: no driver is asked."""
-
-    def check(self) -> None:
-        """Raises ActorDiedError if one has died or left."""
-        if isinstance(group := dist.group.WORLD, ProcessGroup):
-            group.check_members()
-
-
 class GuardedStore(dist.Store):
     """A store whose waits end when a worker dies, those of torch, too. ``store``: has the keys. Its user keeps it: torch holds only the
     part that is not Python."""
 
-    def __init__(self, store: dist.Store, guard: Guard | Members):
+    def __init__(self, store: dist.Store, guard: Guard):
         super().__init__()
         self._store, self.guard = store, guard
 
@@ -93,9 +84,9 @@ class GuardedStore(dist.Store):
 
 
 def first_process_group(backend: str) -> GuardedStore:
-    """Makes the default process group of the first workers, by their environment. Returns its store."""
+    """Makes the default process group of the first workers of an elastic training, by their environment. Returns its store."""
     inner, rank, size = next(dist.rendezvous("env://"))
-    store = GuardedStore(inner, Members())
+    store = GuardedStore(inner, Guard(1, begun=True))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 

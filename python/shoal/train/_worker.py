@@ -40,7 +40,8 @@ class TrainWorker:
         return here()
 
     def run(self, loop, config: dict[str, Any] | None, role: Role, driver: ActorHandle) -> Any:
-        """Runs the loop of one rank, with a process group unless the loop initialises another: Shoal's, and NCCL for a CUDA device.
+        """Runs the loop of one rank, with a process group unless the loop initialises another: gloo, or Shoal's if it is elastic, and
+        NCCL for a CUDA device.
         A worker that leaves returns None."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
@@ -59,7 +60,7 @@ class TrainWorker:
             from shoal.train._parts import begin_deterministic  # late: it imports torch, too
 
             begin_deterministic(role.logical_ranks, role.threads)
-        _init_process_group(dist, _backend(role.use_gpu))
+        _init_process_group(dist, _backend(role))
         _Here.gang = _Here.before = None
         try:
             result = _run(loop, () if config is None else (config,))
@@ -105,10 +106,11 @@ def leave_all() -> None:
             module.leave_all()
 
 
-def _backend(use_gpu: bool) -> str:
+def _backend(role: Role) -> str:
     """Returns the backends of the process group, and makes the worker's device the current one. Raises Unavailable if torch finds none."""
-    if not use_gpu:
-        return "shoal"
+    on_cpu = "shoal" if role.elastic else "gloo"
+    if not role.use_gpu:
+        return on_cpu
     import torch
 
     if not torch.cuda.is_available():
@@ -117,21 +119,25 @@ def _backend(use_gpu: bool) -> str:
             hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
         )
     torch.cuda.set_device(0)  # the only one that the worker sees
-    return "cpu:shoal,cuda:nccl"
+    return f"cpu:{on_cpu},cuda:nccl"
 
 
 def _init_process_group(dist, backends: str) -> None:
     """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
     torchrun: an elastic training keeps its own group, which follows its workers and ends their waits when one of them dies."""
-    from shoal.train._meeting import first_process_group  # late: it imports torch
+    if _Here.elastic:
+        from shoal.train._meeting import first_process_group  # late: it imports torch
 
-    _Here.store = first_process_group(backends)  # kept, as long as another group may use its port
+        _Here.store = first_process_group(backends)
+    else:
+        dist.init_process_group(backends)
     original = dist.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
         dist.init_process_group = original
         asked = backend.replace("gloo", "shoal") if backend is not None and _Here.elastic else backend
-        if dist.is_initialized() and asked in (None, "shoal", "cpu:shoal", backends):
+        kept = backends.removeprefix("cpu:").partition(",")[0]
+        if dist.is_initialized() and asked in (None, kept, f"cpu:{kept}", backends):
             return
         if dist.is_initialized():
             dist.destroy_process_group()
