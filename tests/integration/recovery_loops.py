@@ -346,6 +346,17 @@ def loop_form(config):
     return result_of(state)
 
 
+def torchrun_form(config):
+    """An ordinary loop with the calls of a program for torchrun around it."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        return loop_form(config)
+    finally:
+        dist.destroy_process_group()
+
+
 def plain_run(order):
     """(losses, parameters) of one plain process over batches of these samples."""
     import torch

@@ -76,6 +76,12 @@ def test_an_ordinary_loop_runs_again_in_the_same_process(tmp_path, moment):
     assert len(set(draws)) == len(draws)  # the seed that the loop sets again does not count
 
 
+def test_a_loop_written_for_torchrun_survives_two_deaths(tmp_path):
+    result = fit(tmp_path, r.torchrun_form, [(0, 3, "backward"), (1, 8, "forward")], (1, 3))
+    check(result)
+    assert [len(c.died) for c in result.changes if c.died] == [1, 1]
+
+
 def test_the_last_worker_goes_on_alone_and_a_replacement_joins(tmp_path):
     result = fit(tmp_path, r.steps_form, [(0, 4, "backward")], (1, 2), changes=[8])  # step 8 waits for the replacement
     check(result)

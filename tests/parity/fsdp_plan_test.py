@@ -118,7 +118,7 @@ def mapped_by_the_engine():
     with open("/proc/self/maps") as maps:
         for line in maps:
             area, _, _, _, inode, *name = line.split()
-            if name and name[0].startswith("/memfd:shoal:mesh-"):
+            if name and name[0].startswith("/memfd:shoal:") and "mesh-" in name[0]:
                 begin, end = (int(x, 16) for x in area.split("-"))
                 found[inode] = max(found.get(inode, 0), end - begin)
     return sum(found.values())

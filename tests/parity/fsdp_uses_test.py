@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import os
 import time
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _arenas():
     names = set()
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            name = str(fd.readlink())
+            name = os.readlink(fd)
         except OSError:
             continue  # the process has ended
         if f"memfd:shoal:{gang}/" in name:

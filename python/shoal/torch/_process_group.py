@@ -181,9 +181,10 @@ def create(options: object, _: object = None) -> ProcessGroup:
 _functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its operators with itself
 
 
-def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor) -> torch.Tensor:
+def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: object, *, out: torch.Tensor) -> torch.Tensor:
     """Torch's operator, which its C++ code does not pass to process groups in Python, as it passes all other functional collectives."""
-    group, options = dist.distributed_c10d._resolve_process_group(group_name), AllgatherOptions()
+    by_name = isinstance(group_name, str)  # else it is the group
+    group, options = dist.distributed_c10d._resolve_process_group(group_name) if by_name else group_name, AllgatherOptions()
     options.asyncOp = True
     parts = (torch.view_as_real(out), torch.view_as_real(input)) if input.is_complex() else (out, input)
     _register_work(out, group._allgather_base(parts[0], parts[1].contiguous(), options))
@@ -195,7 +196,8 @@ def register() -> None:
     if "SHOAL" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("shoal", create, extended_api=True, devices=["cpu"])
-    _functional.impl("all_gather_into_tensor_out", _all_gather_into_tensor_out, "CPU")
+    for device in ("CPU", "CUDA"):
+        _functional.impl("all_gather_into_tensor_out", _all_gather_into_tensor_out, device)
     torchs = dist.monitored_barrier
 
     def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False):

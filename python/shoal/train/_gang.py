@@ -68,7 +68,7 @@ class Gang:
             check_deterministic(state)
             self.parts = Parts(state, _Here.logical_ranks)
         self.repeats = False  # the loop is a step that can run again
-        self._backend: str | None = None  # the last process group had it, while there is none
+        self._backend = _backend() if _Here.elastic and dist.is_initialized() else None  # the next group has it; a loop may end this one
         self._met = _Here.store  # the store of the present process group
         if not _Here.elastic:
             return
@@ -117,7 +117,7 @@ class Gang:
 
     def print_costs(self) -> None:
         """Prints what the protection has cost, where that is known at the end only."""
-        self._record.print_costs()
+        self._record.print_costs(self.rank)
 
     def mark(self) -> None:
         """Between two batches: the next step can run again from here."""

@@ -37,7 +37,7 @@ class GuardedStore(dist.Store):
     """A store whose waits end when a worker dies, those of torch, too. ``store``: has the keys. Its user keeps it: torch holds only the
     part that is not Python."""
 
-    def __init__(self, store: dist.Store, guard: Guard):
+    def __init__(self, store: dist.Store, guard: Guard | None):
         super().__init__()
         self._store, self.guard = store, guard
 
@@ -62,7 +62,7 @@ class GuardedStore(dist.Store):
     def check(self, keys: list[str]) -> bool:
         """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too."""
         found = self._store.check(keys)
-        if not found:
+        if not found and self.guard is not None:
             self.guard.check()
         return found
 
@@ -86,7 +86,7 @@ class GuardedStore(dist.Store):
 def first_process_group(backend: str) -> GuardedStore:
     """Makes the default process group of the first workers of an elastic training, by their environment. Returns its store."""
     inner, rank, size = next(dist.rendezvous("env://"))
-    store = GuardedStore(inner, Guard(1, begun=True))
+    store = GuardedStore(inner, None if _Here.newcomer else Guard(1, begun=True))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 

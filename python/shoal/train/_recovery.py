@@ -188,9 +188,9 @@ class Record:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
         print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)
 
-    def print_costs(self) -> None:
+    def print_costs(self, rank: int) -> None:
         """Prints what the replicas of this generation have cost, on rank 0."""
-        if self.protection is None or self.protection.replicas is None or dist.get_rank() != 0:
+        if self.protection is None or self.protection.replicas is None or rank != 0:
             return
         costs = self.protection.replicas.costs
         if (steps := costs["steps"]) > 0:

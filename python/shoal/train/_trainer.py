@@ -143,7 +143,8 @@ class Trainer:
     The loop gets ``train_loop_config`` if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
     GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
     ranks, and rank 0 listens at MASTER_ADDR. A process group is initialised, so that ``fully_shard`` works at once: over gloo, and of
-    the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each worker's current device is its own (*unverified on hardware*).
+    the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each worker's current
+    device is its own (*unverified on hardware*).
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
     ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them. The interface that this process has from its node stays with this host.
     ``on_report``: called in the driver with rank 0's metrics at each report.

@@ -134,10 +134,12 @@ def _init_process_group(dist, backends: str) -> None:
     original = dist.init_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
+        if _Here.elastic:  # a loop that runs again calls it again
+            on_cpu = (backend or "shoal").lower().removeprefix("cpu:").partition(",")[0]
+            if dist.is_initialized() and on_cpu in ("gloo", "shoal"):
+                return
         dist.init_process_group = original
-        asked = backend.replace("gloo", "shoal") if backend is not None and _Here.elastic else backend
-        kept = backends.removeprefix("cpu:").partition(",")[0]
-        if dist.is_initialized() and asked in (None, kept, f"cpu:{kept}", backends):
+        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo", backends):
             return
         if dist.is_initialized():
             dist.destroy_process_group()
