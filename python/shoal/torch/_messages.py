@@ -71,15 +71,14 @@ class Messages(Collectives):
         pause = 20e-6
         while not native.done():
             if peer in self._native.lost():
-                raise self._gone(peer, "a message of it, or to it")
+                raise ActorDiedError(
+                    f"rank {peer} is gone: rank {self._rank} waits for a message of it, or to it",
+                    reason="ActorDied",
+                    hint=f"look at the output of rank {peer}",
+                )
             time.sleep(pause)
             pause = min(2 * pause, 2e-3)
         self._met.add(channel)
-
-    def _gone(self, peer: int, awaited: str) -> ActorDiedError:
-        return ActorDiedError(
-            f"rank {peer} is gone: rank {self._rank} waits for {awaited}", reason="ActorDied", hint=f"look at the output of rank {peer}"
-        )
 
     def _channel(self, peer: int, tag: int) -> tuple[_native.Communicator, int]:
         """Returns the communicator for messages with this tag, and the peer's rank there. In shared memory, tags have channels of their

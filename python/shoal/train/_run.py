@@ -335,7 +335,7 @@ class Run:
     def _publish(self, g: m.Generation) -> None:
         self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
-        # The process group of the generation that ends has the same ranks. The first one's store does not report deaths.
+        # The process group of the generation that ends has the same ranks. The first one is made anew.
         stays = g.union == g.previous and not g.recovers and g.base > 1
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
