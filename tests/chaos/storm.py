@@ -13,23 +13,23 @@ import os
 import random
 import re
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = Path(__file__).absolute().parent
 sys.path.insert(0, str(FOLDER.parent / "integration"))
 
-from command import Cluster, Command  # noqa: E402
-from faults import WEIGHTS, WEIGHTS_OF_HOSTS, Fault, faults  # noqa: E402
-from fixtures import home_of_its_own  # noqa: E402
-from hosts import Hosts, cluster_of, several_hosts  # noqa: E402
+from faults import faults  # noqa: E402
+from harm import Harm  # noqa: E402
+from hosts import Hosts  # noqa: E402
 from leak_check import alive  # noqa: E402
+from places import Place, disk, one_host, two_hosts  # noqa: E402
 
 EPOCHS = 200  # 1,000 steps
 LAST_STEPS = 100  # steps at a training's end without a fault: a death behind the last step ends a training, as docs/training.md says
@@ -45,17 +45,20 @@ DOCUMENTED = (
 @dataclass
 class Counts:
     """``survived``: kills after which the training went on. ``limits``: kills that ended a training in a way that docs/training.md lists,
-    with the reasons in ``reasons``. ``failures``: all else that is wrong, with the seeds."""
+    with the reasons in ``reasons``. ``checked``: looks at a newest checkpoint. ``unsaved``: saves that were reported as failed.
+    ``failures``: all else that is wrong, with the seeds."""
 
     trainings: int = 0
     steps: int = 0
     kills: int = 0
     survived: int = 0
     limits: int = 0
-    others: int = 0  # faults without a death of a worker
+    checked: int = 0
+    unsaved: int = 0
     lost: int = 0
     twice: int = 0
     orphans: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     pauses: list[float] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -68,52 +71,14 @@ class Counts:
         pauses = sorted(self.pauses)
         lines = [
             f"trainings {self.trainings}, steps {self.steps}, kills {self.kills}, survived {self.survived}, "
-            f"ended by a documented limit {self.limits}, stops and deaths of the head {self.others}",
+            f"ended by a documented limit {self.limits}",
+            f"faults: {', '.join(f'{kind} {number}' for kind, number in sorted(self.kinds.items()))}",
+            f"checkpoints checked {self.checked}, saves that failed and were reported {self.unsaved}",
             f"steps lost {self.lost}, steps applied twice {self.twice}, orphans {self.orphans}, failures {len(self.failures)}",
         ]
         if pauses:
             lines.append(f"pauses: median {pauses[len(pauses) // 2]:.3f} s, longest {pauses[-1]:.3f} s")
         return "\n".join(lines + [f"documented limit: {r}" for r in self.reasons] + self.failures)
-
-
-@dataclass
-class Place:
-    """A cluster in which trainings run. ``program``: starts a program beside its driver's node. ``commands``: one per host."""
-
-    cluster: Cluster
-    program: Callable[[list[str], dict], subprocess.Popen]
-    commands: Sequence[Command]
-    weights: dict[str, int]
-    case: dict
-
-
-@contextlib.contextmanager
-def one_host() -> Iterator[Place]:
-    for home in home_of_its_own():
-        command = Command(home)
-        cluster = command.start("--include-dashboard", "false", cpus=3)
-        try:
-            yield Place(cluster, starter(command), [command], WEIGHTS, {"bounds": (1, 3)})
-        finally:
-            command("stop")
-
-
-@contextlib.contextmanager
-def two_hosts(seats: int = 2) -> Iterator[Place]:
-    """``seats``: the number of workers for which each host has room."""
-    for hosts in several_hosts(2, network="10.79.3"):
-        room = dict.fromkeys("ab", ("--resource", f"seat={seats}"))
-        cluster = cluster_of(hosts, room)
-        case = {"bounds": (1, 2 * seats), "resources": {"CPU": 0, "seat": 1}}
-        yield Place(Cluster(cluster.address, cluster.session), starter(hosts.a), hosts.all, WEIGHTS_OF_HOSTS, case)
-
-
-def starter(command: Command) -> Callable[[list[str], dict], subprocess.Popen]:
-    def start(argv: list[str], streams: dict) -> subprocess.Popen:
-        env = command.env(OMP_NUM_THREADS="1", SHOAL_TIMEOUT="60")
-        return subprocess.Popen([*command.before, *argv], env=env, cwd=command.home, stdin=subprocess.DEVNULL, **streams)
-
-    return start
 
 
 class Training:
@@ -124,7 +89,7 @@ class Training:
         self._faults = faults(seed, place.weights)
         self._fault = next(self._faults)
         self._reports = 0  # by two or more workers, since the last fault
-        self._last = 0  # kills of the last fault
+        self._harm = Harm(place, counts.kinds)
         self.inflicted: list[str] = []
         self._never = threading.Event()
 
@@ -148,9 +113,11 @@ class Training:
             process.kill()
             process.wait()
             process.stdout.close()
+            self._place.disk.heal()
 
     def _on_reports(self, lines: list[dict]) -> None:
         """Inflicts the next fault if it is due: a victim is one of the workers of the newest report."""
+        self._harm.reported(len(lines))
         self._reports += sum(len(line["pids"]) > 1 for line in lines)
         step, pids = lines[-1]["step"], lines[-1]["pids"]
         if self._reports < self._fault.after or len(pids) < 2 or step > EPOCHS * 5 - LAST_STEPS:
@@ -158,40 +125,13 @@ class Training:
         self._never.wait(self._fault.delay_s)
         if all(map(alive, pids)):  # else these reports are from before the last fault
             self.inflicted.append(f"step {step}, workers {pids}: {self._fault}")
-            self._inflict(self._fault, pids)
+            self._harm.inflict(self._fault, pids)
+            self._counts.kills += self._harm.killed
+            self._counts.survived += self._harm.killed  # until the training ends otherwise
             self._fault, self._reports = next(self._faults), 0
 
-    def _inflict(self, fault: Fault, pids: list[int]) -> None:
-        victim = fault.victim(len(pids))
-        before = self._counts.kills
-        match fault.kind:
-            case "stop":
-                self._stop(pids[victim], 10 * fault.hold_s)
-            case "head":
-                for pid in self._place.cluster.pids("head"):
-                    self._counts.others += send(pid, signal.SIGKILL)
-            case "host":
-                there = [pid for pid in pids if network_of(pid) == network_of(pids[victim])]
-                self._kill(there if len(there) < len(pids) else there[:1])
-            case _:
-                self._kill([pids[victim]])
-                if fault.kind == "pair" and len(pids) > 2:
-                    self._never.wait(fault.hold_s)
-                    self._kill([pids[victim - 1]])
-        self._last = self._counts.kills - before
-
-    def _kill(self, pids: list[int]) -> None:
-        sent = sum(send(pid, signal.SIGKILL) for pid in pids)
-        self._counts.kills += sent
-        self._counts.survived += sent  # until the training ends otherwise
-
-    def _stop(self, pid: int, hold_s: float) -> None:
-        self._counts.others += send(pid, signal.SIGSTOP)
-        self._never.wait(hold_s)
-        send(pid, signal.SIGCONT)
-
     def _not_survived(self) -> None:
-        self._counts.survived -= self._last
+        self._counts.survived -= self._harm.killed
 
     def _stands_still(self) -> str:
         self._not_survived()
@@ -199,10 +139,13 @@ class Training:
         return f"it reported no step for {SILENCE_S} s:\n{stacks}"
 
     def _judge(self, end: dict, code: int) -> str:
+        self._counts.checked += end.get("checked", 0)
+        if wrong := end.get("wrong_saves"):
+            return "; ".join(wrong)
         if (why := end.get("worker_lost")) is not None:
             self._not_survived()
             if any(text in why for text in DOCUMENTED):
-                self._counts.limits += self._last
+                self._counts.limits += self._harm.killed
                 self._counts.reasons.append(why[:160])
                 return ""
             return f"it ended: {why}"
@@ -231,19 +174,9 @@ def lines_of(stream, silence_s: float) -> Iterator[list[dict]]:
                 yield [json.loads(line) for line in whole]
 
 
-def send(pid: int, number: int) -> bool:
-    """Returns True if a living process got the signal."""
-    with contextlib.suppress(ProcessLookupError):
-        if alive(pid):
-            os.kill(pid, number)
-            return True
-    return False
-
-
-def network_of(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    return 0
+def text_of(file) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def storm(place: Callable[[], contextlib.AbstractContextManager[Place]], kills: int, seed: int, say: Callable[[str], None]) -> Counts:
@@ -253,13 +186,13 @@ def storm(place: Callable[[], contextlib.AbstractContextManager[Place]], kills: 
         with place() as at:
             while counts.kills < kills and len(counts.failures) < 3:
                 number = seed + counts.trainings
-                with tempfile.TemporaryFile() as errors:
-                    training = Training(at, number, counts)
+                with tempfile.TemporaryFile() as errors, disk() as of:
+                    training = Training(at.with_disk(of), number, counts)
                     if wrong := training.run(errors):
-                        errors.seek(0)
-                        said = [*errors.read().decode(errors="replace").splitlines()[-60:], *training.inflicted[-4:]]
+                        said = [*text_of(errors).splitlines()[-60:], *training.inflicted[-4:]]
                         counts.failures.append(f"FAILED: {wrong[:20000]}\n  repeat with: ./dev chaos --kills 1 --seed {number}{option}")
                         say("\n".join([*said, counts.failures[-1]]))
+                    counts.unsaved += text_of(errors).count("was not saved, and the training goes on")
                 say(f"seed {number}: {counts.kills} kills, {counts.survived} survived, {counts.limits} at a documented limit")
     except AssertionError as error:  # the check has found leftovers
         counts.orphans += max(1, len(re.findall(r"\d+ \(\(", str(error))))

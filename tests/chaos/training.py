@@ -1,7 +1,8 @@
 """An elastic training that counts its own steps: training.py ADDRESS CASE. It prints a line of JSON per report, and one with its result.
 
 With SGD at a learning rate of 1 and without momentum, ``count`` falls by exactly one per step, and ``seen[i]`` by one per use of sample i.
-Row i of ``count`` begins at i * SPACING, so that a value shows its row and its version. CASE is JSON: "epochs", "bounds", "resource".
+Row i of ``count`` begins at i * SPACING, so that a value shows its row and its version. CASE is JSON: "epochs", "bounds", "resources",
+"folder" (``places.Disk``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 
+import saves
 import torch
 from torch import nn
 
@@ -38,6 +41,8 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
+    batch = BATCH
+
     def __init__(self):
         super().__init__()
         self.first, self.second, self.seen = Layer(6, 15, 11), Layer(15, 1, 7), nn.Parameter(torch.zeros(NUM_SAMPLES))
@@ -47,6 +52,9 @@ class Model(nn.Module):
         self.first.step = self.second.step = step
         if (uses := -self.seen.detach().sum().item()) != step * BATCH:
             raise Broken(f"after {step} steps samples were used {uses:g} times")
+        epoch, rest = divmod(step, STEPS_PER_EPOCH)
+        if not rest and (self.seen != -epoch).any():
+            raise Broken(f"after {epoch} epochs samples were used {(-self.seen.detach()).tolist()} times")
         hidden, one = self.first(x)
         result, other = self.second(hidden.relu())
         return result, one + other + BATCH * self.seen[samples].mean()
@@ -82,13 +90,16 @@ def step(batch, state) -> None:
     import torch.distributed as dist
 
     from shoal.train import report
+    from shoal.train._context import _Here
 
+    saves.grow_if_chosen(state.folder)
     samples, x, y = batch
     parts = [None] * dist.get_world_size()
-    mine = (samples.tolist()[: state.samples], os.getpid(), state.step, rows_of(state.model))
+    here = _Here.generation, state.step
+    mine = (samples.tolist()[: state.samples], os.getpid(), here, rows_of(state.model))
     dist.all_gather_object(parts, mine)
-    if {at for _, _, at, _ in parts} != {state.step}:
-        raise Broken(f"workers are at different steps: {[at for _, _, at, _ in parts]}")
+    if {at for _, _, at, _ in parts} != {here}:
+        raise Broken(f"workers are in different generations, or at different steps: {[at for _, _, at, _ in parts]}")
     check_rows([rows for *_, rows in parts], state.step - 1)
     result, counters = state.model(samples, x, state.step - 1)
     loss = (result - y).square().mean()
@@ -98,11 +109,14 @@ def step(batch, state) -> None:
     state.optimizer.zero_grad()
     used = [i for part, *_ in parts for i in part]
     report({"step": state.step, "epoch": state.epoch, "loss": mean, "samples": used, "pids": [pid for _, pid, *_ in parts]})
+    if state.checkpoints.should_save(state.step):
+        state.checkpoints.save(state.step, state.model, state.optimizer, state=state.state_dict())
 
 
 def loop(config: dict) -> dict:
     from torch.utils.data import DataLoader
 
+    import shoal.checkpoint
     from shoal.fsdp import fully_shard
     from shoal.optim import SGD
     from shoal.train import State, run
@@ -111,7 +125,10 @@ def loop(config: dict) -> dict:
     for unit in (model.first, model.second, model):
         fully_shard(unit)
     state = State(model=model, optimizer=SGD(groups(model), lr=1.0))
+    state.folder = Path(config["folder"])
+    state.checkpoints = saves.checkpoints(state.folder)
     run(step, DataLoader(data, batch_size=BATCH, shuffle=True), state, epochs=config["epochs"])
+    shoal.checkpoint.wait()
     return {"step": state.step, "parameters": {n: p.full_tensor().detach().tolist() for n, p in model.named_parameters()}}
 
 
@@ -163,24 +180,51 @@ def differences(history: list[dict], returns: list[dict]) -> list[str]:
     return wrong
 
 
+class Reports:
+    """Prints the reports. After each change of the workers it checks the newest checkpoint."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._model, self._pids = folder, Model(), []
+        self.step = self.checked = 0
+        self.wrong: list[str] = []
+
+    def __call__(self, metrics: dict) -> None:
+        self.step = metrics["step"]
+        say(step=self.step, pids=metrics["pids"])
+        if metrics["pids"] != self._pids:
+            self._pids = metrics["pids"]
+            # a save may be under way for a step that all workers have reported, and this process has not read yet
+            self.check(0, self.step + saves.EVERY)
+
+    def check(self, at_least: int, at_most: int) -> None:
+        self.checked += 1
+        self.wrong += saves.wrong_with_newest(self._folder, self._model, at_least, at_most)
+
+
+def say(**line) -> None:
+    print(json.dumps(line), flush=True)
+
+
 def main(address: str, case: str) -> None:
     import shoal
     from shoal.train import ScalingConfig, Trainer, WorkerLost
 
     case = json.loads(case)
-
-    def say(**line) -> None:
-        print(json.dumps(line), flush=True)
-
     shoal.init(address=address)
     scaling = ScalingConfig(tuple(case["bounds"]), resources_per_worker=case.get("resources"))
-    trainer = Trainer(loop, train_loop_config=case, scaling_config=scaling, on_report=lambda m: say(step=m["step"], pids=m["pids"]))
+    reports = Reports(Path(case["folder"]))
+    trainer = Trainer(loop, train_loop_config=case, scaling_config=scaling, on_report=reports)
+    end: dict = {}
     try:
         result = trainer.fit()
         pauses = [c.seconds for c in result.changes if c.died]
-        say(result=verdict(result.metrics_history, result.returns, case["epochs"]) | {"pauses": pauses})
+        end["result"] = verdict(result.metrics_history, result.returns, case["epochs"]) | {"pauses": pauses}
+        reports.check(reports.step - 2 * saves.EVERY, reports.step)
+        reports.wrong += saves.leftovers(reports._folder)
     except WorkerLost as error:
-        say(worker_lost=str(error))
+        end["worker_lost"] = str(error)
+        reports.check(0, reports.step + 1)
+    say(**end, checked=reports.checked, wrong_saves=reports.wrong)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Checkpoints of a run: which are kept, what is loaded, and the signs that a process will end."""
 
+import errno
 import os
 import signal
 import threading
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _keeping, _preemption, _store
+from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _store
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 
@@ -119,6 +120,50 @@ def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
     assert names(tmp_path / "run") == ["notes", "step-00000003"]
 
 
+class SmallDisk(_disk.Disk):
+    """A disk with ``room`` for the files in ``folder``."""
+
+    def __init__(self, folder):
+        self.folder, self.room = folder, 1 << 30
+
+    def used(self):
+        return sum(p.stat().st_size for p in self.folder.rglob("*") if p.is_file())
+
+    def write(self, fd, data, at):
+        if self.used() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, data, at)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_after_a_full_disk_training_goes_on_and_later_saves_have_its_space(tmp_path, monkeypatch, capfd, killed):
+    """``killed``: a save of which files are left takes the space first."""
+    small = SmallDisk(tmp_path / "run")
+    monkeypatch.setattr(_disk, "disk", small)
+    of = Checkpoints(small.folder, keep=2, on_error="warn")
+    save(of, 0)
+    one = small.used()
+    small.room = 3 * one + one // 2
+    for step in (1, 2):
+        save(of, step)
+    small.room = 2 * one + one // 2
+    of.save(3, build(3))
+    of.save(4, build(4))  # neither it nor wait() raises
+    checkpoint.wait()
+    said = capfd.readouterr().err
+    for step in (3, 4):
+        assert f"step-0000000{step} was not saved, and the training goes on: there is no space for the checkpoint" in said
+    assert of.steps() == [1, 2]
+    assert small.used() == 2 * one
+    small.room = 3 * one + one // 2
+    if killed:
+        (small.folder / "step-00000003" / ".saving").mkdir(parents=True, exist_ok=True)
+        (small.folder / "step-00000003" / ".saving" / "model-rank-0-of-1.safetensors").write_bytes(bytes(one))
+    save(of, 5)
+    assert names(small.folder) == ["step-00000002", "step-00000005"]
+    assert of.load(build()) == (5, {"at": 5})
+
+
 def test_the_first_rank_chooses_the_step_for_all(tmp_path, monkeypatch):
     """The folder's list may change between the looks of two ranks."""
     of = Checkpoints(tmp_path / "run")
@@ -156,7 +201,7 @@ def test_entries_of_other_programs_fail_no_save(tmp_path):
     assert of.load(build()) == (5, {"at": 5})
 
 
-@pytest.mark.parametrize("wrong", [{"keep": -1}, {"keep_best": 0}, {"every": 0}, {"mode": "median"}])
+@pytest.mark.parametrize("wrong", [{"keep": -1}, {"keep_best": 0}, {"every": 0}, {"mode": "median"}, {"on_error": "ignore"}])
 def test_wrong_settings_are_refused(tmp_path, wrong):
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         Checkpoints(tmp_path, **wrong)

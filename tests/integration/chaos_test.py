@@ -1,6 +1,7 @@
 """``shoal chaos``: faults from a seed under a training that goes on."""
 
 import itertools
+import json
 import signal
 
 import pytest
@@ -68,6 +69,34 @@ def test_a_training_survives_kills_and_stops(shoal_command):
     assert over.returncode == 1
     assert "has no workers any more" in over.stderr
     assert shoal_command("stop").returncode == 0
+
+
+def test_a_training_survives_deaths_of_the_head(shoal_command):
+    cluster = shoal_command.start(cpus=3)
+    driver, job = train(shoal_command)
+    head, *words = cluster.pid("head"), "chaos", job, "--seed", "6", "--rate", "1/s", "--for", "4s"
+    said = shoal_command.json(*words, "--faults", "kill,head")
+    kinds = [f.kind for f in sequence(6, 1.0, 4.0, ("kill", "head"))]
+    assert set(kinds) == {"kill", "head"}
+    assert [(f["fault"]["kind"], f["worker"] is None) for f in said["faults"]] == [(kind, kind == "head") for kind in kinds]
+    assert (said["injected"], said["survived"], said["steps_lost"]) == (len(kinds), len(kinds), 0)
+    assert cluster.pid("head") != head
+    driver.signal(signal.SIGTERM)
+    driver.code()
+    assert shoal_command("stop").returncode == 0
+
+
+def test_chaos_refuses_the_death_of_a_head_inside_a_program(shoal_command):
+    driver = shoal_command.driver(TRAIN.replace("BOUNDS", "(1, 2)").replace("PROTECT", "True").replace('"auto"', '"local", num_cpus=2'))
+    driver.said("it trains")
+    (session,) = {p.parent.parent for p in shoal_command.home.glob("*/pids/local.*")}
+    address = json.loads((session / "info.json").read_text())["head"]
+    (job,) = (r["id"] for r in shoal_command.json("list", "jobs", "--address", address)["rows"] if r["state"] == "RUNNING")
+    refused = shoal_command("chaos", job, "--address", address, "--seed", "1", "--rate", "5/s", "--faults", "head")
+    assert refused.returncode == 1
+    assert "the head of this cluster runs inside a program, and nothing would start it again" in refused.stderr
+    driver.signal(signal.SIGTERM)
+    driver.code()
 
 
 def test_chaos_refuses_a_training_that_would_not_survive(shoal_command):

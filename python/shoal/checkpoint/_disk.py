@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.checkpoint import _manifest
+from shoal.exceptions import ShoalError
 
 SAVING = ".saving"
 _DIRECT_BYTES = 1 << 20  # shorter writes go through the page cache
@@ -187,6 +188,21 @@ class LocalStore:
         for old in sorted(self.path.iterdir()):
             if old.name == SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != folder):
                 _remove_tree(old)
+
+    def abandon(self, folder: str) -> None:
+        """Deletes what a save has written that was not committed. ``folder``: its name for its files, or "" if it had none yet."""
+        if self._saving.is_dir():
+            _remove_tree(self._saving)
+        named = (self.path / _manifest.FILE).exists()
+        if _manifest.FOLDER.fullmatch(folder) and (self.path / folder).is_dir() and not (named and self._names(folder)):
+            _remove_tree(self.path / folder)
+
+    def _names(self, folder: str) -> bool:
+        """The manifest there names the folder, or cannot be read."""
+        try:
+            return _manifest.parse_manifest(self.read(_manifest.FILE, _manifest.MAX_BYTES), str(self)).folder == folder
+        except (ShoalError, OSError, OverflowError):
+            return True
 
     def remove(self) -> None:
         """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one. Entries of other programs stay."""

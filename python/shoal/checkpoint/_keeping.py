@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from shoal.checkpoint import _load
 from shoal.checkpoint._manifest import FILE, Manifest
 from shoal.checkpoint._preemption import Preemption
 from shoal.checkpoint._ranks import Model, Ranks, named_tensors
-from shoal.checkpoint._saving import PendingSave, save_with, settle
+from shoal.checkpoint._saving import About, PendingSave, save_with, settle
 from shoal.checkpoint._store import join, open_store, read_manifest
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
 
@@ -25,7 +26,8 @@ class Checkpoints:
 
     ``best``: the name in ``metrics`` that compares checkpoints; ``mode``: "min" or "max". ``every``: the steps between two saves that
     ``should_save`` asks for. ``on_preemption``: after SIGTERM, or when a node of the cluster is drained, ``should_save`` and ``preempted``
-    return True. Then every rank makes this object, in its main thread.
+    return True. Then every rank makes this object, in its main thread. ``on_error``: "raise" raises the error of a save that has failed at
+    the next save. With "warn" rank 0 prints it, and training goes on to the next save; the earlier checkpoints remain.
     Raises InvalidArgument for wrong settings.
     """
 
@@ -39,17 +41,19 @@ class Checkpoints:
         keep_best: int = 1,
         every: int = 1,
         on_preemption: bool = False,
+        on_error: Literal["raise", "warn"] = "raise",
     ):
         for wrong, text in (
             (keep < 0, f"keep is {keep}; it is the number of newest checkpoints to keep, or 0 for all"),
             (keep_best < 1, f"keep_best is {keep_best}; it is the number of best checkpoints to keep"),
             (every < 1, f"every is {every}; it is the number of steps between two saves"),
             (mode not in ("min", "max"), f"mode is {mode!r}; it is 'min' or 'max'"),
+            (on_error not in ("raise", "warn"), f"on_error is {on_error!r}; it is 'raise' or 'warn'"),
         ):
             if wrong:
                 raise InvalidArgument(text)
         self._folder, self._keep, self._best, self._mode, self._keep_best = folder, keep, best, mode, keep_best
-        self._every, self._last = every, -1
+        self._every, self._last, self._warns = every, -1, on_error == "warn"
         self._later: set[int] = set()  # the steps after one that was loaded by its number
         self._preemption = Preemption() if on_preemption else None
 
@@ -80,9 +84,8 @@ class Checkpoints:
         metrics = {k: float(v) for k, v in (metrics or {}).items()}
         if self._best is not None and self._best not in metrics:
             raise InvalidArgument(f"metrics has no {self._best}", hint=f"save(step, model, metrics={{{self._best!r}: value}})")
-        pending = save_with(
-            self.path(step), model, optimizer, state=state, info={"step": step, "metrics": metrics}, after=lambda: self._prune(step)
-        )
+        about = About({"step": step, "metrics": metrics}, lambda: self._sweep(step), lambda: self._prune(step), self._warns)
+        pending = save_with(self.path(step), model, optimizer, state=state, about=about)
         self._last = step
         return pending
 
@@ -150,8 +153,15 @@ class Checkpoints:
         except (DataLoss, NotFound, InvalidArgument):  # a damaged checkpoint, or another program's file, is no reason to fail the next save
             return Manifest(1, "", {})
 
+    def _sweep(self, step: int) -> None:
+        """Deletes what is left of saves that were killed, so that it takes no space of the next one's."""
+        with contextlib.suppress(OSError):  # it fails no save
+            for other, is_complete in sorted(self._found().items()):
+                if not is_complete and other != step:
+                    open_store(self.path(other)).remove()
+
     def _prune(self, saved: int) -> None:
-        """Deletes the checkpoints that are not to be kept, and what is left of saves that were killed."""
+        """Deletes the checkpoints that are not to be kept."""
         found, abandoned = self._found(), set()
         if self._keep and saved < max(self._later, default=-1):
             abandoned = self._later - {saved}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -14,16 +15,19 @@ from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._shards import Blocks, Layout, write_file
 from shoal.checkpoint._store import open_store, read_manifest, writing
-from shoal.exceptions import DataLoss, NotFound
+from shoal.exceptions import DataLoss, NotFound, ShoalError, Unavailable
 
 Pieces = dict[tuple[str, str], list[Piece]]  # by kind of file and name of tensor
 
 
 def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, Layout], Blocks]) -> None:
-    """Writes the files of all ranks and commits. Collective."""
+    """Writes the files of all ranks and commits. Collective. After an error on which all ranks agree, nothing is left of this save: a full
+    disk would stay full otherwise."""
     store = open_store(path)
+    own = folder = ""  # on rank 0: the names of its files' folder, before and after their contents are known
 
     def begin() -> str:
+        nonlocal own
         if ranks.rank != 0:
             return ""
         with writing(path):
@@ -31,11 +35,9 @@ def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, 
                 read_manifest(store)  # raises InvalidArgument if the folder holds other data
             except (NotFound, DataLoss):
                 pass
-            token = secrets.token_hex(8)
-            store.begin(token)
-            return token
-
-    token = ranks.gather(ranks.agree(begin))[0]
+            own = secrets.token_hex(8)
+            store.begin(own)
+            return own
 
     def write_files() -> tuple[dict[str, File], Pieces]:
         files, pieces = {}, {}
@@ -45,9 +47,8 @@ def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, 
                 pieces |= of
         return files, pieces
 
-    written = ranks.gather(ranks.agree(write_files))
-
     def commit() -> None:
+        nonlocal folder
         if ranks.rank == 0:
             files = {name: f for of, _ in written for name, f in sorted(of.items())}
             manifest = replace(place(plan.manifest, [p for _, p in written]), files=files)
@@ -55,7 +56,17 @@ def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, 
             with writing(path):
                 store.commit(token, folder, sorted(files), replace(manifest, folder=folder).to_json().encode())
 
-    ranks.agree(commit)
+    try:
+        token = ranks.gather(ranks.agree(begin))[0]
+        written = ranks.gather(ranks.agree(write_files))
+        ranks.agree(commit)
+    except Unavailable:  # a rank has died, and others may still write: the next save deletes the rest
+        raise
+    except ShoalError:
+        if own:
+            with contextlib.suppress(Exception):  # the first error counts
+                store.abandon(folder or own)
+        raise
 
 
 def place(manifest: Manifest, pieces: list[Pieces]) -> Manifest:

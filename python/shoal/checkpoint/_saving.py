@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,24 @@ from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Model, Ranks, named_tensors
 from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import image_blocks, live_blocks
-from shoal.checkpoint._snapshot import Snapshot
+from shoal.checkpoint._snapshot import Snapshot, settle_all
+from shoal.checkpoint._store import writing
 
+_LOOK_S = 0.02  # between two looks while a wait may end early
 _NICENESS = 15  # the thread that hashes and writes uses the time that the training leaves
 
 _current: PendingSave | None = None
+
+
+@dataclass(frozen=True)
+class About:
+    """``info``: for the manifest. ``before``, ``after``: run on rank 0, in the save's thread, before its first write and after the commit.
+    ``warns``: an error is printed, and neither ``wait`` nor the next save raises it."""
+
+    info: dict[str, Any] | None = None
+    before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
+    warns: bool = False
 
 
 class PendingSave:
@@ -34,10 +48,10 @@ class PendingSave:
         snapshot: Snapshot | None,
         ranks: Ranks,
         begin: float,
-        after: Callable[[], None] | None,
+        about: About,
     ):
         self.path = path
-        self._plan, self._ranks, self._after = plan, ranks, after
+        self._plan, self._ranks, self._about, self._warns = plan, ranks, about, about.warns
         self._error: BaseException | None = None
         self._raised = False
         self._snapshot = snapshot
@@ -69,19 +83,37 @@ class PendingSave:
             self._ranks.agree(self._check)
             images = self._snapshot.images
             write(self.path, self._plan, self._ranks, lambda index, layout: image_blocks(images[index], layout))
-            if self._after is not None:
-                self._ranks.agree(lambda: self._after() if self._ranks.rank == 0 else None)
+            if (after := self._about.after) is not None:
+                self._ranks.agree(lambda: self._on_first_rank(after))
         except BaseException as error:
             self._error = error
+            if self._warns:
+                self.warn()
         finally:
             if self._snapshot is not None:
                 self._snapshot.release()
+
+    def _on_first_rank(self, action: Callable[[], None]) -> None:
+        if self._ranks.rank == 0:
+            with writing(self.path):
+                action()
+
+    def warn(self) -> None:
+        """Neither ``wait`` nor the next save raises the error, if there is one, now or later. Rank 0 prints it."""
+        self._warns = True
+        if self._error is not None and not self._raised:
+            self._raised = True
+            if self._ranks.rank == 0:
+                text = getattr(self._error, "message", "") or f"{type(self._error).__name__}: {self._error}"
+                sys.stderr.write(f"shoal: the checkpoint {self.path} was not saved, and the training goes on: {text}\n")
 
     def _check(self) -> None:
         if isinstance(self._plan, Exception):
             raise self._plan
         if self._snapshot.error is not None:
             raise self._snapshot.error
+        if (before := self._about.before) is not None:
+            self._on_first_rank(before)
 
 
 def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
@@ -122,10 +154,9 @@ def save_with(
     optimizer: torch.optim.Optimizer | None,
     *,
     state: dict[str, Any] | None,
-    info: dict[str, Any] | None = None,
-    after: Callable[[], None] | None = None,
+    about: About = About(),
 ) -> PendingSave:
-    """As ``save_async``. ``info``: for the manifest; ``after``: runs on rank 0 after the commit, in the save's thread."""
+    """As ``save_async``, with more about the save."""
     global _current
     wait()
     begin = time.perf_counter()
@@ -133,13 +164,13 @@ def save_with(
     ranks = Ranks(tensors.values(), apart=True)
     snapshot = None
     try:
-        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks, info)
+        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks, about.info)
         snapshot = Snapshot(plan.layouts)
     except Exception as error:
         if ranks.size == 1:
             raise
         plan = error  # the other ranks wait in the thread's collectives
-    _current = PendingSave(path, plan, snapshot, ranks, begin, after)
+    _current = PendingSave(path, plan, snapshot, ranks, begin, about)
     return _current
 
 
@@ -157,6 +188,22 @@ def settle() -> None:
     """Waits for the save under way, if any. Leaves its error to ``wait`` or the next save."""
     if _current is not None:
         _current._thread.join()
+
+
+def finish(look: Callable[[], None]) -> None:
+    """Waits for the save under way, if any, before its ranks change. Leaves its error to ``wait`` or the next save. ``look``: is called
+    again and again meanwhile, and ends the wait by an error."""
+    while _current is not None and not _current.done():
+        _current._thread.join(_LOOK_S)
+        look()
+
+
+def abandon() -> None:
+    """Leaves the save under way to its thread after the death of a rank, which ends it. Its error is printed and not raised: the checkpoint
+    before remains, and the next save waits for the thread."""
+    if _current is not None:
+        _current.warn()
+        settle_all()  # the values are written, and move to other ranks
 
 
 leave_all = wait  # before the process groups end, as in shoal.fsdp

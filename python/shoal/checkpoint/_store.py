@@ -85,6 +85,10 @@ class RemoteStore:
         self._fs.pipe_file(self._at(FILE), text)
         self._drop(token)
 
+    def abandon(self, folder: str) -> None:
+        """Deletes what a save has written that was not committed."""
+        self.begin("")
+
     def _drop(self, used: str) -> None:
         """Deletes the folders that no manifest names."""
         for name in self.list():

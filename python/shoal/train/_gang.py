@@ -283,6 +283,8 @@ class Gang:
         """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
         self.end_parts()
         self._next = None
+        if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
+            saving.abandon()
         self._leave_groups()
         self._end_process_group()
         self._record.abandon_step()
@@ -349,6 +351,9 @@ class Gang:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
         Unavailable at once if one of them dies."""
         guard = Guard(transition.change.generation)
+        if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None and not transition.recovers:
+            saving.finish(guard.check)
+            phases.end("finish the save")
         if transition.union is not None:
             self._end_process_group()
             self._met = begin_process_group(self._store, transition.union, self._backend, guard, _MEET if self._joining else _MEET_NOW)

@@ -17,12 +17,13 @@ struct ChaosOptions {
 
 void add_chaos(CommandLine& line) {
   auto& options = line.own<ChaosOptions>();
-  auto* verb = line.add_verb("chaos", "Kill and stop workers of an elastic training at random times, and show that it goes on");
+  auto* verb = line.add_verb("chaos", "Inflict faults on an elastic training at random times, and show that it goes on");
   verb->add_option("job", options.job, "Its submission id, or its id; `shoal list jobs` shows both")->required();
   verb->add_option("--seed", options.seed, "Decides kinds, victims and times of the faults")->required();
   verb->add_option("--rate", options.rate, "The mean number of faults per time: 4/min, 10/h")->capture_default_str();
   verb->add_option("--for", options.duration, "The time from the first to the last fault: 90s, 10m, 1h")->capture_default_str();
-  verb->add_option("--faults", options.faults, "Of kill (a worker's process) and stop (for up to 5 s)")->capture_default_str();
+  verb->add_option("--faults", options.faults, "Of kill (a worker's process), stop (it, for up to 5 s) and head (kill the cluster's)")
+      ->capture_default_str();
   verb->add_flag("--yes", options.yes, "Also in a training without protection, or a cluster that has other jobs");
   line.on_run(verb, [&options](const Common& common) {
     std::vector<std::string> words = {std::to_string(options.seed), options.rate, options.duration, options.faults};

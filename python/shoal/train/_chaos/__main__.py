@@ -14,7 +14,8 @@ from typing import Any
 from shoal._objects.values import get
 from shoal._tasks.remote_function import RemoteFunction
 from shoal.exceptions import InvalidArgument, ShoalError
-from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, sequence, victim
+from shoal.train._chaos.head import check_head, kill_head
+from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, possible, seconds_of, sequence, victim
 from shoal.train._chaos.status import Status, Worker
 from shoal.train._scaling import driver_of, open_session, print_error
 from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,7 +29,7 @@ _ANSWER_S = 30.0  # the driver's time to answer
 
 @dataclass(frozen=True)
 class Outcome:
-    """``at_s``: the time at which the fault came. ``worker``: its number; `None` if no worker could be hit."""
+    """``at_s``: the time at which the fault came. ``worker``: its number; `None` for the head. ``skipped``: no worker could be hit."""
 
     fault: Fault
     at_s: float
@@ -37,14 +38,15 @@ class Outcome:
     generation: int = 0
     pause_s: float = 0.0
     steps_lost: int = 0
+    skipped: bool = False
 
     def __str__(self) -> str:
-        head = f"{self.at_s:8.1f} s  {self.fault.kind}"
-        if self.worker is None:
-            return f"{head}: skipped, because no worker has another one that could take over its part"
+        start = f"{self.at_s:8.1f} s  {self.fault.kind}" + (f" worker {self.worker}" if self.worker is not None else "")
+        if self.skipped:
+            return f"{start}: skipped, because no worker has another one that could take over its part"
         if not self.survived:
-            return f"{head} worker {self.worker}: the training did not go on, or has ended"
-        return f"{head} worker {self.worker}: generation {self.generation}, pause {self.pause_s:.3f} s, {self.steps_lost} steps lost"
+            return f"{start}: the training did not go on, or has ended"
+        return f"{start}: generation {self.generation}, pause {self.pause_s:.3f} s, {self.steps_lost} steps lost"
 
 
 class Ended(Exception):
@@ -67,8 +69,10 @@ class Chaos:
         self._driver = driver_of(session, job)
         self._began, self._pause = time.monotonic(), threading.Event()
 
-    def check(self, yes: bool) -> None:
-        """Raises InvalidArgument for a training, or a cluster, in which faults may destroy work."""
+    def check(self, faults: list[Fault], yes: bool) -> None:
+        """Raises InvalidArgument for a training, or a cluster, in which these faults may destroy work."""
+        if any(f.kind == "head" for f in faults):
+            check_head()
         if yes:
             return
         if not self.status().protected:
@@ -86,17 +90,18 @@ class Chaos:
     def inflict(self, fault: Fault) -> Outcome:
         """Waits for the fault's time, and until all workers train. Then waits until they do so again."""
         self._pause.wait(max(0.0, self._began + fault.at_s - time.monotonic()))
-        before = self._wait(lambda s: s.steady and victim(s, fault) is not None, _NO_VICTIM_S)
+        before = self._wait(lambda s: possible(s, fault), _NO_VICTIM_S)
         at = time.monotonic() - self._began
-        if before is None or (worker := victim(before, fault)) is None:
-            return Outcome(fault, at, None, True)
-        sent = self._send(fault, worker)
+        if before is None:
+            return Outcome(fault, at, None, True, skipped=True)
+        worker = victim(before, fault) if fault.kind != "head" else None
         try:
             if fault.kind == "kill":
+                self._send(fault, worker)
                 return self._after_kill(fault, at, worker)
-            return self._after_stop(fault, at, worker, before, sent)
+            return self._after_trouble(fault, at, worker, before)
         except Ended:
-            return Outcome(fault, at, worker.number, False)
+            return Outcome(fault, at, worker and worker.number, False)
 
     def _send(self, fault: Fault, worker: Worker) -> Any:
         pid = next((r["pid"] for r in self._session.list("actors") if r["id"] == worker.actor and r["state"] == "ALIVE"), 0)
@@ -113,15 +118,19 @@ class Chaos:
             return Outcome(fault, at, worker.number, False)
         return Outcome(fault, at, worker.number, True, now.generation, now.pause_s, now.undone)
 
-    def _after_stop(self, fault: Fault, at: float, worker: Worker, before: Status, sent: Any) -> Outcome:
-        began = time.monotonic()
-        get(sent, timeout=fault.hold_s + _ANSWER_S)
+    def _after_trouble(self, fault: Fault, at: float, worker: Worker | None, before: Status) -> Outcome:
+        """The fault ends no worker: the training survives it if reports follow."""
+        began, number = time.monotonic(), worker and worker.number
+        if worker is None:
+            kill_head()
+        else:
+            get(self._send(fault, worker), timeout=fault.hold_s + _ANSWER_S)
         reports = self.status().reports
         now = self._wait(lambda s: s.steady and s.reports > reports, _NO_REPORT_S) or self._wait(lambda s: s.steady)
         if now is None:
-            return Outcome(fault, at, worker.number, False)
+            return Outcome(fault, at, number, False)
         undone = now.undone if now.generation > before.generation else 0
-        return Outcome(fault, at, worker.number, True, now.generation, time.monotonic() - began, undone)
+        return Outcome(fault, at, number, True, now.generation, time.monotonic() - began, undone)
 
     def _wait(self, condition: Any, longest_s: float = _LONGEST_S) -> Status | None:
         end = time.monotonic() + longest_s
@@ -162,7 +171,7 @@ def main() -> int:
     try:
         with open_session(address, job, "shoal chaos") as session:
             chaos = Chaos(session, job, say)
-            chaos.check("--yes" in options)
+            chaos.check(faults, "--yes" in options)
             say("\n".join([f"seed {seed}: {len(faults)} faults for job {job}", *map(str, faults)]))
             outcomes = run(chaos, faults, say)
     except Ended as error:
@@ -173,7 +182,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         say("interrupted")
-    injected = [o for o in outcomes if o.worker is not None]
+    injected = [o for o in outcomes if not o.skipped]
     total = {"injected": len(injected), "survived": sum(o.survived for o in injected), "steps_lost": sum(o.steps_lost for o in injected)}
     if as_json:
         print(json.dumps({"schema": "shoal.chaos/1", "job_id": job, "seed": int(seed), "faults": [asdict(o) for o in outcomes], **total}))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal.exceptions import InvalidArgument
 from shoal.train._chaos.status import Status, Worker
 
-KINDS = ("kill", "stop")
+KINDS = ("kill", "stop", "head")
 _LONGEST_STOP_S = 5.0
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600}
 
@@ -19,7 +19,7 @@ _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600}
 @dataclass(frozen=True)
 class Fault:
     """``at_s``: seconds from the begin. ``place``: the victim's place among the workers that the fault may hit, in the order of ranks, from
-    0 to 1. ``hold_s``: the length of a stop."""
+    0 to 1; the head needs none. ``hold_s``: the length of a stop."""
 
     at_s: float
     kind: str
@@ -28,6 +28,8 @@ class Fault:
 
     def __str__(self) -> str:
         hold = f" for {self.hold_s:.1f} s" if self.hold_s else ""
+        if self.kind == "head":
+            return f"{self.at_s:8.1f} s  the head"
         return f"{self.at_s:8.1f} s  {self.kind}{hold}, at {self.place:.3f} of the workers"
 
 
@@ -48,6 +50,10 @@ def targets(status: Status, kind: str) -> list[Worker]:
         return []
     on = Counter(w.node for w in status.workers)
     return [w for w in status.workers if on[w.node] > 1 or status.replicated]
+
+
+def possible(status: Status, fault: Fault) -> bool:
+    return status.steady and (fault.kind == "head" or victim(status, fault) is not None)
 
 
 def victim(status: Status, fault: Fault) -> Worker | None:
@@ -72,5 +78,5 @@ def per_second_of(text: str) -> float:
 def kinds_of(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
     if wrong := [k for k in kinds if k not in KINDS]:
-        raise InvalidArgument(f"there is no fault {wrong[0]!r}", hint=f"the faults are {' and '.join(KINDS)}")
+        raise InvalidArgument(f"there is no fault {wrong[0]!r}", hint=f"the faults are {', '.join(KINDS)}")
     return kinds

@@ -1,0 +1,97 @@
+"""Saves beside an elastic training: a death that cuts one off and a change of the workers end neither the training nor later saves."""
+
+import pytest
+from fixtures import home, shoal_command  # noqa: F401  fixtures
+
+TRAIN = """
+import os, signal, sys, threading
+import shoal
+from shoal.checkpoint import Checkpoints
+from shoal.checkpoint._inspect import verify
+from shoal.train import ScalingConfig, Trainer, report, run
+
+STEPS = 12
+
+def step(batch, state):
+    import torch.distributed as dist
+    (x,) = batch
+    state.model(x).sum().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    report({"step": state.step, "workers": dist.get_world_size()})
+    SAVE
+
+def loop(folder):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    import shoal.checkpoint
+    from shoal.checkpoint import _save, _saving
+    from shoal.fsdp import fully_shard
+    from shoal.optim import SGD
+    from shoal.train import State
+    model = torch.nn.Linear(4, 6)
+    fully_shard(model)
+    state = State(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+    state.run, write_file = Checkpoints(folder, keep=0), _save.write_file
+
+    run_save, under_way = _saving.PendingSave._run, [0]
+
+    def noted(self):
+        under_way[0] = int(self.path[-2:])
+        run_save(self)
+
+    def trouble(new_file, layout, blocks):
+        import torch.distributed as dist
+        TROUBLE
+        return write_file(new_file, layout, blocks)
+
+    _save.write_file, _saving.PendingSave._run = trouble, noted
+    run(step, DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4), state, max_steps=STEPS)
+    shoal.checkpoint.wait()
+
+if __name__ == "__main__":
+    shoal.init(address="auto")
+    folder = sys.argv[1] if len(sys.argv) > 1 else "saves"
+    def on_report(m):
+        ON_REPORT
+    trainer = Trainer(loop, train_loop_config=os.path.abspath(folder), scaling_config=ScalingConfig((1, 3)), on_report=on_report)
+    result = trainer.fit()
+    print("steps", [m["step"] for m in result.metrics_history])
+    print("died", [len(c.died) for c in result.changes if c.died])
+    of = Checkpoints(folder)
+    print("saved", of.steps())
+    for s in of.steps():
+        verify(of.path(s)).problems and print("damaged", s)
+"""
+SAVE = "state.run.save(state.step, state.model, state.optimizer, state=state.state_dict())"
+
+
+def train(command, trouble="pass", on_report="pass"):
+    command.start(cpus=3)
+    text = TRAIN.replace("SAVE", SAVE).replace("TROUBLE", trouble).replace("ON_REPORT", on_report)
+    driver = command.driver(text)
+    assert driver.code() == 0, driver.err
+    print(driver.out, driver.err)
+    assert "damaged" not in driver.out
+    assert f"steps {list(range(1, 13))}" in driver.out
+    saved = next(line for line in driver.out.splitlines() if line.startswith("saved"))
+    assert command("stop").returncode == 0
+    return driver, eval(saved.removeprefix("saved "))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_death_in_a_save_ends_neither_the_training_nor_later_saves(shoal_command, rank):  # noqa: F811  fixtures
+    dies = f"dist.get_world_size() == 3 and dist.get_rank() == {rank} and under_way[0] == 4"
+    trouble = f"if {dies}: os.kill(os.getpid(), signal.SIGKILL)"
+    driver, saved = train(shoal_command, trouble=trouble)
+    assert "died [1]" in driver.out
+    assert saved[:3] == [1, 2, 3]
+    assert saved[-1] == 12
+    assert len(saved) >= 9
+
+
+def test_a_change_waits_for_the_save_under_way(shoal_command):  # noqa: F811  fixtures
+    on_report = "m['step'] == 3 and threading.Thread(target=trainer.scale, args=(1,)).start()"
+    slow = "under_way[0] >= 3 and dist.get_rank() == 1 and threading.Event().wait(0.2)"
+    _, saved = train(shoal_command, trouble=slow, on_report=on_report)
+    assert saved == list(range(1, 13))
