@@ -13,6 +13,10 @@ _move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _move.restype = ctypes.c_void_p
 
 
+_advise = ctypes.CDLL(None).madvise  # unlike mmap.madvise, a call of it releases the GIL
+_advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MADV_POPULATE_WRITE = 23
+
 _HUGE = 4 << 20  # larger buffers ask for huge pages, whose faults and direct I/O cost less
 
 
@@ -29,6 +33,11 @@ class Buffer:
 
     def __len__(self) -> int:
         return len(self._map)
+
+    def populate(self, begin: int, end: int) -> None:
+        """Gives the pages of these bytes memory, before their first use. ``begin``: a multiple of the page size. A kernel before 5.14 does
+        nothing."""
+        _advise(self.address + begin, min(end, len(self)) - begin, _MADV_POPULATE_WRITE)
 
 
 def copy_in(buffer: Buffer, at: int, source: torch.Tensor, begin: int, end: int) -> None:

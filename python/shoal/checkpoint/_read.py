@@ -74,6 +74,8 @@ class Reader:
         self._jobs = self._divide(wishes)
         few = sum(w.out.nbytes for w in wishes) <= CHUNK
         threads = [threading.Thread(target=self._work, name="shoal-checkpoint-read") for _ in range(0 if few else _THREADS - 1)]
+        if not few and (new := [w.buffer for w in wishes if w.buffer is not None]):
+            threads.append(threading.Thread(target=self._populate, args=(new,), name="shoal-checkpoint-memory"))
         for t in threads:
             t.start()
         self._work()
@@ -131,6 +133,14 @@ class Reader:
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
+
+    def _populate(self, buffers: list[Buffer]) -> None:
+        """Gets new memory ahead of the reads, which would wait for each of its pages."""
+        for buffer in buffers:
+            for begin in range(0, len(buffer), CHUNK):
+                if self._error is not None:
+                    return
+                buffer.populate(begin, begin + CHUNK)
 
     def _fulfil(self, buffer: Buffer, wish: _Wish, piece: Piece, begin: int) -> None:
         dtype, item = wish.out.dtype, DTYPES[wish.saved.dtype][1]
