@@ -112,6 +112,10 @@ class _Prepared:
     before: Before | None  # the mesh before, which the model has left
     protection: Protection | None = None  # a worker that leaves has none
 
+    @property
+    def leaves(self) -> bool:
+        return self.before is not None and self.before.leaves
+
 
 @dataclass
 class _Past:
@@ -263,7 +267,10 @@ class Record:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
     def abandon_step(self) -> None:
-        """Drops the step under way. It needs no other worker."""
+        """Drops the step under way, and a change in which this worker has no record yet: the others then stop to wait for that record. It
+        needs no other worker."""
+        if self._prepared is not None and self._prepared.protection is None and not self._prepared.leaves:
+            self._go_back()
         made = None if self._prepared is None else self._prepared.protection
         for protection in (self.protection, made):
             if protection is not None:
