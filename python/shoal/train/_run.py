@@ -255,8 +255,8 @@ class Run:
         if (w := self._workers.get(worker)) is None:
             return
         w.place, w.asks = place, incoming
-        several = len({self._places[w].node for w in self._membership.members if w in self._places}) > 1
-        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if several else _NEWS_S)
+        nodes = {self._places[w].node for w in self._membership.taking_part() if w in self._places}
+        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if len(nodes) > 1 else _NEWS_S)
         self._reports.check()
         self._step(m.Interrupted(worker, generation, again))
 
