@@ -335,8 +335,7 @@ class Run:
     def _publish(self, g: m.Generation) -> None:
         self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
-        # The process group of the generation that ends has the same ranks. The first one is made anew.
-        stays = g.union == g.previous and not g.recovers and g.base > 1
+        stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
         heirs = _heirs(g, self._places, self._workers, self._setup.replicated)
