@@ -85,7 +85,7 @@ def loop(config):
         "world": get_context().get_world_size(),
         "seen": seen,
         "random": draws,
-        "ending": len(process.state.ending),  # what the session's end still has to leave
+        "ending": len(process.state.ending),  # the session's end has to leave these
         "step": state.step,
     }
 

@@ -310,7 +310,7 @@ class Record:
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
             furthest = max(everyone, key=lambda w: w.reports)
             whole = next((w for w in everyone if w.marked == committed), None)
-            if whole is not None:  # that worker goes back to its mark
+            if whole is not None:  # its worker goes back to its mark
                 set_progress(self._state, whole.progress)
             elif _Here.reports < furthest.reports:
                 set_progress(self._state, furthest.present)
