@@ -78,6 +78,23 @@ def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported(monkeypatch)
     assert one.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"] == 0.25
 
 
+def test_a_worker_without_a_mark_has_the_reports_of_those_that_go_back(monkeypatch):
+    one, of_one = marked()
+    other, of_other = marked()
+    of_other._mark = None  # it was interrupted behind a change
+    words = []
+    for record, reports in ((of_one, 1), (of_other, 0)):  # one has reported before the optimizer's step
+        monkeypatch.setattr(_Here, "reports", reports)
+        words.append(record.words(()))
+    found = []
+    for record, reports in ((of_one, 1), (of_other, 0)):
+        _Here.reports = reports
+        record.settle(words, ())
+        found.append(_Here.reports)
+    assert found == [0, 0]
+    assert one.step == other.step == 1
+
+
 def test_a_loop_behind_run_may_run_again():
     state, _ = marked()
     state.gang = Gang(state)

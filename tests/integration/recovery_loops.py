@@ -291,11 +291,16 @@ def form_with_a_death_before_the_loops_have_run_again(config):
     return globals()[config["form"]](config)
 
 
-PHASES = ("meet", "met", "settled", "moved", "recorded", "entered", "end")
+PHASES = ("meet", "met", "settled", "moved", "sent", "recorded", "entered", "end")
 
 
 def form_with_a_death_in_a_change(config):
-    """The worker of number ``config["victim"]`` dies in the change to generation ``config["generation"]``, at ``config["phase"]``."""
+    """The worker of number ``config["victim"]`` dies in the change to generation ``config["generation"]``, at ``config["phase"]``. In the
+    phase "sent" that is when worker 0 has sent a newcomer all but the model. Worker 1 makes its part of that when the death is known."""
+    import torch.distributed as dist
+
+    import shoal
+    from shoal.exceptions import DeadlineExceeded
     from shoal.train._context import _Here
     from shoal.train._gang import Gang
     from shoal.train._recovery import Record
@@ -304,7 +309,11 @@ def form_with_a_death_in_a_change(config):
 
     def change(gang, transition, *rest):
         in_change[:] = [transition.change.generation == config["generation"]]
-        original(gang, transition, *rest)
+        try:
+            original(gang, transition, *rest)
+        except DeadlineExceeded:
+            open(os.path.join(config["folder"], "waited in vain"), "w").close()
+            raise
         in_change.clear()
 
     def die(phase):
@@ -320,6 +329,19 @@ def form_with_a_death_in_a_change(config):
         method = getattr(kind, name)
         setattr(kind, name, lambda *args: (method(*args), die(phase))[0])
 
+    def send(*args, **options):
+        sends = in_change == [True] and config["phase"] == "sent"
+        if sends and _Here.worker == 1 != config["victim"]:
+            shoal.wait([_Here.gang._met.guard._dead], timeout=120)
+        broadcast(*args, **options)
+        if sends and _Here.worker == 0:
+            open(sent, "x").close()
+        while sends and _Here.worker == config["victim"] and not os.path.exists(sent):
+            time.sleep(0.001)
+        die("sent")
+
+    sent = os.path.join(config["folder"], "sent")
+    broadcast, dist.broadcast_object_list = dist.broadcast_object_list, send
     original, Gang._change = Gang._change, change
     before(Gang, "_meet", "meet")
     after(Gang, "_meet", "met")

@@ -13,7 +13,7 @@ from client_fixtures import *  # noqa: F403
 from leak_check import wait_until
 
 from shoal.exceptions import ActorDiedError, Unimplemented
-from shoal.train import ScalingConfig, Trainer, WorkerLost
+from shoal.train import ScalingConfig, Trainer, WorkerLost, _run
 
 EPOCHS = r.EPOCHS
 
@@ -161,39 +161,54 @@ def test_a_death_before_the_loops_have_run_again(tmp_path, form, deaths, victim)
     assert [c.workers for c in result.changes[:2]] == [2, 1]
 
 
-# By name of a change: its generation, the deaths in steps, the steps at which the number of workers changes, and the victims by number.
+# By name of a change: its generation, the deaths in steps, the steps at which the number of workers changes (0: worker 2 is on a node that
+# drains, and is replaced), and the victims by number.
 CHANGES = {
     "recovery": (2, [(2, 3, "backward")], {}, (0, 1)),
     "shrink": (2, [], {3: 2}, (2, 0, 1)),
     "growth": (3, [], {3: 2, 6: 3}, (3, 0, 1)),
+    "exchange": (2, [], {3: 0}, (0, 2, 3)),
 }
+IN_CHANGES = [
+    (change, phase, form)
+    for change in CHANGES
+    for phase in r.PHASES
+    for form in ("steps_form", "loop_form")
+    if phase != "sent" or change in ("growth", "exchange")  # there is a newcomer
+    if form == "steps_form" or change != "exchange"  # a loop that runs again needs the minimum of workers
+]
 
 
-@pytest.mark.parametrize("form", ["steps_form", "loop_form"])
-@pytest.mark.parametrize("phase", r.PHASES)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_death_in_a_change_of_the_workers(tmp_path, change, phase, form):
+@pytest.mark.parametrize(("change", "phase", "form"), IN_CHANGES)
+def test_a_death_in_a_change_of_the_workers(tmp_path, monkeypatch, change, phase, form):
     generation, deaths, sizes, victims = CHANGES[change]
+    monkeypatch.setenv("SHOAL_TIMEOUT", "60")
     turn = r.PHASES.index(phase)  # a slice has one victim for each phase
     for victim in victims if "SHOAL_SEEDS" in os.environ else [victims[turn % len(victims)]]:
-        die_in_change(tmp_path / str(victim), form, deaths, sizes, victim=victim, generation=generation, phase=phase)
+        die_in_change(tmp_path / str(victim), monkeypatch, form, deaths, sizes, victim=victim, generation=generation, phase=phase)
 
 
-def die_in_change(folder, form, deaths, sizes, **death):
+def die_in_change(folder, monkeypatch, form, deaths, sizes, **death):
     def on_report(metrics):
-        if metrics["step"] in sizes:
-            trainer.scale(sizes[metrics["step"]])
+        if (size := sizes.get(metrics["step"])) is not None and size > 0:
+            trainer.scale(size)
+        elif size == 0:
+            drained.add(2)
+            trainer._active.driver.seen.remote([], [])
         if metrics["step"] == 5 * EPOCHS:
             of_the_first_mesh.extend(name for name in records(["/record-"]) if "//mesh-" in name)
 
     folder.mkdir()
-    of_the_first_mesh = []
+    drained, of_the_first_mesh = set(), []
+    monkeypatch.setattr(_run, "_on_nodes", lambda workers, nodes: frozenset(drained.intersection(workers)))
     config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(folder), "changes": list(sizes), "form": form, **death}
-    trainer = Trainer(r.form_with_a_death_in_a_change, train_loop_config=config, scaling_config=ScalingConfig((1, 3)), on_report=on_report)
+    scaling = ScalingConfig((3, 3) if 0 in sizes.values() else (1, 3))
+    trainer = Trainer(r.form_with_a_death_in_a_change, train_loop_config=config, scaling_config=scaling, on_report=on_report)
     result = trainer.fit()
     check(result)
     leaves = deaths == [] and death["victim"] == 2
     assert (folder / "died").exists() or (leaves and death["phase"] in ("recorded", "entered"))
+    assert not (folder / "waited in vain").exists()
     died = {rank for rank, *_ in deaths} | {death["victim"]}
     assert leaves or {w for c in result.changes for w in c.died} == died
     assert leaves or of_the_first_mesh == []

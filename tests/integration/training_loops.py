@@ -69,6 +69,7 @@ def loop(config):
     import torch
 
     import shoal
+    from shoal._core import process
     from shoal.train import get_context, report, steps
 
     state, loader = build(config)
@@ -84,6 +85,7 @@ def loop(config):
         "world": get_context().get_world_size(),
         "seen": seen,
         "random": draws,
+        "ending": len(process.state.ending),  # the session's end has to leave these
         "step": state.step,
     }
 

@@ -89,7 +89,7 @@ def close() -> None:
         return
     session, cluster = state.session, state.cluster
     try:
-        for end in reversed(state.ending):
+        for end in reversed([*state.ending]):  # some take themselves off the list
             with contextlib.suppress(Exception):
                 end()
         state.forget()

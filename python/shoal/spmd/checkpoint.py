@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.utils._pytree import tree_map
 
+from shoal._distributed.ranks import cpu_backend
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._engine.box import Box
 from shoal.spmd._engine.tensor import Tensor
@@ -142,8 +143,8 @@ class CheckpointManager:
             _process_group.ensure()
         several = dist.is_initialized() and dist.get_world_size() > 1
         # The writing thread has groups of its own, because the program may communicate at the same time.
-        self._group = process_group or (dist.new_group(backend="gloo") if several else None)
-        self._votes = dist.new_group(backend="gloo") if several else None
+        self._group = process_group or (dist.new_group(backend=cpu_backend()) if several else None)
+        self._votes = dist.new_group(backend=cpu_backend()) if several else None
         if not dist.is_initialized():  # torch warns at each save and restore
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         self._slots = threading.Semaphore(max_pending_async or 1)

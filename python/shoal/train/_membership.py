@@ -268,13 +268,17 @@ class Membership:
                 self.left.add(worker)
             case Returned(worker) if worker in self.members or (self.published is not None and worker in self.published.members):
                 actions += self._end("the training has ended")
-                if self.recovering and any(w in self._taking_part() for w in self.gone):
+                if self.recovering and any(w in self.taking_part() for w in self.gone):
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
     def needs(self, worker: int) -> bool:
         """Returns False for a worker that has left."""
         return worker in self.members or (self.published is not None and worker in self.published.union)
+
+    def taking_part(self) -> tuple[int, ...]:
+        """All workers of the present generation, and those of the change that is under way. Some occur twice."""
+        return self.members if self.published is None else (*self.published.previous, *self.published.members)
 
     # ---- events ----
 
@@ -339,11 +343,8 @@ class Membership:
 
     # ---- deaths ----
 
-    def _taking_part(self) -> tuple[int, ...]:
-        return self.members if self.published is None else (*self.published.previous, *self.published.members)
-
     def _died(self, worker: int, cause: str) -> list[Action]:
-        if worker in self.new or worker not in self._taking_part() or worker in self.left or worker in self.gone:
+        if worker in self.new or worker not in self.taking_part() or worker in self.left or worker in self.gone:
             return self._failed(worker, cause, ended=True) if worker in self.new else []
         self.gone[worker] = cause
         if not self.protected or self.number == 0 or self.ended:

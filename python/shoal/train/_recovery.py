@@ -42,6 +42,7 @@ class Words:
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     reports: int = 0
     marked: int = -1  # optimizer steps before its mark
+    marked_reports: int = 0  # reports before its mark
     progress: Any = None  # Mark.progress
     present: Any = None  # its progress where it has stopped
 
@@ -53,7 +54,7 @@ class Mark:
         self.step = step  # optimizer steps made before
         self.batches = state.step  # batches given before
         self.progress = progress_of(state)
-        self._reports, self._random = _Here.reports, random_states()
+        self.reports, self._random = _Here.reports, random_states()
         for name, b in _buffers(state):
             if name not in buffers or not _same(buffers[name], b):  # most buffers never change
                 buffers[name] = b.detach().clone()
@@ -61,7 +62,7 @@ class Mark:
 
     def restore(self, state: State) -> None:
         set_progress(state, self.progress)
-        _Here.reports = self._reports
+        _Here.reports = self.reports
         with torch.no_grad():
             for name, b in _buffers(state):
                 value = self._buffers.get(name, b)
@@ -111,6 +112,10 @@ class _Prepared:
     generation: int
     before: Before | None  # the mesh before, which the model has left
     protection: Protection | None = None  # a worker that leaves has none
+
+    @property
+    def leaves(self) -> bool:
+        return self.before is not None and self.before.leaves
 
 
 @dataclass
@@ -263,7 +268,10 @@ class Record:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
     def abandon_step(self) -> None:
-        """Drops the step under way. It needs no other worker."""
+        """Drops the step under way, and a change in which this worker has no record yet: the others then stop to wait for that record. It
+        needs no other worker."""
+        if self._prepared is not None and self._prepared.protection is None and not self._prepared.leaves:
+            self._go_back()
         made = None if self._prepared is None else self._prepared.protection
         for protection in (self.protection, made):
             if protection is not None:
@@ -285,7 +293,7 @@ class Record:
         mark, present = self._mark, progress_of(self._state)
         if mark is None:
             return Words(records, _Here.reports, present=present)
-        return Words(records, _Here.reports, mark.step, mark.progress, present)
+        return Words(records, _Here.reports, mark.step, mark.reports, mark.progress, present)
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
@@ -302,9 +310,9 @@ class Record:
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
             furthest = max(everyone, key=lambda w: w.reports)
             whole = next((w for w in everyone if w.marked == committed), None)
-            if whole is not None:
+            if whole is not None:  # its worker goes back to its mark
                 set_progress(self._state, whole.progress)
             elif _Here.reports < furthest.reports:
                 set_progress(self._state, furthest.present)
-            _Here.reports = furthest.reports
+            _Here.reports = furthest.reports if whole is None else whole.marked_reports
         return {rank: self._adopted[rank] for rank in adopts}

@@ -255,8 +255,8 @@ class Run:
         if (w := self._workers.get(worker)) is None:
             return
         w.place, w.asks = place, incoming
-        several = len({self._places[w].node for w in self._membership.members if w in self._places}) > 1
-        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if several else _NEWS_S)
+        nodes = {self._places[w].node for w in self._membership.taking_part() if w in self._places}
+        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if len(nodes) > 1 else _NEWS_S)
         self._reports.check()
         self._step(m.Interrupted(worker, generation, again))
 
@@ -335,8 +335,7 @@ class Run:
     def _publish(self, g: m.Generation) -> None:
         self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
-        # The process group of the generation that ends has the same ranks. The first one is made anew.
-        stays = g.union == g.previous and not g.recovers and g.base > 1
+        stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
         heirs = _heirs(g, self._places, self._workers, self._setup.replicated)

@@ -77,10 +77,10 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
 
 
 def keep_actor(ranks: tuple[int, ...], index: int, replicas: int, actor: _native.ShardActor) -> None:
-    """Makes ``shard_actor`` return this actor, until it is left."""
-    key = (ranks, replicas, index)
-    _state.actors[key] = actor
-    state.ending.append(lambda: _leave(key, actor))
+    """Makes ``shard_actor`` return this actor, until it is left: at the latest when the session closes."""
+    _state.actors[ranks, replicas, index] = actor
+    if not _ends_of(actor):
+        state.ending.append(_End(actor))
 
 
 def use(actor: _native.ShardActor, user: Any) -> None:
@@ -93,24 +93,38 @@ def leave_unused(actor: _native.ShardActor) -> None:
     """Leaves the actor's mesh and ends the actor, unless units use it."""
     if any(user.actor is actor for user in _state.users):
         return
-    for key in [k for k, a in _state.actors.items() if a is actor]:
-        del _state.actors[key]
-    actor.leave()
+    _leave(actor)
     with contextlib.suppress(NotFound, Unavailable):  # the head has no row of it, or is away
         state.session.kill(actor.id, False)
 
 
-def _leave(key: tuple[tuple[int, ...], int, int], actor: _native.ShardActor) -> None:
-    if _state.actors.get(key) is actor:
+class _End:
+    """Leaves an actor's mesh when the session closes."""
+
+    def __init__(self, actor: _native.ShardActor):
+        self.actor = actor
+
+    def __call__(self) -> None:
+        _leave(self.actor)
+
+
+def _ends_of(actor: _native.ShardActor) -> list[_End]:
+    return [end for end in state.ending if isinstance(end, _End) and end.actor is actor]
+
+
+def _leave(actor: _native.ShardActor) -> None:
+    for key in [k for k, a in _state.actors.items() if a is actor]:
         del _state.actors[key]
+    for end in _ends_of(actor):
+        state.ending.remove(end)
     actor.leave()
 
 
 def leave_all() -> None:
     """Leaves every mesh: this process's ranks are done with their models. A rank that still waits for them gets an error."""
     groups.leave_all()
-    for key, actor in list(_state.actors.items()):
-        _leave(key, actor)
+    for actor in list(_state.actors.values()):
+        _leave(actor)
 
 
 def shard_actor_handles(mesh: DeviceMesh | None = None) -> list[ActorHandle]:

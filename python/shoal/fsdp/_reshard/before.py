@@ -11,11 +11,12 @@ from shoal.fsdp._reshard.memory import NewMesh, leave
 
 class Before:
     """The old mesh of a model that has moved, with its memory, until ``forget``. As long as nothing has written to the new rows,
-    ``restore`` brings model and optimizers back, on this rank alone. An arena that the new mesh has taken over holds the rows of both."""
+    ``restore`` brings model and optimizers back, on this rank alone. An arena that the new mesh has taken over holds the rows of both.
+    ``leaves``: this rank is not on the new mesh."""
 
     def __init__(self, contents: Contents, leaves: bool):
         units, roots = contents.units, contents.roots
-        self._contents, self._leaves = contents, leaves
+        self._contents, self.leaves = contents, leaves
         self._actors = list({id(u.actor): u.actor for u in units}.values())
         natives, rows = [u.native for u in units], [[p.own for p in u.parameters] for u in units]
         self._mesh = NewMesh(units[0].data, units[0].actor, natives, rows, [r.models[0] for r in roots], contents.shared_arrays)
@@ -23,7 +24,7 @@ class Before:
 
     def restore(self) -> None:
         """Goes back to the old mesh. A rank that was to leave is there still."""
-        if self._leaves:
+        if self.leaves:
             return
         contents = self._contents
         moved_to = contents.units[0].actor
@@ -39,7 +40,7 @@ class Before:
 
     def forget(self) -> None:
         """Frees the old memory, and takes a rank that is not on the new mesh off the old one."""
-        if self._leaves:
+        if self.leaves:
             leave(self._contents)
         self._states.clear()
         del self._mesh
