@@ -257,6 +257,7 @@ Result<void> SessionFolder::write_info(const SessionInfo& info) const {
   if (!info.store.empty()) {
     j["store"] = info.store;
     j["heads"] = info.heads;
+    j["store_since"] = info.store_since;
   }
   return write_file(path_ + "/info.json", j.dump(2) + "\n");
 }
@@ -274,7 +275,8 @@ Result<SessionInfo> SessionFolder::info() const {
                   is("http", &json::is_string) ? j["http"] : "",
                   is("node", &json::is_string) ? j["node"] : "",
                   "",
-                  {}};
+                  {},
+                  is("store_since", &json::is_number_integer) ? j["store_since"].get<std::int64_t>() : 0};
   if (is("store", &json::is_string)) out.store = j["store"];
   if (!is("heads", &json::is_array)) return out;
   for (const auto& head : j["heads"]) {

@@ -34,6 +34,7 @@ struct SessionInfo {
   // For a cluster with several heads.
   std::string store = "";               // the store that the heads share
   std::vector<std::string> heads = {};  // HOST:PORT of each, the leader first
+  std::int64_t store_since = 0;         // the store's revision when this session's first head registered
   // The endpoints by which this host reaches the head, as runtime::parse_endpoints reads them.
   std::string way() const;
 };

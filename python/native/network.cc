@@ -15,13 +15,14 @@ runtime::MessageNetwork message_network(const actors::Credentials& credentials, 
   out.exchange = [&call, name, rank, token = network.sealed ? std::optional(credentials.token) : std::nullopt](
                      const std::string& own) -> Result<std::vector<std::string>> {
     const auto context = [&](std::size_t r) { return name + " of rank " + std::to_string(r); };
-    SHOAL_TRY(auto all, call(name, token ? runtime::seal(*token, context(static_cast<std::size_t>(rank)), own) : own));
+    SHOAL_TRY(auto all, call.call(name, token ? runtime::seal(*token, context(static_cast<std::size_t>(rank)), own) : own));
     for (std::size_t r = 0; token && r < all.size(); ++r) {
       SHOAL_TRY(auto opened, runtime::unseal(*token, context(r), all[r]));
       all[r] = std::move(opened);
     }
     return all;
   };
+  out.may_go_on = call.check;
   out.kind = network.kind;
   out.encrypted = credentials.data_tls;
   out.interface = network.interface;

@@ -127,7 +127,10 @@ class PyBackend final : public runtime::CollectiveBackend {
 }  // namespace
 
 PyExchange make_py_exchange(nb::object exchange) {
-  return [held = std::make_shared<Held>(std::move(exchange))](const std::string& name, const std::string& own) {
+  const auto held = std::make_shared<Held>(std::move(exchange));
+  PyExchange out;
+  out.check = [held] { return in_python([&] { held->get().attr("check")(); }); };
+  out.call = [held](const std::string& name, const std::string& own) {
     std::vector<std::string> all;
     auto done = in_python([&] {
       for (const nb::handle each : held->get()(name, nb::bytes(own.data(), own.size()))) {
@@ -137,6 +140,7 @@ PyExchange make_py_exchange(nb::object exchange) {
     });
     return std::move(done).map([&] { return std::move(all); });
   };
+  return out;
 }
 
 std::shared_ptr<runtime::CollectiveBackend> make_py_backend(nb::object calls) { return std::make_shared<PyBackend>(std::move(calls)); }

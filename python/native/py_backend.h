@@ -14,7 +14,10 @@ namespace shoal::python {
 std::shared_ptr<runtime::CollectiveBackend> make_py_backend(nb::object calls);
 
 // exchange(name, bytes), which returns what every rank has passed under this name.
-using PyExchange = std::function<Result<std::vector<std::string>>(const std::string& name, const std::string& own)>;
+struct PyExchange {
+  std::function<Result<std::vector<std::string>>(const std::string& name, const std::string& own)> call;
+  std::function<Result<void>()> check;  // fails once one of the ranks is known to be gone: exchange.check()
+};
 PyExchange make_py_exchange(nb::object exchange);
 
 }  // namespace shoal::python

@@ -74,6 +74,7 @@ Result<std::shared_ptr<MessageLayer>> make_tcp(const MessageNetwork& network, st
   options.rank = network.rank;
   options.world_size = network.world_size;
   options.tls = std::move(tls);
+  options.may_go_on = network.may_go_on;
   if (network.unanswered > Duration{}) options.unanswered = network.unanswered;
   return make_together(network, [&](const auto& exchange) -> Result<std::shared_ptr<MessageLayer>> {
     SHOAL_TRY(const auto interface, interface_of(network));

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <ctime>
+#include <functional>
 
 namespace shoal::scheduler::cli {
 
@@ -36,38 +37,66 @@ Result<actors::StartedRole> start_role(const Common& common, const SessionFolder
   return started;
 }
 
-Result<int> stop_session(const SessionFolder& folder, double grace_s, bool force) {
-  (void)folder.set_ending();  // best effort: a full disk must not prevent stopping
-  // When the head runs on another host, only this host's processes end.
-  const auto members = folder.processes();
-  const auto known = folder.info();
-  const bool leads =
-      (known && !known->head_local.empty()) || std::any_of(members.begin(), members.end(), [](const auto& p) { return p.role != "node"; });
-  if (const auto credentials = force || !leads ? Result<actors::Credentials>(fail(cancelled("not in order"))) : folder.credentials()) {
-    Context context(*credentials);
-    if (const auto info = folder.info()) {
-      if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero())) {
-        (void)(*client)->ask(Method::kShutdown, {}, std::chrono::seconds(1));
-      }
-    }
+namespace {
+
+constexpr double kElectionSeconds = 10;  // a lease of a head, an election and the reading of the stored rows, on a loaded machine
+
+bool wait_for(const std::function<bool()>& done, double seconds, unsigned pause_us = 2'000) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    usleep(pause_us);
   }
-  const auto wait_for_end = [&](double seconds) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (!folder.processes().empty() && std::chrono::steady_clock::now() < end) usleep(2'000);
-    return folder.processes().empty();
-  };
+  return true;
+}
+
+bool has_head(const SessionFolder& folder) {
+  const auto members = folder.processes();
+  return std::any_of(members.begin(), members.end(), [](const auto& p) { return p.role != "node"; });
+}
+
+// Asks the leading head to end the cluster, again if none answers: another of several heads may be about to lead. Returns true once a head
+// has answered, and false when none can any more, or when the time is over.
+bool ask_to_end(const SessionFolder& folder, const actors::Credentials& credentials) {
+  Context context(credentials);
+  bool answered = false;
+  (void)wait_for(
+      [&] {
+        const auto info = folder.info();  // read each time, as it names the leader
+        if (!info) return true;
+        if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero()))
+          answered = (*client)->ask(Method::kShutdown, {}, std::chrono::seconds(2)).has_value();
+        return answered || (info->store.empty() ? !has_head(folder) : folder.processes().empty());
+      },
+      kElectionSeconds, 50'000);
+  return answered;
+}
+
+}  // namespace
+
+Result<Stopped> stop_session(const SessionFolder& folder, double grace_s, bool force) {
+  (void)folder.set_ending();  // best effort: a full disk must not prevent stopping
+  Stopped out;
+  // When the head runs on another host, only this host's processes end.
+  const auto known = folder.info();
+  if (!force && ((known && !known->head_local.empty()) || has_head(folder))) {
+    const auto credentials = folder.credentials();
+    out.in_order = credentials && ask_to_end(folder, *credentials);
+    // The head ends last: it waits for nodes that are about to join it again.
+    if (out.in_order) (void)wait_for([&] { return !has_head(folder); }, grace_s);
+  }
+  const auto is_over = [&] { return folder.processes().empty(); };
   // Processes that the head did not end get a signal.
   for (const auto& p : folder.processes()) {
     if (!force) kill(p.pid, SIGTERM);
   }
-  if (wait_for_end(force ? 0 : grace_s)) return 0;
-  int killed = 0;
+  if (wait_for(is_over, force ? 0 : grace_s)) return out;
   for (const auto& p : folder.processes()) {
     kill(p.pid, SIGKILL);
-    ++killed;
+    ++out.killed;
   }
-  if (!wait_for_end(2)) return fail(internal("a process of " + folder.name() + " cannot be killed"));
-  return killed;
+  if (!wait_for(is_over, 2)) return fail(internal("a process of " + folder.name() + " cannot be killed"));
+  return out;
 }
 
 }  // namespace shoal::scheduler::cli

@@ -17,8 +17,12 @@ Result<actors::SessionFolder> new_session(const std::string& root, std::optional
 // Starts a head, node or other role of this executable in a Unix session of its own, and waits for its report.
 Result<actors::StartedRole> start_role(const Common& common, const actors::SessionFolder& folder, std::vector<std::string> words);
 
-// Ends the session's processes: first by a request to its head, then by signals. `force`: kills them at once. Returns the number of
-// processes killed.
-Result<int> stop_session(const actors::SessionFolder& folder, double grace_s, bool force = false);
+struct Stopped {
+  int killed = 0;
+  bool in_order = true;  // false: no head took the request, so nodes and heads elsewhere may go on
+};
+
+// Ends the session's processes: first by a request to the head that leads, then by signals. `force`: kills them at once.
+Result<Stopped> stop_session(const actors::SessionFolder& folder, double grace_s, bool force = false);
 
 }  // namespace shoal::scheduler::cli

@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kSchema = "1";
 constexpr std::int64_t kEndedSeconds = 10;
+constexpr int kMaxAnnouncements = 5;
 // Timeouts of requests: before this head is registered, and from then on, while its lease may run out.
 constexpr runtime::Duration kPatient = std::chrono::seconds(5), kHasty = std::chrono::seconds(1);
 
@@ -92,15 +93,22 @@ class EtcdCandidacy final : public Candidacy {
 
   bool leads() const override { return clock_.now().time_since_epoch().count() < leads_until_; }
 
-  void end_cluster() override {
-    if (auto client = Client::open(address_, kHasty)) {  // a client of its own, as client_ is the thread's
-      if (const auto lease = (*client)->grant(kEndedSeconds)) {
-        (void)(*client)->txn(json::array(), json::array({put(address_.key("ended"), id_, *lease)}));
-      }
+  Result<void> end_cluster() override {
+    for (int attempt = 1;; ++attempt) {
+      auto done = announce_end();
+      if (done || attempt == kMaxAnnouncements) return done;
     }
   }
+  std::int64_t since() const override { return since_; }
 
  private:
+  Result<void> announce_end() const {
+    SHOAL_TRY(auto client, Client::open(address_, kHasty));  // a client of its own, as client_ is the thread's
+    SHOAL_TRY(const auto lease, client->grant(kEndedSeconds));
+    SHOAL_OK(client->txn(json::array(), json::array({put(address_.key("ended"), id_, lease)})));
+    return {};
+  }
+
   // The first head stores what all heads share; later ones compare.
   Result<void> agree() {
     json about = {{"schema", kSchema}, {"token", options_.fingerprint}};
@@ -108,7 +116,7 @@ class EtcdCandidacy final : public Candidacy {
     const std::string key = address_.key("about"), mine = about.dump();
     SHOAL_TRY(const TxnReply reply,
               client_->txn(json::array({if_created_at(key, 0)}), json::array({put(key, mine)}), json::array({range(key)})));
-    since_ = reply.revision;
+    since_ = options_.since > 0 ? std::min(options_.since, reply.revision) : reply.revision;
     if (reply.succeeded || reply.ranges[0].empty() || reply.ranges[0][0].value == mine) return {};
     const json there = json::parse(reply.ranges[0][0].value, nullptr, false);
     if (!there.is_object() || there.value("schema", "") != kSchema) {
@@ -250,7 +258,7 @@ class EtcdCandidacy final : public Candidacy {
   // Used by the thread only, once it runs:
   const std::unique_ptr<Client> client_;
   const std::string host_;
-  std::int64_t since_ = 0;  // etcd's revision at the registration; an earlier `ended` concerns other heads
+  std::int64_t since_ = 0;  // an earlier `ended` concerns other heads; fixed before the thread runs
   HeadLease lease_;
   bool leading_ = false;
   std::string leader_;

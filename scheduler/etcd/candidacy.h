@@ -27,6 +27,8 @@ struct CandidacyOptions {
   std::int64_t ttl_s = 3;   // duration of the lease; etcd's minimum is about 2
   runtime::Duration keep_every = std::chrono::seconds(1);
   runtime::Duration look_every = std::chrono::milliseconds(200);  // interval of checks while this head waits
+  // etcd's revision at which an earlier head of this session registered; 0: there was none. A cluster's end after it concerns this head.
+  std::int64_t since = 0;
   // Callbacks on the loop:
   std::function<void(Leadership)> elected;
   std::function<void(std::string leader, std::vector<std::string> heads)> heads;  // endpoints, whenever they change; leader "": none
@@ -43,8 +45,10 @@ class Candidacy {
   virtual ~Candidacy() = default;
   // Returns true while this head is the elected leader. Loop thread.
   virtual bool leads() const = 0;
-  // Makes every head end; blocks for a moment. Called by the leader.
-  virtual void end_cluster() = 0;
+  // Makes every head end; blocks until etcd has confirmed it, or has not answered several times. Called by the leader.
+  virtual Result<void> end_cluster() = 0;
+  // etcd's revision from which on a cluster's end concerns this head.
+  virtual std::int64_t since() const = 0;
 };
 
 }  // namespace shoal::scheduler::etcd

@@ -120,7 +120,8 @@ TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndReachesAllHeads) {
   const auto refused = stand(c, "h:3", "other");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason(), "TokenRefused");
-  a.candidacy->end_cluster();
+  const auto since = b.candidacy->since();
+  ASSERT_TRUE(a.candidacy->end_cluster());
   until([&] { return b.ended; });
   EXPECT_FALSE(a.ended);
   a.candidacy.reset();
@@ -128,6 +129,12 @@ TEST_F(CandidacyTest, AnotherTokenIsRefusedAndTheEndReachesAllHeads) {
   ASSERT_TRUE(stand(c, "h:3"));  // the end does not concern a later head
   until([&] { return c.leadership.has_value(); });
   EXPECT_FALSE(c.ended);
+  Head again;
+  again.since = since;  // a head of a session that the end concerns, which is started again
+  ASSERT_TRUE(stand(again, "h:2"));
+  EXPECT_EQ(again.candidacy->since(), since);
+  until([&] { return again.ended; });
+  EXPECT_FALSE(again.leadership.has_value());
 }
 
 }  // namespace

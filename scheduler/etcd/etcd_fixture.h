@@ -113,6 +113,7 @@ class CandidacyTest : public EtcdTest {
     std::string leader;
     std::vector<std::string> heads;
     bool ended = false;
+    std::int64_t since = 0;
     std::unique_ptr<Candidacy> candidacy;
   };
   Result<void> stand(Head& head, const std::string& endpoint, const std::string& fingerprint = "f") {
@@ -121,6 +122,7 @@ class CandidacyTest : public EtcdTest {
   Result<void> stand(Head& head, const std::string& endpoint, const std::string& fingerprint, const Address& at, std::int64_t ttl_s) {
     CandidacyOptions o;
     o.ttl_s = ttl_s;
+    o.since = head.since;
     o.endpoint = endpoint;
     o.fingerprint = fingerprint;
     o.elected = [&](Leadership l) { head.leadership = std::move(l); };

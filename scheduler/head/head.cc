@@ -67,6 +67,7 @@ void Head::tick() {
   happened(Tick{});
   node_watch_.look();
   commits_.retry();
+  check_ended();
   ticking_ = clock_.after(options_.tick, [this, due = clock_.now() + options_.tick] {
     const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(clock_.now() - due);
     if (late > kLate) log_->warn("the event loop was blocked for {} ms", late.count());
@@ -95,7 +96,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   } else if (answer) {
     commits_.answer(effect, std::move(responder), *std::move(answer));
   }
-  if (method == Method::kShutdown && options_.on_shutdown) options_.on_shutdown();
+  check_ended();
 }
 
 void Head::on_notice(Peer& peer, runtime::Request notice) {
@@ -121,6 +122,16 @@ void Head::on_closed(Peer& peer, const Error& why) {
   packages_.closed(peer.number());
   forget(peer.number());
   node_watch_.look();
+}
+
+// A node that lives and has no connection comes back, or is found dead.
+void Head::check_ended() {
+  if (!ending_ || ending_->over) return;
+  if (!std::exchange(ending_->announced, true) && options_.on_ending) options_.on_ending();
+  const auto alive = state_.alive_nodes();
+  if (!std::ranges::all_of(alive, [this](NodeId node) { return ending_->notified.contains(node); })) return;
+  ending_->over = true;
+  if (options_.on_ended) options_.on_ended();
 }
 
 // Removes a client and closes its connection if that is open.

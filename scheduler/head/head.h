@@ -10,6 +10,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,7 +46,8 @@ class Head final : public runtime::PeerHandler {
     ClusterState::Options state;
     // Calls the function when a process of this host ends, so that a node's death is found before its heartbeats are missed. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
-    std::function<void()> on_shutdown;  // called on a request to end the cluster, once nodes are notified
+    std::function<void()> on_ending;  // called once, on a request to end the cluster; may be empty
+    std::function<void()> on_ended;   // called once, when each living node has been sent the cluster's end; may be empty
     // Signs the certificate of a host that joins and has proved that it has the token. Empty in a cluster on one host.
     std::function<Result<actors::SignedCertificate>(const actors::SignCertificate&)> sign;
     std::string store;                                           // name of the store, shown by `shoal status`
@@ -100,6 +103,7 @@ class Head final : public runtime::PeerHandler {
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
+  void check_ended();
 
   runtime::Clock& clock_;
   runtime::Network& network_;
@@ -116,6 +120,13 @@ class Head final : public runtime::PeerHandler {
   NodeWatch node_watch_;
   std::map<JobId, std::shared_ptr<void>> driver_watches_;  // watches on drivers' processes, until their jobs end
   runtime::Timer ticking_;
+  // The end of the cluster, once it is requested. A node whose connection is broken gets the notice when it joins again.
+  struct Ending {
+    std::set<NodeId> notified;
+    bool announced = false;
+    bool over = false;  // each living node was notified
+  };
+  std::optional<Ending> ending_;
   Commits commits_;
   std::map<ActorId, runtime::Responder> hosting_;  // requests of kHostActor, until their gang is complete
   // Destroyed before hosting_ and commits_, which have answers that wait. So clients see a broken connection, and ask the next head.

@@ -54,7 +54,10 @@ void Head::answer_cluster() {
   });
   methods_.on<Method::kShutdown>([this](Client&, Empty) {
     log_->info("shutdown requested");
-    links_.notify_all(Method::kEndNode, {});
+    if (!ending_) ending_.emplace();
+    for (const NodeId node : state_.alive_nodes()) {
+      if (links_.contains(node) && ending_->notified.insert(node).second) links_.notify(node, Method::kEndNode);
+    }
   });
 }
 
@@ -181,6 +184,10 @@ Result<actors::RegisteredNode> Head::register_node(Client& client, const actors:
   // it reconnects.
   if (const auto old = links_.set(node.id, *client.peer)) forget(*old);
   client.node = node.id;
+  if (ending_) {
+    ending_->notified.insert(node.id);
+    links_.notify(node.id, Method::kEndNode);
+  }
   if (client.peer->identity().local) {
     node_watch_.watch(node.id, node.pid);
   } else {

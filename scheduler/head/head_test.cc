@@ -68,6 +68,8 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     o.listen = {runtime::Endpoint::tcp("head", 6400)};
     o.leads = [this] { return leads_; };
     o.on_fenced = [this] { ++num_fenced_; };
+    o.on_ending = [this] { ++num_ending_; };
+    o.on_ended = [this] { ++num_ended_; };
     o.watch_process = [this](pid_t pid, std::function<void()> gone) {
       watched_[pid] = std::move(gone);
       return std::make_shared<int>(0);
@@ -109,7 +111,8 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   runtime::SimWorld world_{{}};
   LockedStore store_;
   bool leads_ = true;
-  int num_fenced_ = 0;
+  int num_fenced_ = 0, num_ending_ = 0, num_ended_ = 0;
+  int num_ended_nodes_ = 0;  // notices of the cluster's end that nodes got
   std::map<pid_t, std::function<void()>> watched_;
   std::unique_ptr<runtime::SimNetwork> head_network_ = world_.fabric().attach("head", 1);
   std::unique_ptr<runtime::SimNetwork> client_network_ = world_.fabric().attach("client", 2);
@@ -128,6 +131,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
   void on_notice(runtime::Peer&, runtime::Request notice) override {
     if (notice.method == actors::number(Method::kActorUpdate))
       reported_.push_back(actors::from_bytes<actors::ActorRow>(notice.message.body).value());
+    num_ended_nodes_ += notice.method == actors::number(Method::kEndNode);
   }
   void on_closed(runtime::Peer&, const Error&) override {}
 };
@@ -298,6 +302,39 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   world_.run_for(100ms);
   EXPECT_TRUE(shut && *shut);
   network->crash();
+}
+
+TEST_F(HeadTest, TheEndOfTheClusterReachesANodeThatIsAboutToJoinAgain) {
+  FakeNode stays, away, again;
+  join(stays, "stays", 3, runtime::Endpoint::tcp("stays", 1), NodeId{5});
+  join(away, "away", 4, runtime::Endpoint::tcp("away", 1), NodeId{6});
+  away.peer.reset();
+  world_.run_for(1ms);
+  for (int i = 0; i < 2; ++i) {  // the command repeats its request if no answer comes in time
+    std::optional<Result<runtime::Message>> shut;
+    call(Method::kShutdown, {}, shut);
+    ASSERT_TRUE(world_.run_until([&] { return shut.has_value(); }, 5s));
+    EXPECT_TRUE(*shut);
+  }
+  world_.run_for(100ms);
+  EXPECT_EQ(num_ending_, 1);
+  EXPECT_EQ(num_ended_nodes_, 1);
+  EXPECT_EQ(num_ended_, 0);
+  join(again, "again", 7, runtime::Endpoint::tcp("again", 1), NodeId{6});
+  EXPECT_EQ(num_ended_nodes_, 2);
+  EXPECT_EQ(num_ended_, 1);
+}
+
+TEST_F(HeadTest, TheEndOfTheClusterDoesNotWaitForADeadNode) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 1), NodeId{5});
+  node.network->crash();
+  node.peer.reset();
+  world_.run_for(1ms);  // the head learns that the connection has ended
+  std::optional<Result<runtime::Message>> shut;
+  call(Method::kShutdown, {}, shut);
+  ASSERT_TRUE(world_.run_until([&] { return num_ended_ == 1; }, 60s));
+  EXPECT_EQ(head_->state().node(NodeId{5})->state, actors::NodeState::kDead);
 }
 
 // A broken connection does not decide the outcome of the requests sent over it. The node reports that when it is back.

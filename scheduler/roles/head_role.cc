@@ -63,7 +63,7 @@ int run_alone(RoleProcess& w, const HeadRole& role) {
   options.store = role.fsync ? "sqlite, durability fsync" : "sqlite, durability process";
   // Gives the notices to the nodes a moment to go out.
   runtime::Timer leaving;
-  options.on_shutdown = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
+  options.on_ended = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
   {
     SessionInfo info;
     info.started_unix_ms = w.clock->unix_millis();
@@ -154,14 +154,16 @@ class OneOfSeveral {
     o.endpoint = Endpoint::tcp(role_.host, held_.port()).to_string();
     o.fingerprint = fingerprint(token, authority);
     o.data_tls = w_.credentials.data_tls;
+    if (const auto before = w_.folder.info(); before && before->store == role_.store) o.since = before->store_since;
     o.elected = [this](const etcd::Leadership& leadership) { lead(leadership); };
     o.heads = [this](std::string leader, std::vector<std::string> heads) { heads_are(std::move(leader), std::move(heads)); };
     o.ended = [this] {
       w_.log->info("the cluster ends");
       over_ = true;
     };
-    info_ = {o.endpoint, local_head(w_.folder).to_string(), w_.clock->unix_millis(), "", "", role_.store, {}};
+    info_ = {o.endpoint, local_head(w_.folder).to_string(), w_.clock->unix_millis(), "", "", role_.store, {}, 0};
     SHOAL_TRY(candidacy_, etcd::Candidacy::make(w_.loop, *w_.clock, *w_.random, w_.log, address_, std::move(o)));
+    info_.store_since = candidacy_->since();
     SHOAL_OK(w_.folder.write_info(info_));
     w_.on_signal([this] { over_ = true; });
     w_.log->info("waiting to lead store={} endpoint={}", role_.store, info_.head);
@@ -179,10 +181,11 @@ class OneOfSeveral {
     sign_with_authority(w_, options);
     options.leads = [this] { return candidacy_->leads(); };
     options.on_fenced = [this] { give_up(unavailable("its lease has ended, or another head has it")); };
-    options.on_shutdown = [this] {
-      candidacy_->end_cluster();
-      leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; });
+    options.on_ending = [this] {
+      if (const auto ended = candidacy_->end_cluster(); !ended)
+        w_.log->warn("other heads do not learn of the cluster's end: {}", ended.error().message());
     };
+    options.on_ended = [this] { leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; }); };
     auto serving = serve(w_, role_, *store_, std::move(options), info_);
     if (!serving) return give_up(serving.error());
     serving_ = *std::move(serving);

@@ -299,3 +299,28 @@ def test_unsupported_arguments_are_refused_by_name():
     texts = ["int16", "meta", "TwoTensor", "4 rows", "[5]", "rank 3", "bxor", "str"]
     for said in run(refused):
         assert all(t in s for t, s in zip(texts, said, strict=True)), said
+
+
+class Meeting:
+    """A store in which rank 1 answers each exchange, and dies before it connects."""
+
+    def __init__(self):
+        self.keys = {}
+
+    def set(self, key, value):
+        self.keys[key] = self.keys[key.removesuffix("0") + "1"] = value
+
+    def get(self, key):
+        return self.keys[key]
+
+    def check(self, keys):
+        if all(key in self.keys for key in keys):
+            return True
+        raise Unavailable("rank 1 was killed", reason="ActorDied")
+
+
+def test_a_rank_that_connects_gives_up_on_the_word_of_a_death():
+    from shoal._distributed.communicator import make_communicator
+
+    with pytest.raises(Unavailable, match="rank 1 was killed"):
+        make_communicator("doomed", (0, 1), 0, False, store=Meeting())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from etcd import Etcd
-from leak_check import wait_until
+from leak_check import alive, wait_until
 
 LIMIT_S = 240  # hang guard
 
@@ -199,7 +199,28 @@ def test_status_shows_store_and_standby_and_refuses_another_token(heads, shoal_c
 
 def test_stop_ends_every_head_and_node(heads, shoal_command):
     assert shoal_command.json("stop", "--address", heads.members[1].address)["stopped"]
-    wait_until(lambda: not any(m.pids(role) for m in heads.members for role in ("head", "node")), LIMIT_S, "nothing runs")
+    nothing_runs(heads)
+
+
+def nothing_runs(heads):
+    """Waits until every head and node has ended. The file of one that was killed, or that failed, stays in its session."""
+
+    def runs():
+        return any(alive(pid) for m in heads.members for role in ("head", "node") for pid in m.pids(role))
+
+    wait_until(lambda: not runs(), LIMIT_S, "nothing runs")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_stop_during_a_change_of_the_leader_ends_every_head_and_node(heads, shoal_command, number):
+    first = heads.leader()
+    [other] = [m for m in heads.members if m is not first]
+    leader = first.pid("head")
+    os.kill(leader, number)
+    assert shoal_command.json("stop", "--address", other.address)["stopped"]
+    if number == signal.SIGSTOP:
+        os.kill(leader, signal.SIGCONT)
+    nothing_runs(heads)
 
 
 def test_wrong_options_are_errors_that_name_them(shoal_command):

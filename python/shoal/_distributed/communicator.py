@@ -35,6 +35,10 @@ class Exchange:
         began = time.monotonic()
         return [self._get(f"{prefix}/{r}", r, began) for r in range(self._world_size)]
 
+    def check(self) -> None:
+        """Raises an error if the store knows that one of the ranks is gone, or if it is gone itself."""
+        self._store.check([f"shoal/exchange/{self._name}"])
+
     def _get(self, key: str, rank: int, began: float) -> bytes:
         warn_at = began + WARN_AFTER
         while not self._store.check([key]):

@@ -1,7 +1,15 @@
-"""The process group of a training, and the meetings in which its workers make the next one: all waits end when a worker dies."""
+"""The process group of a training, and the meetings in which its workers make the next one: all waits end when a worker dies.
+
+A store lies in the process of one worker. When that worker's host vanishes, without a word to the others, requests to the store end by the
+kernel after ``_SILENCE_S``; from then on the node's word of the loss decides.
+
+Torch's threads call a store, too. Those of its NCCL group look for keys about every second, and take any exception for an answer. They wait
+for the GIL, which no call here holds while it waits.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -19,6 +27,8 @@ from shoal.train._context import _Here
 _TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
 _CHECK_S = 0.002  # between two looks for keys
 _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
+_SILENCE_S = 8  # a host that answers nothing for so long ends requests to its store, as it ends a rank in a protected training
+_DOUBT_S = 15.0  # the longest wait for the news of a death that has ended a store: a node counts as dead after some missed heartbeats
 
 
 class Guard:
@@ -35,11 +45,15 @@ class Guard:
 
 class GuardedStore(dist.Store):
     """A store whose waits end when a worker dies, those of torch, too. ``store``: has the keys. Its user keeps it: torch holds only the
-    part that is not Python."""
+    part that is not Python. ``original``: the store of which this one is a clone."""
 
-    def __init__(self, store: dist.Store, guard: Guard | None):
+    def __init__(self, store: dist.Store, guard: Guard | None, original: GuardedStore | None = None):
         super().__init__()
         self._store, self.guard = store, guard
+        self._original = original or self
+        _limit_silence(store)
+        self._lost: tuple[Exception, float] | None = None  # why the store has no connection any more, and since when
+        self._clones: list[GuardedStore] = []
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         timeout = self._store.timeout if timeout is None else timeout
@@ -60,11 +74,22 @@ class GuardedStore(dist.Store):
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too."""
-        found = self._store.check(keys)
-        if not found and self.guard is not None:
-            self.guard.check()
-        return found
+        """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too. A store without a
+        connection has no keys; if no news of a death comes, the connection's error is raised."""
+        guard = self._original.guard
+        if self._lost is None:
+            try:
+                if self._store.check(keys):
+                    return True
+            except dist.DistNetworkError as error:
+                if guard is None:
+                    raise
+                self._lost = error, time.monotonic()
+        if guard is not None:
+            guard.check()
+        if self._lost is not None and time.monotonic() - self._lost[1] > _DOUBT_S:
+            raise self._lost[0]
+        return False
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         return self._store.compare_set(key, expected, desired)
@@ -75,12 +100,48 @@ class GuardedStore(dist.Store):
     def num_keys(self) -> int:
         return self._store.num_keys()
 
+    deleteKey, getNumKeys = delete_key, num_keys  # the names by which torch's C++ calls them
+
+    def clone(self) -> GuardedStore:
+        """Returns a store with a connection of its own and this one's guard, for another thread. This one keeps it."""
+        self._clones.append(GuardedStore(self._store.clone(), None, self._original))
+        return self._clones[-1]
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._store.set_timeout(timeout)
 
     @property
     def timeout(self) -> timedelta:
         return self._store.timeout
+
+
+def _limit_silence(store: dist.Store) -> None:
+    """Lets the kernel end this process's connections to a store whose host answers nothing: a request of torch waits without a limit."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return
+    with contextlib.suppress(OSError):  # no such host any more
+        hosts = {found[4][0] for found in socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)}
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # it is no socket, or has been closed
+                _limit_silence_of(int(name), hosts, store.port)
+
+
+def _limit_silence_of(fd: int, hosts: set[str], port: int) -> None:
+    connection = socket.socket(fileno=fd)
+    try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        peer = connection.getpeername()
+        if peer[1] != port or peer[0].removeprefix("::ffff:") not in hosts:
+            return
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for an answer that is lost behind an acknowledged request
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
+    finally:
+        connection.detach()  # torch's
 
 
 def first_process_group(backend: str) -> GuardedStore:

@@ -85,6 +85,8 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   void departed(int rank) override;
 
   Result<void> wait_for_connections();
+  Result<void> lost_while_connecting();
+  std::string which(int rank);
   void call_all(int rank);
   std::unique_ptr<OutgoingCall> call(int rank, std::uint32_t number);
   void lose(int rank, Error why);
@@ -134,17 +136,21 @@ Result<void> TcpLayer::open() {
 
 Result<void> TcpLayer::wait_for_connections() {
   const auto until = now() + options_.connecting;
+  auto ask_at = now() + kCheck;
   for (int r = 0; r < options_.world_size; ++r) {
     if (r == options_.rank) continue;
     while (!at(r).connections->complete()) {
       progress();
-      const auto& address = at(r).connections->address();
-      const auto which = fmt::format("rank {} at {} port {}", r, address.host, address.port);
-      if (at(r).lost) return fail(Error(*at(r).lost).in("connecting to " + which));
+      SHOAL_OK(lost_while_connecting());
       if (at(r).connections->complete()) break;
-      if (now() > until && gate_.obstacle()) return fail(Error(*gate_.obstacle()).in("waiting for " + which));
-      if (now() > until) {
-        return fail(deadline_exceeded(fmt::format("{} and {} could not connect", which, own_.host))
+      const auto time = now();
+      if (options_.may_go_on && time >= ask_at) {
+        ask_at = time + kCheck;
+        if (auto asked = options_.may_go_on(); !asked) return fail(Error(asked.error()).in("connecting to " + which(r)));
+      }
+      if (time > until && gate_.obstacle()) return fail(Error(*gate_.obstacle()).in("waiting for " + which(r)));
+      if (time > until) {
+        return fail(deadline_exceeded(fmt::format("{} and {} could not connect", which(r), own_.host))
                         .with_reason("NotConnected")
                         .with_hint("check the interface of both hosts, and that no firewall drops connections between them"));
       }
@@ -152,6 +158,19 @@ Result<void> TcpLayer::wait_for_connections() {
     }
   }
   return {};
+}
+
+// The end of any rank ends the wait for all of them: one that is still to connect may itself wait for the rank that is lost.
+Result<void> TcpLayer::lost_while_connecting() {
+  for (int r = 0; r < options_.world_size; ++r) {
+    if (at(r).lost) return fail(Error(*at(r).lost).in("connecting to " + which(r)));
+  }
+  return {};
+}
+
+std::string TcpLayer::which(int rank) {
+  const auto& address = at(rank).connections->address();
+  return fmt::format("rank {} at {} port {}", rank, address.host, address.port);
 }
 
 // ---- connections -------------------------------------------------------------------------------------------------------------------

@@ -30,11 +30,13 @@ struct TcpOptions {
   // A rank whose host answers nothing for this long is lost. A rank that is stopped is not: its host answers.
   Duration unanswered = std::chrono::milliseconds(1500);
   Duration connecting = std::chrono::seconds(30);  // for all connections, when the layer opens
+  // Asked every 100 ms while the layer opens: an error ends that, such as the word of another rank's death. May be empty.
+  std::function<Result<void>()> may_go_on;
 };
 
 // Raises this process's soft limit of open files to the hard one.
 // Errors: InvalidArgument for wrong options, or if a rank's host has another byte order or protocol. Unavailable or DeadlineExceeded for
-// a rank that cannot be reached.
+// a rank that cannot be reached, and the error of `may_go_on`.
 Result<std::shared_ptr<MessageLayer>> make_tcp_layer(TcpOptions options);
 
 }  // namespace shoal::runtime

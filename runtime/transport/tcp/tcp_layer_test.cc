@@ -313,6 +313,55 @@ TEST_P(TcpLayerTest, ACallerWithAnotherTokenIsRefused) {
   send_and_receive(0, 1, Channel::kData, 100000);
 }
 
+// A rank whose host accepts connections, while its process answers none.
+class SilentRank {
+ public:
+  explicit SilentRank(bool listens = true) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof at;
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<sockaddr*>(&at), length), 0);
+    EXPECT_EQ(listens ? listen(socket_.get(), 100) : 0, 0);
+    getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&at), &length);
+    address_.host = "127.0.0.1";
+    address_.port = ntohs(at.sin_port);
+  }
+  std::string address() const { return address_.text(); }
+
+ private:
+  const Fd socket_{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  RankAddress address_;
+};
+
+TEST_P(TcpLayerTest, ARankThatConnectsGivesUpOnTheWordOfADeath) {
+  const SilentRank other;
+  auto mine = options(0, 2);
+  mine.connecting = 1h;
+  mine.exchange = [&](const std::string& own) -> Result<std::vector<std::string>> { return std::vector{own, other.address()}; };
+  int asked = 0;
+  mine.may_go_on = [&]() -> Result<void> {
+    if (++asked < 3) return {};
+    return fail(unavailable("rank 1 was killed").with_reason("ActorDied"));
+  };
+  const auto made = make_tcp_layer(std::move(mine));
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().reason(), "ActorDied") << made.error().to_string();
+  EXPECT_EQ(asked, 3);
+}
+
+TEST_P(TcpLayerTest, ARankThatConnectsGivesUpOnceAnyOtherIsGone) {
+  const SilentRank late, gone(false);
+  auto mine = options(0, 3);
+  mine.connecting = 1h;
+  mine.exchange = [&](const std::string& own) -> Result<std::vector<std::string>> {
+    return std::vector{own, late.address(), gone.address()};
+  };
+  const auto made = make_tcp_layer(std::move(mine));
+  ASSERT_FALSE(made);
+  EXPECT_NE(made.error().to_string().find("rank 2"), std::string::npos) << made.error().to_string();
+}
+
 INSTANTIATE_TEST_SUITE_P(All, TcpLayerTest, testing::Bool(), [](const auto& tested) { return tested.param ? "tls" : "tcp"; });
 
 // epoll reports an end once: a read that has bytes from before it asks for another read.

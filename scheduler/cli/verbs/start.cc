@@ -64,7 +64,7 @@ int stay(const Common& common, const SessionFolder& folder, pid_t node, bool who
   };
   while (!asked && there()) usleep(50'000);
   const bool in_order = asked || folder.ending();
-  Result<int> ended = 0;
+  Result<Stopped> ended;
   if (whole) {
     ended = stop_session(folder, 5);
   } else if (asked) {

@@ -38,16 +38,19 @@ int stop(const Common& common, const StopOptions& options) {
   int code = kOk;
   json stopped = json::array();
   for (const auto& folder : folders) {
-    const auto killed = stop_session(folder, options.grace_s, options.force);
-    if (!killed) {
-      print_error(killed.error(), common.json);
+    const auto done = stop_session(folder, options.grace_s, options.force);
+    if (!done) {
+      print_error(done.error(), common.json);
       code = kFailed;
       continue;
     }
-    stopped.push_back({{"session", folder.path()}, {"killed", *killed}});
+    if (const auto info = folder.info(); !done->in_order && info && (folder.has_tls() || !info->store.empty())) {
+      std::fprintf(stderr, "shoal: warning: no head of %s answered: run `shoal stop` on the other hosts as well\n", folder.name().c_str());
+    }
+    stopped.push_back({{"session", folder.path()}, {"killed", done->killed}});
     if (!common.json) {
       std::printf("Stopped %s%s.\n", folder.name().c_str(),
-                  *killed > 0 ? fmt::format(" ({} processes had to be killed)", *killed).c_str() : "");
+                  done->killed > 0 ? fmt::format(" ({} processes had to be killed)", done->killed).c_str() : "");
     }
   }
   if (common.json) print_json({{"schema", "shoal.stop/1"}, {"stopped", stopped}});
