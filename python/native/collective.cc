@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <thread>
 
 #include "python/native/collective.h"
 #include "runtime/transport/make_communicator.h"
@@ -90,7 +91,8 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   if (shares_memory) {
     memory = actors::NodeMemory::of(*use);
     auto& shared = request.memory.emplace();
-    if (!spins) shared.spins = 0;
+    shared.spins = spins;
+    shared.shares_cores = static_cast<unsigned>(world_size) > std::thread::hardware_concurrency();
     shared.open = [memory](const std::string& key, std::size_t bytes, int member) { return memory->open(key, bytes, member); };
   }
   // A backend encrypts nothing, so the network refuses it in an encrypted cluster.

@@ -30,30 +30,6 @@ void copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }
 
-// Copies with streaming stores, because wide copies do not fit into the caches. The memcpy of glibc 2.36 is three times slower for some
-// relative page offsets of source and destination.
-#if defined(__SSE2__)
-void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) {
-  constexpr std::size_t kLine = 64;
-  const std::size_t odd = (kLine - reinterpret_cast<std::uintptr_t>(to.data()) % kLine) % kLine;
-  const std::size_t head = std::min(odd, from.size()), end = from.size() - (from.size() - head) % kLine;
-  copy(to.first(head), from.first(head));
-  for (std::size_t at = head; at < end; at += kLine) {
-    const auto* in = reinterpret_cast<const __m128i*>(from.data() + at);
-    auto* out = reinterpret_cast<__m128i*>(to.data() + at);
-    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-    _mm_stream_si128(out, a);
-    _mm_stream_si128(out + 1, b);
-    _mm_stream_si128(out + 2, c);
-    _mm_stream_si128(out + 3, d);
-  }
-  _mm_sfence();
-  copy(to.subspan(end), from.subspan(end));
-}
-#else
-void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) { copy(to, from); }
-#endif
-
 // Blocks signals, so that threads made in its scope inherit the mask and never handle the user's signals.
 class NoSignals {
  public:
@@ -104,6 +80,30 @@ int populate(std::span<std::byte> bytes) {
   return 0;
 }
 }  // namespace
+
+// Copies with streaming stores, because wide copies do not fit into the caches. The memcpy of glibc 2.36 is three times slower for some
+// relative page offsets of source and destination.
+#if defined(__SSE2__)
+void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) {
+  constexpr std::size_t kLine = 64;
+  const std::size_t odd = (kLine - reinterpret_cast<std::uintptr_t>(to.data()) % kLine) % kLine;
+  const std::size_t head = std::min(odd, from.size()), end = from.size() - (from.size() - head) % kLine;
+  copy(to.first(head), from.first(head));
+  for (std::size_t at = head; at < end; at += kLine) {
+    const auto* in = reinterpret_cast<const __m128i*>(from.data() + at);
+    auto* out = reinterpret_cast<__m128i*>(to.data() + at);
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+  _mm_sfence();
+  copy(to.subspan(end), from.subspan(end));
+}
+#else
+void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) { copy(to, from); }
+#endif
 
 bool is_wide(std::size_t bytes) { return threads_for(bytes) > 1; }
 

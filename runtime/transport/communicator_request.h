@@ -23,9 +23,11 @@ struct SharedMemory {
   // Returns a memory that is zeroed at first, and that all ranks share which ask for this name. If `member` is not negative, it begins with
   // a MembershipPage, on which the node records the death of that member.
   std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> open;
-  // How often a wait of the program checks before it sleeps; 0 where there are more ranks than cores. The checks take a few hundred
-  // microseconds, more than a wake-up. Otherwise ranks that have slept in turn would go on to do so.
-  int spins = 3000;
+  // A wait polls for a moment before it sleeps, while that pays (runtime/shm/spin.h). A moment is longer than a wake-up. Otherwise ranks
+  // that have slept in turn would go on to do so.
+  bool spins = true;
+  // There are more ranks than cores, so a poll offers its core to another rank from the start.
+  bool shares_cores = false;
   // Bytes of a collective that a rank puts into shared memory at once; at least 64 for each rank.
   std::size_t chunk_bytes = 256 << 10;
   // Bytes of a message between two ranks that are put into shared memory at once.

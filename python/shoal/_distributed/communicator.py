@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from datetime import timedelta
@@ -71,8 +70,8 @@ def make_communicator(
 
     ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
     ``store``: one of all these ranks, by default that of the default process group. ``timeout``: seconds until an operation fails that has
-    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps, if every rank has a core. ``device``: the
-    operations' buffers are memory of it.
+    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps. ``device``: the operations' buffers are
+    memory of it.
     """
     return _native.Communicator.make(
         state.session,
@@ -86,6 +85,6 @@ def make_communicator(
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
         timeout=timeout,
         warn_after=WARN_AFTER,
-        spins=spins and len(ranks) <= len(os.sched_getaffinity(0)),
+        spins=spins,
         device=device or _native.Device(transport="", number=0),
     )

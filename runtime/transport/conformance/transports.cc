@@ -45,7 +45,7 @@ class ShmGroupUnderTest final : public TestGroup {
   std::shared_ptr<Communicator> join(int rank) override {
     auto request = request_of(rank, world_size_);
     auto& memory = request.memory.emplace();
-    memory.spins = 0;
+    memory.spins = false;
     memory.chunk_bytes = 1024;
     memory.channel_bytes = 256;
     memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
@@ -246,7 +246,7 @@ class CudaIpcUnderTest final : public TestGroup {
                                  .api = nullptr,
                                  .kernels = "fake"};
     auto& memory = request.memory.emplace();
-    memory.spins = 0;
+    memory.spins = false;
     memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
     return make_communicator(std::move(request), clock_).value();
   }

@@ -41,7 +41,7 @@ class NcclTest : public testing::Test {
     transport.api = &nccl_.api();
     request.nccl = std::move(transport);
     auto& memory = request.memory.emplace();
-    memory.spins = 0;
+    memory.spins = false;
     memory.open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
     return make_communicator(std::move(request), clock_);
   }

@@ -44,8 +44,8 @@ class ShmCommunicatorTest : public testing::Test {
     auto request = request_;
     request.rank = rank;
     request.world_size = world;
-    request.name = "test";
-    request.memory.emplace().spins = 0;
+    if (request.name.empty()) request.name = "test";
+    if (!request.memory) request.memory.emplace().spins = false;
     request.memory->open = [this](const std::string& name, std::size_t bytes, int) { return host_.open(name, bytes); };
     return ShmCommunicator::make(std::move(request), clock_).value();
   }
@@ -102,6 +102,48 @@ TEST_F(ShmCommunicatorTest, ARankThatHasLeftIsNamed) {
     if (c.rank() == 1) return;
     expect_text(c.barrier(label("second"))->wait(), Code::kUnavailable, {"rank 1 has left, rank 0 waits for it in barrier 2 'second'"});
   });
+}
+
+TEST_F(ShmCommunicatorTest, AnOutputLargerThanTheCachesArrivesWhole) {
+  // Parts of odd sizes, so that most pieces do not begin at a cache line.
+  const std::vector<std::size_t> counts = {(19 << 20) + 13, (15 << 20) + 101};
+  const auto byte_of = [](std::size_t i) { return static_cast<std::byte>(i * 31 + (i >> 9)); };
+  run(2, [&](Communicator& c) {
+    std::vector<std::byte> whole(counts[0] + counts[1] + 1);  // one byte more than the collective writes
+    const auto self = static_cast<std::size_t>(c.rank());
+    const auto output = std::span(whole).first(whole.size() - 1), own = output.subspan(self * counts[0], counts[self]);
+    const auto wrong = [&] {
+      for (std::size_t i = 0; i < output.size(); ++i) {
+        if (output[i] != byte_of(i)) return static_cast<std::ptrdiff_t>(i);
+      }
+      return std::ptrdiff_t{-1};
+    };
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] = byte_of(self * counts[0] + i);
+    const std::vector<std::byte> input(own.begin(), own.end());
+    ASSERT_TRUE(c.all_gather(own, output, counts, DType::kUInt8, {})->wait());  // in place
+    EXPECT_EQ(wrong(), -1);
+    std::fill(whole.begin(), whole.end(), std::byte{});
+    ASSERT_TRUE(c.all_gather(input, output, counts, DType::kUInt8, {})->wait());
+    EXPECT_EQ(wrong(), -1);
+    if (c.rank() == 1) std::fill(whole.begin(), whole.end(), std::byte{});
+    ASSERT_TRUE(c.broadcast(output, 0, DType::kUInt8, {})->wait());
+    EXPECT_EQ(wrong(), -1);
+    EXPECT_EQ(whole.back(), std::byte{});
+  });
+}
+
+TEST_F(ShmCommunicatorTest, RanksThatPollAgreeWithOrWithoutACoreForEach) {
+  for (const bool shares_cores : {false, true}) {
+    request_.memory.emplace().shares_cores = shares_cores;
+    request_.name = shares_cores ? "shared" : "own";
+    run(4, [&](Communicator& c) {
+      for (int i = 0; i < 200; ++i) {
+        Floats v(1, static_cast<float>(c.rank() + i));
+        ASSERT_TRUE(c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, {})->wait());
+        ASSERT_EQ(v[0], static_cast<float>(6 + 4 * i));
+      }
+    });
+  }
 }
 
 TEST_F(ShmCommunicatorTest, ADeathWhileTheGroupIsFormedAgainEndsIt) {

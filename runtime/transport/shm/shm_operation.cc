@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/shm/wide_copy.h"
 #include "runtime/transport/reduction.h"
 
 namespace shoal::runtime {
@@ -17,6 +18,9 @@ constexpr std::size_t kOnePhaseBytes = 8 << 10;
 // An all_gather whose largest part has a size in this range reads the others' inputs directly (measured: smaller ones cost more system
 // calls than copies, larger ones exceed the caches, where the kernel copies slower).
 constexpr std::size_t kDirectFrom = 8 << 10, kDirectTo = 2 << 20;
+// An output of an all_gather or broadcast from this size on bypasses the caches, so its memory is not read before it is written (measured
+// with 64 MiB: a quarter faster; with 16 MiB: slower).
+constexpr std::size_t kStreamFrom = 32 << 20;
 
 std::uint64_t pieces_of(std::size_t bytes, std::size_t piece) { return std::max<std::uint64_t>(1, (bytes + piece - 1) / piece); }
 
@@ -25,6 +29,12 @@ std::size_t piece_at(std::size_t bytes, std::size_t at, std::size_t limit) { ret
 
 void put_bytes(std::byte* out, const std::byte* in, std::size_t bytes) {
   if (bytes > 0 && out != in) std::memmove(out, in, bytes);
+}
+
+// Copies a piece of an output that has `whole` bytes.
+void put_output(std::byte* out, const std::byte* in, std::size_t bytes, std::size_t whole) {
+  if (whole >= kStreamFrom && out != in) return copy_past_caches({out, bytes}, {in, bytes});
+  put_bytes(out, in, bytes);
 }
 
 }  // namespace
@@ -267,13 +277,14 @@ void ShmCollective::read(std::uint64_t k) {
   switch (spec_.kind) {
     case Collective::kBroadcast:
       if (rank_ != spec_.root)
-        put_bytes(spec_.output.data() + at, memory_.chunk(spec_.root, round), piece_at(spec_.output.size(), at, round_bytes_));
+        put_output(spec_.output.data() + at, memory_.chunk(spec_.root, round), piece_at(spec_.output.size(), at, round_bytes_),
+                   spec_.output.size());
       return;
     case Collective::kAllGather:
       for (int r = 0; r < world_size_; ++r) {
         const auto i = static_cast<std::size_t>(r);
         const std::byte* const from = r == rank_ ? spec_.input.data() + at : memory_.chunk(r, round);
-        put_bytes(spec_.output.data() + begins_[i] + at, from, piece_at(spec_.counts[i], at, round_bytes_));
+        put_output(spec_.output.data() + begins_[i] + at, from, piece_at(spec_.counts[i], at, round_bytes_), spec_.output.size());
       }
       return;
     case Collective::kAllReduce: {

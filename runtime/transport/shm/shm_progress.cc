@@ -8,8 +8,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often a wait that makes no progress calls look()
-constexpr int kBackgroundSpins = 300;                  // limit of the checks before a sleep while the program computes
+constexpr auto kLook = std::chrono::milliseconds(50);        // how often a wait that makes no progress calls look()
+constexpr auto kBackground = std::chrono::microseconds(20);  // longest polling before a sleep while the program computes
 
 }  // namespace
 
@@ -32,10 +32,9 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
     }
     bool moved = false;
     const auto due = [&] { return group_.has_failed() || (moved = advance_all()) || over(); };
-    const int spins = until ? request_.memory->spins : std::min(request_.memory->spins, kBackgroundSpins);
-    const auto received = group_.wait_until(due, kLook, spins);
+    const bool found = polls(due, until != nullptr) || group_.wait_until(due, kLook);
     if (moved) group_.notify_all();
-    if (received == MembershipPage::WaitResult::kDone) continue;
+    if (found) continue;
     if (until && request_.interrupted && request_.interrupted()) {
       out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
       break;
@@ -48,6 +47,18 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
   }
   watch_.end();
   return out;
+}
+
+Spin ShmProgress::spin_of(const CommunicatorRequest& request) {
+  Spin::Options options;
+  if (request.memory->shares_cores) options.alone = {};
+  return Spin(options);
+}
+
+template <class Due>
+bool ShmProgress::polls(const Due& due, bool program_waits) {
+  if (!request_.memory->spins || !spin_.should_spin()) return false;
+  return program_waits ? spin_.run(due) : spin_.run(due, kBackground);
 }
 
 bool ShmProgress::advance_all() {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "runtime/shm/spin.h"
 #include "runtime/transport/shm/wait_watch.h"
 
 namespace shoal::runtime {
@@ -13,7 +14,7 @@ class ShmProgress {
  public:
   // All arguments outlive this object.
   ShmProgress(ShmGroup& group, PendingOperations& pending, const CommunicatorRequest& request, const Clock& clock)
-      : group_(group), pending_(pending), request_(request), watch_(group, request, clock) {}
+      : group_(group), pending_(pending), request_(request), watch_(group, request, clock), spin_(spin_of(request)) {}
 
   // Advances pending operations until `until` is done or the group has failed. Returns Cancelled/Interrupted if request.interrupted() ended
   // it.
@@ -22,8 +23,12 @@ class ShmProgress {
   Result<void> drive_background();
 
  private:
+  static Spin spin_of(const CommunicatorRequest& request);
   template <class Over>
   Result<void> drive_until(const Over& over, const OperationPtr& until);
+  // Polls for a moment where that pays. Returns true once due() does.
+  template <class Due>
+  bool polls(const Due& due, bool program_waits);
   // Advances the first operation of each queue. Returns true after progress.
   bool advance_all();
   void start(const OperationPtr& operation);
@@ -34,6 +39,7 @@ class ShmProgress {
   PendingOperations& pending_;
   const CommunicatorRequest& request_;
   WaitWatch watch_;
+  Spin spin_;
   std::vector<OperationPtr> heads_;
   std::uint64_t round_ = 0;  // number of the next collective's first round
   OperationPtr started_;     // the collective that is in progress
