@@ -1,6 +1,7 @@
 """Steps and loops of the tests of recovery: a worker kills itself at a chosen moment of a step."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import select
@@ -289,6 +290,44 @@ def form_with_a_death_before_the_loops_have_run_again(config):
 
     Gang._take_over = die_or_take_over
     return globals()[config["form"]](config)
+
+
+def form_with_a_death_when_some_loops_have_run_again(config):
+    """Worker 1 dies while it waits for the others' new records. Worker 2 stops, since worker 0 has none yet. Worker 0 then finds all of
+    them, and dies too if ``config["dies"]``: worker 2 has to go on with the records of before."""
+    from shoal.train._context import _Here
+    from shoal.train._gang import Gang
+    from shoal.train._recovery import Record
+
+    stopped = os.path.join(config["folder"], "stopped")
+    take_over, enter = Gang._take_over, Record.enter
+
+    def enter_in_turn(record):
+        if not again:
+            return enter(record)
+        if _Here.worker == 0:
+            while not os.path.exists(stopped + "-2"):
+                time.sleep(0.001)
+        elif _Here.worker == 1:
+            threading.Timer(0.3, kill_process).start()
+        try:
+            enter(record)
+        except Exception:
+            open(f"{stopped}-{_Here.worker}", "w").close()
+            raise
+
+    def take_over_once(gang, before):
+        again[:] = [True]
+        take_over(gang, before)
+        if _Here.worker == 0:
+            open(os.path.join(config["folder"], "passed"), "w").close()
+            if config["dies"]:
+                Gang.mark = lambda gang: (gc.collect(), kill_process())
+        again.clear()
+
+    again = []
+    Gang._take_over, Record.enter = take_over_once, enter_in_turn
+    return loop_form(config)
 
 
 PHASES = ("meet", "met", "settled", "moved", "sent", "recorded", "entered", "end")

@@ -161,6 +161,15 @@ def test_a_death_before_the_loops_have_run_again(tmp_path, form, deaths, victim)
     assert [c.workers for c in result.changes[:2]] == [2, 1]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_death_when_some_loops_have_run_again(tmp_path, dies):
+    form = r.form_with_a_death_when_some_loops_have_run_again
+    result = fit(tmp_path, form, [(3, 3, "backward")], (1, 4), dies=dies)
+    check(result)
+    assert (tmp_path / "passed").exists()
+    assert [c.workers for c in result.changes[:2]] == [3, 1 if dies else 2]
+
+
 # By name of a change: its generation, the deaths in steps, the steps at which the number of workers changes (0: worker 2 is on a node that
 # drains, and is replaced), and the victims by number.
 CHANGES = {

@@ -68,6 +68,8 @@ class Gang:
             check_deterministic(state)
             self.parts = Parts(state, _Here.logical_ranks)
         self.repeats = False  # the loop is a step that can run again
+        self._random: Any = None  # states of the generators for the loop that runs again, and the number of reports before it
+        self._reported = 0
         self._backend = _backend() if _Here.elastic and dist.is_initialized() else None  # the next group has it; a loop may end this one
         self._met = _Here.store  # the store of the present process group
         if not _Here.elastic:
@@ -114,6 +116,7 @@ class Gang:
         together("models are made", b"")
         self._record.begin(_Here.generation, step)
         before._record.forget_past()
+        self._record.replaces, before._reported = before, _Here.reports
 
     def print_costs(self) -> None:
         """Prints what the protection has cost, where that is known at the end only."""
@@ -296,13 +299,13 @@ class Gang:
 
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
         phases = phases or Phases()
-        state, leaves = self._state, transition.final is None
+        leaves = transition.final is None
         self._leave_groups()
         mesh = self._meet(transition, phases)
         if self._joining:  # it has waited for the others' boundary
             phases = Phases()
         adopted = self._settle(transition) if transition.recovers else None
-        step = self._record.pause()
+        state, step = self._state, self._record.pause()
         phases.end("settle")
         report = self._move_tensors(transition, mesh, adopted, phases)
         moved = 0 if report is None else report.received_bytes
@@ -371,6 +374,11 @@ class Gang:
 
     def _settle(self, transition: Transition) -> dict[int, AdoptedRank]:
         """Decides with the other survivors if the step under way counts, and finishes it, or goes back to its begin."""
+        builds, before = _Here.before is self, self._record.replaces
+        if transition.again and _any_worker(builds) and not builds and before is not None:
+            # Loops run again, and a survivor has no new record: all go on from the records before.
+            self._state, self._record, self.parts, self._random = before._state, before._record, before.parts, before._random
+            _Here.before, _Here.reports = self, before._reported
         words = self._record.words(transition.adopts)
         everyone: list[Any] = [words]
         if dist.get_world_size() > 1:
@@ -391,6 +399,14 @@ class Gang:
         report = reshard(models[0], optimizers, mesh, old_owners=owners, old_index=index, adopted=adopted, keep_old=keeps)
         phases.end_in(report.phases, "reshard")
         return report
+
+
+def _any_worker(own: bool) -> bool:
+    """Returns True if ``own`` is True on one of the process group's ranks, all of which call it."""
+    everyone = [own] * dist.get_world_size()
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, own)
+    return any(everyone)
 
 
 def _numbers() -> tuple[int, int]:

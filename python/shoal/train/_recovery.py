@@ -143,6 +143,8 @@ class Record:
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
+        # The gang whose loop this one has run again, on the same mesh, until a step counts: another worker may have kept only that.
+        self.replaces: Any = None
 
     @property
     def protects(self) -> bool:
@@ -211,6 +213,7 @@ class Record:
     def _enter(self) -> None:
         made, self._prepared = self._prepared, None
         self.forget_past()
+        self.replaces = None
         left_over = [] if self.protection is None else self.protection.keys_of_others
         self._past = _Past(made.before, self.protection, [*self._adopted.values(), *self._held], left_over)
         self.protection, self.generation, self._mark, self._adopted, self._held = made.protection, made.generation, None, {}, []
@@ -262,8 +265,9 @@ class Record:
         the step runs again from the first of them."""
         if self.protection is None:
             return
-        if self._past is not None and self.protection.step > self._begun:
+        if self.protection.step > self._begun:
             self.forget_past()
+            self.replaces = None
         if self._mark is None or self._mark.step != self.protection.step or self._mark.batches == self._state.step:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
