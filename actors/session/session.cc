@@ -24,6 +24,7 @@ Session::Session(SessionOptions options)
                                                         socket_options(options_.credentials))),
       book_(*loop_.clock()),
       node_(loop_, *network_, identity_, {options_.connect_timeout, options_.control_timeout}),
+      memory_(std::make_shared<NodeMemory>(node_)),
       head_(loop_, *network_, node_, {options_.connect_timeout, options_.control_timeout, options_.head_timeout}),
       calls_(loop_, *network_, head_, book_, identity_, options_.retry_delay),
       objects_(loop_, node_, calls_, identity_),
@@ -37,6 +38,7 @@ Session::Session(SessionOptions options)
       loop_thread_(loop_.loop()) {}
 
 Session::~Session() {
+  memory_->close();
   reporter_.send_last_metrics(kLeaveWithin);
   if (identity_.owns_job) {
     head_.hurry(kLeaveWithin);

@@ -27,6 +27,7 @@
 #include "actors/session/link/node_client.h"
 #include "actors/session/link/session_loop.h"
 #include "actors/session/logs/job_logs.h"
+#include "actors/session/node_memory.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/loop/random.h"
 
@@ -83,6 +84,8 @@ class Session {
 
   SessionLoop& loop() { return loop_; }
   NodeClient& node() { return node_; }
+  // The node's shared memories that this process opens by name. Their users may outlive the session.
+  const std::shared_ptr<NodeMemory>& memory() const { return memory_; }
   HeadClient& head() { return head_; }
   CallClient& calls() { return calls_; }
   ObjectClient& objects() { return objects_; }
@@ -109,6 +112,7 @@ class Session {
   const std::unique_ptr<runtime::SocketNetwork> network_;
   CallBook book_;
   NodeClient node_;
+  const std::shared_ptr<NodeMemory> memory_;
   HeadClient head_;
   CallClient calls_;
   ObjectClient objects_;

@@ -6,7 +6,6 @@
 // reads (shoal/dag/_channels.py). A channel has room for as many values of that limit as may be in flight, so that a write never waits.
 #include <cstring>
 
-#include "actors/session/node_memory.h"
 #include "python/native/session/session.h"
 #include "runtime/shm/ring.h"
 
@@ -49,16 +48,13 @@ class Channels {
  public:
   Channels(PySession& session, const std::string& name, std::size_t count, std::size_t capacity) : count_(count), capacity_(capacity) {
     const auto use = session.use();
-    node_ = actors::NodeMemory::of(*use);
-    memory_ = without_gil([&] { return node_->open(name, count * stride(), -1); });
+    memory_ = without_gil([&] { return use->memory()->open(name, count * stride(), -1); });
   }
   // Ends the waits on these channels in all processes. From any thread; may be repeated.
   void close() const {
     for (std::size_t i = 0; i < count_; ++i) Ring(at(i), capacity_).close();
   }
   bool closed() const { return count_ > 0 && Ring(at(0), capacity_).closed(); }
-  // Called when the session closes. The node then takes the memory back by itself.
-  void leave() const { node_->close(); }
 
   std::byte* at(std::size_t index) const {
     if (index >= count_) throw nb::index_error("no such channel");
@@ -71,7 +67,6 @@ class Channels {
   std::size_t stride() const { return (Ring::bytes(capacity_) + 4095) / 4096 * 4096; }
 
   std::size_t count_, capacity_;
-  std::shared_ptr<actors::NodeMemory> node_;
   std::shared_ptr<Mapping> memory_;
 };
 
@@ -320,8 +315,7 @@ void bind_channel(nb::module_& m) {
            nb::arg("capacity"),
            "Opens the memory of this name of the job; zeroed by whoever asks first. `capacity`: of each, a power of two.")
       .def("close", &Channels::close, "Waits of all who use them end.")
-      .def_prop_ro("closed", &Channels::closed)
-      .def("leave", &Channels::leave, "The session closes: nothing is given back to it any more.");
+      .def_prop_ro("closed", &Channels::closed);
 
   nb::class_<Sender>(m, "Sender", "The writing end of a channel. One thread at a time.")
       .def(nb::init<const Channels&, std::size_t, std::size_t>(), nb::arg("channels"), nb::arg("index"), nb::arg("limit"))

@@ -87,13 +87,13 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   request.warn_after = seconds(warn_after);
   request.interrupted = signals_pending;
   request.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
-  std::shared_ptr<actors::NodeMemory> memory;
   if (shares_memory) {
-    memory = actors::NodeMemory::of(*use);
     auto& shared = request.memory.emplace();
     shared.spins = spins;
     shared.shares_cores = static_cast<unsigned>(world_size) > std::thread::hardware_concurrency();
-    shared.open = [memory](const std::string& key, std::size_t bytes, int member) { return memory->open(key, bytes, member); };
+    shared.open = [memory = use->memory()](const std::string& key, std::size_t bytes, int member) {
+      return memory->open(key, bytes, member);
+    };
   }
   // A backend encrypts nothing, so the network refuses it in an encrypted cluster.
   if (!shares_memory && (network.kind != backend || use->credentials().data_tls)) {
@@ -118,16 +118,11 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
     return runtime::make_communicator(std::move(request), use->loop().clock());
   }();
   if (raised) throw *std::move(raised);
-  return std::make_unique<PyCommunicator>(unwrap(std::move(made)), std::move(memory));
+  return std::make_unique<PyCommunicator>(unwrap(std::move(made)));
 }
 
 std::unique_ptr<PyCommunicator> PyCommunicator::reform() const {
-  return std::make_unique<PyCommunicator>(without_gil([&] { return communicator_->reform(); }), memory_);
-}
-
-void PyCommunicator::close() {
-  communicator_->leave();
-  if (memory_) memory_->close();
+  return std::make_unique<PyCommunicator>(without_gil([&] { return communicator_->reform(); }));
 }
 
 namespace {
@@ -328,9 +323,7 @@ void bind_end(CommunicatorClass& c) {
       .def(
           "lost", [](const C& c) { return c.get().lost(); }, nb::call_guard<GilReleased>())
       .def("reform", &C::reform)
-      .def(
-          "leave", [](C& c) { c.get().leave(); }, nb::call_guard<GilReleased>())
-      .def("close", &C::close, nb::call_guard<GilReleased>());
+      .def("leave", [](C& c) { c.get().leave(); }, nb::call_guard<GilReleased>());
 }
 
 }  // namespace

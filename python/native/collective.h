@@ -1,10 +1,9 @@
-// A Communicator for Python, with the node's memory that it uses, if any.
+// A Communicator for Python.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "actors/session/node_memory.h"
 #include "python/native/network.h"
 #include "python/native/session/session.h"
 #include "runtime/transport/communicator.h"
@@ -20,8 +19,7 @@ struct PyDevice {
 
 class PyCommunicator {
  public:
-  PyCommunicator(std::shared_ptr<runtime::Communicator> communicator, std::shared_ptr<actors::NodeMemory> memory)
-      : communicator_(std::move(communicator)), memory_(std::move(memory)) {}
+  explicit PyCommunicator(std::shared_ptr<runtime::Communicator> communicator) : communicator_(std::move(communicator)) {}
 
   // Chooses the transport (runtime/transport/make_communicator.h): shared memory, else messages, else the Python object that `open_backend`
   // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `network.kind`: may name the backend.
@@ -34,12 +32,9 @@ class PyCommunicator {
   runtime::Communicator& get() const { return *communicator_; }
   const std::shared_ptr<runtime::Communicator>& shared() const { return communicator_; }
   std::unique_ptr<PyCommunicator> reform() const;
-  // Called when the session closes. The node then takes the memory back by itself.
-  void close();
 
  private:
   std::shared_ptr<runtime::Communicator> communicator_;
-  std::shared_ptr<actors::NodeMemory> memory_;
 };
 
 }  // namespace shoal::python

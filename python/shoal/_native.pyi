@@ -587,9 +587,6 @@ class Channels:
     @property
     def closed(self) -> bool: ...
 
-    def leave(self) -> None:
-        """The session closes: nothing is given back to it any more."""
-
 class Sender:
     """The writing end of a channel. One thread at a time."""
 
@@ -730,8 +727,6 @@ class Communicator:
     def reform(self) -> Communicator: ...
 
     def leave(self) -> None: ...
-
-    def close(self) -> None: ...
 
 class Gather:
     """One all_gather of several."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -304,3 +305,34 @@ def test_a_node_reaps_orphans_of_its_workers(shoal_command):
     wait_until(lambda: not any(stat_of(p) for p in orphans), 5, "the funeral")
     shoal.shutdown()
     assert shoal_command("stop").returncode == 0
+
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+from shoal.train import State, steps
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+model = torch.nn.Linear(16, 1)
+fully_shard(model)
+state = State(model=model, optimizer=AdamW(model.parameters(), lr=0.1))
+state.itself = state  # the interpreter's end collects it, after the session's
+for (x,) in steps(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 16)), batch_size=4), state):
+    loss = model(x).mean()
+    loss.backward()
+    state.optimizer.step()
+    state.mean(loss)
+dist.destroy_process_group()
+print("trained")
+"""
+
+
+def test_memories_that_outlive_the_session_harm_nothing(shoal_command, tmp_path):
+    script = shoal_command.script(RANK, "rank.py")
+    env = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}  # memory that is freed is overwritten
+    ranks = [shoal_command.program([sys.executable, str(script), str(tmp_path / "store"), str(r)], **env) for r in range(2)]
+    for rank in ranks:
+        assert (rank.code(), rank.out) == (0, "trained\n"), rank.err

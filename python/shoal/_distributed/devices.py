@@ -158,7 +158,7 @@ class DeviceGroup:
         self.native.ready_on(self.streams.current())
 
     def close(self) -> None:
-        self.native.close()
+        self.native.leave()
 
 
 def _memory(t: torch.Tensor) -> tuple[int, int]:

@@ -196,4 +196,4 @@ def leave_all() -> None:
     """Leaves all groups: this process makes no more calls."""
     _groups.clear()
     for g in list(_all):
-        g._native.close()
+        g._native.leave()

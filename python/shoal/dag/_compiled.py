@@ -412,12 +412,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _end_all() -> None:
-    """Ends all graphs when the session closes: all that wait for one raise, and nothing is returned to the node any more."""
+    """Ends all graphs when the session closes: all that wait for one raise."""
     for graph in tuple(_living):
-        channels = graph.channels
         graph.end(RayChannelError("the session of this graph was closed"))
-        if channels is not None:
-            channels.leave()
 
 
 compile_by(CompiledDAG)

@@ -40,7 +40,7 @@ class Generations(Messages):
         try:
             self._announce(native, rank, size, store)
         except BaseException:
-            native.close()
+            native.leave()
             raise
         return native
 
@@ -126,6 +126,6 @@ class Generations(Messages):
     def _leave(self) -> None:
         """Leaves the communicators of this generation."""
         for native in (self._native, *self._channels.values()):
-            native.close()
+            native.leave()
         self._channels.clear()
         self._met.clear()

@@ -79,7 +79,7 @@ class Window:
         self._check()
         self._group.barrier().wait()  # no rank is about to put or to wait
         for way in self._ways.values():
-            way.close()
+            way.leave()
         self._ways.clear()
         self._native, self._tensor, self._facts, self._own_signals = None, None, [], 0
 
