@@ -210,7 +210,7 @@ class Gang:
 
     def close(self) -> None:
         if self._communicator is not None:
-            self._communicator.close()
+            self._communicator.leave()
             self._communicator = None
 
     # ---- a change of the workers ----
@@ -246,22 +246,21 @@ class Gang:
     def recover(self, error: Exception) -> None:
         """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it. Raises
         RunAgain if the loop cannot go on, because that of another worker runs again."""
-        while True:
+        while self._record.protects and may_come_of_a_death(error):
+            phases = Phases()
+            self._stop()  # an error of it is no death
+            phases.end("stop")
             try:
-                return self._recover(error)
+                return self._recover(error, phases)
             except WorkerLost:
                 raise
             except Exception as again:  # another one has died
                 if again is error:
                     raise
                 error = again
+        raise error
 
-    def _recover(self, error: Exception) -> None:
-        if not self._record.protects or not may_come_of_a_death(error):
-            raise error
-        phases = Phases()
-        self._stop()
-        phases.end("stop")
+    def _recover(self, error: Exception, phases: Phases) -> None:
         again = not (self.repeats or self._joining)
         try:
             transition = get(_Here.driver.interrupted.remote(_Here.worker, self._record.generation, again, self._place()))

@@ -72,7 +72,7 @@ class Union:
         self.communicator.abort(f"rank {self.rank} could not move the model to another mesh: {error}")
 
     def close(self) -> None:
-        self.communicator.close()
+        self.communicator.leave()
 
 
 def memory_of(t: torch.Tensor) -> tuple[int, int]:
