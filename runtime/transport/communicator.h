@@ -76,6 +76,8 @@ class Window {
 
 // The public functions check their arguments. For wrong ones they return a Work that has failed, without effect on the group. So an
 // implementation gets valid arguments only.
+// An input may overlap its output. On CUDA devices it may do so as with NCCL: an all_gather's input and a reduce_scatter's output may be
+// this rank's part of the whole, and an all_reduce's input may be its output.
 class Communicator {
  public:
   using ConstBytes = std::span<const std::byte>;

@@ -52,7 +52,7 @@ bool PendingOperations::background_is_over() {
 
 bool PendingOperations::program_is_blocked() {
   const std::lock_guard lock(mutex_);
-  return program_waits_ > 0 && !several_submitters_;
+  return submitter_waits_ > 0 && !several_submitters_;
 }
 
 void PendingOperations::collect_heads(std::vector<OperationPtr>& heads) {

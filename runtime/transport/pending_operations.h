@@ -38,8 +38,10 @@ class PendingOperations {
   bool driven(const Lock&) const { return driving_; }
   bool stopped(const Lock&) const { return stopping_; }
   bool has_background(const Lock&) const { return num_background_ > 0; }
-  // Adds to the number of the program's threads that wait.
-  void count_wait(const Lock&, int change) { program_waits_ += change; }
+  // Adds to the number of this thread's waits. Waits of a thread that submits nothing do not count, such as one that completes futures.
+  void count_wait(const Lock&, int change) {
+    if (std::this_thread::get_id() == submitter_) submitter_waits_ += change;
+  }
   // Lets an operation advance no more, since its caller has freed its buffers or is about to.
   void abandon(const Lock&, Operation& operation);
   // Runs `drive` without the lock. Until it returns, no other thread drives.
@@ -63,7 +65,8 @@ class PendingOperations {
   // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending advance no more.
   void stop();
   bool background_is_over();
-  // True if a thread of the program waits, and no other thread makes calls that could end the wait. Then a cycle of waits is a deadlock.
+  // True if the thread waits that makes the calls, and no other one makes calls that could end the wait. Then a cycle of waits is a
+  // deadlock.
   bool program_is_blocked();
 
   // ---- to be called by the driving thread only ----
@@ -88,7 +91,7 @@ class PendingOperations {
   std::thread::id submitter_;
   // Several threads have submitted operations. So if one waits, another may still make the call that ends the wait.
   bool several_submitters_ = false;
-  int program_waits_ = 0;
+  int submitter_waits_ = 0;
   bool driving_ = false;
   bool stopping_ = false;
 

@@ -1,6 +1,7 @@
 """Collectives on a group of the backend shoal beside the same calls on a group of gloo: results are equal. argv: a function, a folder."""
 
 import sys
+import time
 from itertools import product
 
 import torch
@@ -197,6 +198,32 @@ def not_contiguous(gloo):
     assert b.tolist() == [0, 2, 4]
 
 
+def queried(gloo):
+    """Once a Work is completed, its results are in tensors that are not contiguous, although no wait was called."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+
+    def query(work):
+        while not work.is_completed():
+            time.sleep(0)
+
+    def take_result(work):
+        while (error := error_of(work.result)) is not None:
+            assert "has not ended" in str(error), error
+
+    for ended in (query, take_result, lambda work: work.get_future().wait()):
+        columns = torch.zeros(50_000, world)
+        ended(dist.all_gather([columns[:, r] for r in range(world)], torch.full((50_000,), rank + 1.0), async_op=True))
+        assert columns[-1].tolist() == [r + 1.0 for r in range(world)]
+        ended(dist.all_reduce(u := torch.ones(8, 4)[:, ::2], async_op=True))
+        assert (u == world).all()
+    work = dist.all_reduce(u := torch.full((8, 4), rank + 1.0)[:, ::2], async_op=True)
+    dist.barrier()
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    assert (u == rank + 1).all()  # later calls do not put the results there
+    work.wait()
+    assert (u == world * (world + 1) / 2).all()
+
+
 def coalesced(gloo):
     world, rank = dist.get_world_size(), dist.get_rank()
     tensors = [torch.full((n,), rank + 1.0) for n in (1, 2, 100_000)]
@@ -214,7 +241,25 @@ def coalesced(gloo):
         for out in tensors:
             dist.reduce_scatter_single(out, torch.full((world * len(out),), float(rank)))
     assert all((t == sum(range(world))).all() for t in tensors)
-    group = dist.group.WORLD
+    group, cpu = dist.group.WORLD, torch.device("cpu")
+    store = dist.PrefixStore("coalesced", dist.distributed_c10d._get_default_store())
+    right, left, got = (rank + 1) % world, (rank - 1) % world, torch.zeros(3)
+    columns = torch.ones(4, 2)[:, 0]  # not contiguous
+    if rank > 0:
+        store.wait(["looked"])
+    with dist.distributed_c10d._coalescing_manager(group, cpu, async_ops=True) as manager:
+        dist.all_reduce(columns)
+    if rank == 0:
+        assert world == 1 or not manager.works[0].is_completed()  # the others have not begun
+        store.set("looked", "")
+    manager.wait()
+    assert (columns == world).all()
+    if world > 1:
+        with dist.distributed_c10d._coalescing_manager(group, cpu, async_ops=True) as manager:
+            dist.isend(torch.full((3,), rank + 1.0), right, tag=3)
+            dist.irecv(got, left, tag=3)
+        future = manager.works[0].get_future()
+        assert torch.equal(future.wait()[1], torch.full((3,), left + 1.0))
     lists = [[torch.empty(n) for n in (2, 3)] for _ in range(world)]
     group.allgather_coalesced(lists, [torch.full((n,), float(rank)) for n in (2, 3)]).wait()
     assert [[t.unique().tolist() for t in of] for of in lists] == [[[float(r)]] * 2 for r in range(world)]
@@ -289,6 +334,11 @@ def groups(gloo):
     assert [p is not None for p in parts] == [r == rank for r in range(world)]
     parts[rank].allreduce([z := torch.ones(2)]).wait()
     assert z.tolist() == [1, 1]
+    # Ranks split at once into groups that have no rank in common, each with a call for its own group.
+    half = [r for r in range(world) if r % 2 == rank % 2]
+    part = dist.group.WORLD.split_group(half)
+    part.allreduce([w := torch.tensor([rank])]).wait()
+    assert w.item() == sum(half)
     for group in ([evens] if rank % 2 == 0 else []) + pairs[rank // 2 : rank // 2 + 1]:
         dist.destroy_process_group(group)
     again = dist.new_group(list(range(world)))
@@ -322,7 +372,7 @@ def mistakes(gloo):
 def apart(gloo):
     """Ranks that share no memory."""
     assert dist.group.WORLD.transport != "shm"
-    for part in (averages, in_place_and_async, not_contiguous, coalesced, objects, groups):
+    for part in (averages, in_place_and_async, not_contiguous, queried, coalesced, objects, groups):
         part(gloo)
     world, rank = dist.get_world_size(), dist.get_rank()
     for dtype, op in product([torch.int32, torch.bfloat16, torch.float32], OPS):

@@ -4,11 +4,11 @@ import pytest
 from ranks import check
 
 PROGRAM = "collectives_program.py"
-ALONE = ["reductions", "scattered", "averages", "copies", "exchanges", "in_place_and_async", "not_contiguous", "coalesced", "objects"]
+ALONE = ["reductions", "scattered", "averages", "copies", "exchanges", "in_place_and_async", "not_contiguous", "queried"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("part", [*ALONE, "groups", "sparse", "mistakes"])
+@pytest.mark.parametrize("part", [*ALONE, "coalesced", "objects", "groups", "sparse", "mistakes"])
 def test_results_are_those_of_gloo(part, world_size):
     check(PROGRAM, part, world_size)
 

@@ -47,6 +47,9 @@ def killed_in_message(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     for tag in (0, 5):
         fails(ActorDiedError, "is gone", lambda tag=tag: dist.recv(torch.ones(1), 1, tag=tag))
+    with dist.distributed_c10d._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
+        dist.irecv(torch.ones(1), 1, tag=6)
+    fails(ActorDiedError, "is gone", manager.wait)
 
 
 def diverged(rank):

@@ -139,6 +139,22 @@ def later(part):
     part.all(2)
 
 
+def counted_alike(part):
+    """Barriers and groups have the same names on members that had others in former generations."""
+    handles = part.handles("first")
+    if part.rank < 2:
+        part.reconfigure(1, handles[:2])
+        dist.monitored_barrier()
+        dist.group.WORLD.split_group([0, 1]).allreduce([torch.ones(1)]).wait()
+        dist.group.WORLD.setGroupName("another")
+    part.all(2)
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+    for name in (None, "chosen"):
+        split = dist.group.WORLD.split_group([0, 1, 2], timeout=timedelta(seconds=20), group_name=name)
+        split.allreduce([x := torch.ones(1)]).wait()
+        assert x.item() == WORLD
+
+
 def two_groups(part):
     handles = part.handles("first")
     if part.rank == 0:

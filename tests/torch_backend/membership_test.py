@@ -11,6 +11,7 @@ PARTS = [
     "without_the_first",
     "alone_and_together",
     "later",
+    "counted_alike",
     "two_groups",
     "in_any_order",
     "in_another_order",

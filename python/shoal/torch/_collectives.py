@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,7 +29,7 @@ from shoal.torch._tensors import (
     sizes_of,
     written,
 )
-from shoal.torch._work import DONE, Completer, Work
+from shoal.torch._work import DONE, Completer, Several, Work
 
 _NO_TIME = timedelta(0)
 
@@ -59,6 +60,8 @@ class Collectives(dist.ProcessGroup):
         self._later: Call = ("", 0, 0.0, True)
         self._completer = Completer(name)
         self._pending: deque[Work] = deque()  # keep alive the tensors of operations under way
+        self._keeping = threading.Lock()  # one thread at a time drops the Works that have ended
+        self._coalesced: list[Work] | None = None  # the operations since _start_coalescing
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time limit of later operations."""
@@ -94,19 +97,18 @@ class Collectives(dist.ProcessGroup):
         """Returns the Work of operations under way, which the group keeps until they end. ``message``: see Work."""
         work = Work(natives, tensors, result, back, self._completer, **message)
         pending = self._pending
-        while pending and pending[0].is_completed():
-            pending.popleft()
-        pending.append(work)
+        with self._keeping:
+            pending.append(work)
+            while pending and pending[0].ended():
+                pending.popleft()
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
     def _each(self, works: list[dist.Work], result: list) -> dist.Work:
         """Returns the Work of several operations that were started in this order."""
         under_way = [w for w in works if w is not DONE]
-        if not under_way:
-            return DONE
-        backs = [w._back for w in under_way if w._back is not None]
-        natives = [native for w in under_way for native in w._natives]
-        return self.started(natives, [w._tensors for w in under_way], result, (lambda: [back() for back in backs]) if backs else None)
+        return Several(under_way, result, self._completer) if under_way else DONE
 
     # ---- reductions ----
 

@@ -25,12 +25,17 @@ class Generations(Messages):
     supports_reconfigure: bool  # True for a group with one backend; the subclass knows its backends
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool):
-        self._timeout, self._windows = timeout, itertools.count()
+        self._timeout = timeout
+        self._count_anew()
         native = self._form(store, rank, size, name) if formed else Unformed()
         if not formed:
             self._host, self._base = attach((rank,), rank, store), ""  # processes of a host get one node, so that they can share memory
         super().__init__(native, rank, size, name or "group", store, self._open_pair)
         self._handle, self._uuids = make_handle(store), set()
+
+    def _count_anew(self) -> None:
+        """Begins the counts that make names. Members of a generation have the same, whatever generations they were in before."""
+        self._windows, self._splits, self._barriers = itertools.count(), itertools.count(), 0
 
     def _form(self, store: dist.Store, rank: int, size: int, name: str) -> _native.Communicator:
         """Returns the communicator of these ranks, over a store in which they have these numbers."""
@@ -101,7 +106,7 @@ class Generations(Messages):
         meet(members, store, timeout)
         self._leave()
         self._rank, self._size, self._store = members.rank, members.size, store
-        self._windows = itertools.count()
+        self._count_anew()
         self._native = Unformed()  # until the new one is there: a member may die in between
         self._native = self._form(store, members.rank, members.size, members.name)
 

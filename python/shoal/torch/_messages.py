@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ from shoal.exceptions import ActorDiedError, DeadlineExceeded, InvalidArgument, 
 from shoal.torch._collectives import Collectives, one
 from shoal.torch._errors import as_torch
 from shoal.torch._tensors import dense, dtype_of, memory, written
-from shoal.torch._work import DONE, Work
+from shoal.torch._work import Work
 
 _TAGS = 32  # channels of a pair of ranks; messages whose tags differ by a multiple of it keep their order
 
@@ -25,6 +26,8 @@ class Messages(Collectives):
     Messages between two ranks with the same tag keep their order.
     """
 
+    _barriers: int  # number of monitored_barriers in this generation
+
     def __init__(
         self, native, rank: int, size: int, name: str, store: dist.Store, open_channel: Callable[[int, int], _native.Communicator]
     ):
@@ -32,8 +35,7 @@ class Messages(Collectives):
         self._store, self._open_channel = store, open_channel
         self._channels: dict[tuple[int, int], _native.Communicator] = {}  # by peer and tag
         self._met: set[_native.Communicator] = set()  # channels over which a message has come
-        self._coalesced: list[Work] | None = None
-        self._barriers = 0
+        self._opening = threading.Lock()  # one thread at a time opens channels
 
     def send(self, tensors: torch.Tensor | Sequence[torch.Tensor], to: int, tag: int = 0) -> dist.Work:
         """Sends one tensor to rank ``to``, which receives one of the same size, dtype and tag."""
@@ -42,7 +44,8 @@ class Messages(Collectives):
             return self.elsewhere(t.device).send([t], to, tag)
         source = dense(t)
         native, number = self._channel(to, tag)
-        return self._message(to, native.send(memory(source), number, dtype_of(source), tag, self._later), source, native, result=[t])
+        started = native.send(memory(source), number, dtype_of(source), tag, self._later)
+        return self._message(to, started, source, native, result=[t], lane=("send", to, tag % _TAGS))
 
     def recv(self, tensors: torch.Tensor | Sequence[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
         """Receives the next message with this tag of rank ``source``."""
@@ -52,7 +55,8 @@ class Messages(Collectives):
         target, back = written(t)
         native, number = self._channel(source, tag)
         started = native.receive(memory(target), number, dtype_of(target), tag, self._later)
-        return self._message(source, started, target, native, result=[t], back=back, source=source)
+        lane = ("recv", source, tag % _TAGS)
+        return self._message(source, started, target, native, result=[t], back=back, source=source, lane=lane)
 
     def recv_anysource(self, tensors: torch.Tensor | Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Raises ``Unimplemented``: a receive names its source."""
@@ -61,10 +65,7 @@ class Messages(Collectives):
     def _message(self, peer: int, native: _native.Work, tensor: torch.Tensor, channel: _native.Communicator, **more) -> Work:
         if channel is not self._native and channel not in self._met:
             more["guard"] = lambda: self._meet(peer, native, channel)
-        work = self.started([native], tensor, **more)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
+        return self.started([native], tensor, **more)
 
     def _meet(self, peer: int, native: _native.Work, channel: _native.Communicator) -> None:
         """Waits for the first message of a channel. A peer that died before it opened the channel is lost in the group, but not there."""
@@ -88,9 +89,10 @@ class Messages(Collectives):
         at = tag % _TAGS
         if at == 0 or self._native.transport != "shm" or not 0 <= peer < self._size or peer == self._rank:
             return self._native, peer
-        channel = self._channels.get((peer, at))
-        if channel is None:
-            channel = self._channels[peer, at] = self._open_channel(peer, at)
+        with self._opening:
+            channel = self._channels.get((peer, at))
+            if channel is None:
+                channel = self._channels[peer, at] = self._open_channel(peer, at)
         return channel, int(peer > self._rank)
 
     # ---- coalescing ----
@@ -105,7 +107,7 @@ class Messages(Collectives):
         if torch.device(device).type != "cpu":
             return self.elsewhere(torch.device(device))._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
-        return self._each(works, [t for w in works for t in w._result]) if works else DONE
+        return self._each(works, [t for w in works for t in w._result])
 
     # ---- barriers with a report ----
 

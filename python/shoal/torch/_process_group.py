@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -31,7 +31,7 @@ class ProcessGroup(Generations):
         self._group_name, self._group_desc = name, "undefined"
         self._elsewhere: dict[str, dist.ProcessGroup] = {}
         self._cpu = CpuBackend(self)
-        self._splits = itertools.count()
+        self._opening_elsewhere = threading.Lock()
         state.ending.append(self._close)
 
     # ---- torch's names and numbers ----
@@ -84,9 +84,10 @@ class ProcessGroup(Generations):
         return dict(item.split(":", 1) for item in config.split(",")) if config else {}
 
     def elsewhere(self, device: torch.device) -> dist.ProcessGroup:
-        group = self._elsewhere.get(device.type)
-        if group is None:
-            group = self._elsewhere[device.type] = self._open_elsewhere(device.type)
+        with self._opening_elsewhere:
+            group = self._elsewhere.get(device.type)
+            if group is None:
+                group = self._elsewhere[device.type] = self._open_elsewhere(device.type)
         return group
 
     def _open_elsewhere(self, device: str) -> dist.ProcessGroup:
@@ -128,12 +129,15 @@ class ProcessGroup(Generations):
 
     def split_group(self, ranks: Sequence[int], timeout=None, opts=None, group_name=None, group_desc=None, **_) -> ProcessGroup | None:
         """Returns a group of these ranks, in ascending order, or None on other ranks. Collective over this group."""
-        name = group_name or f"{self._group_name}:split:{next(self._splits)}"
+        name = group_name or f"split:{next(self._splits)}"
         ranks = sorted(ranks)
         if self._rank not in ranks:
             return None
-        store = dist.PrefixStore(f"{name}/", self._store)
-        made = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, name)
+        # Ranks may split at once into groups of one name. Members of a generation have one base, but may have other names for this group.
+        at = f"{name}/{'-'.join(map(str, ranks))}"
+        store = dist.PrefixStore(f"{at}/", self._store)
+        made = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
+        made.setGroupName(group_name or f"{self._group_name}:{name}")
         made.setGroupDesc(group_desc or "undefined")
         return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ class Window:
         self._tensor: torch.Tensor | None = None
         self._facts: list[tuple[torch.dtype, torch.Size]] = []  # by rank
         self._ways: dict[tuple[int, int], _native.Communicator] = {}  # the ways of signals, by source and target
+        self._opening = threading.Lock()  # one thread at a time opens ways
         self._own_signals = 0
         if tensor is not None:
             self.tensor_register(tensor)
@@ -137,7 +139,8 @@ class Window:
         byte, way = torch.empty(1, dtype=torch.uint8), self._way(peer_rank, self._group.rank())
         call = ("", 0, max(0.0, limit.total_seconds()), True)
         native = way.receive(memory(byte), 0, "uint8", 0, call)
-        work = self._group.started([native], byte, [], guard=lambda: self._group._meet(peer_rank, native, way), source=peer_rank)
+        guard = lambda: self._group._meet(peer_rank, native, way)  # noqa: E731
+        work = self._group.started([native], byte, [], guard=guard, source=peer_rank, lane=("signal", self._name, peer_rank))
         if not async_op:
             work.wait()
         return work
@@ -150,9 +153,10 @@ class Window:
         return WindowAttr()
 
     def _way(self, source: int, to: int) -> _native.Communicator:
-        way = self._ways.get((source, to))
-        if way is None:
-            way = self._ways[source, to] = self._group.open_way(source, to, self._name)
+        with self._opening:
+            way = self._ways.get((source, to))
+            if way is None:
+                way = self._ways[source, to] = self._group.open_way(source, to, self._name)
         return way
 
     def _check(self, rank: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The Work of an operation, and the thread that completes futures."""
+"""The Work of an operation or of several, and the threads that complete futures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 
 import torch
@@ -53,7 +53,8 @@ DONE = Done()
 class Work(dist.Work):
     """An operation under way.
 
-    It keeps the operation's tensors alive. Results of tensors that are not contiguous are copied back by the first ``wait``.
+    It keeps the operation's tensors alive. Results of tensors that are not contiguous are copied back by the first ``wait``, or by the
+    first query after the end.
     """
 
     def __init__(
@@ -65,18 +66,29 @@ class Work(dist.Work):
         completer: Completer,
         source: int = -1,
         guard: Callable[[], None] | None = None,
+        lane: Hashable = None,
     ):
+        """``lane``: operations of one lane end in the order in which they were started."""
         super().__init__()
         self._natives, self._tensors, self._result, self._back, self._completer = natives, tensors, result, back, completer
         self._source = source
         self._guard = guard  # waits for an operation's peer, and raises if that is lost
         self._error: ShoalError | None = None
         self._future: Future | None = None
-        self._ended: Future | None = None
+        self.lane = lane
+
+    def ended(self) -> bool:
+        """Returns True if the operation uses its memory no more. Results that are to be copied back may not be in their tensors yet."""
+        return all(native.done() for native in self._natives)
 
     def is_completed(self) -> bool:
-        """Returns True if ``wait`` would return or raise at once."""
-        return all(native.done() for native in self._natives)
+        """Returns True if ``wait`` would return or raise at once. The results are in their tensors then."""
+        if not self.ended():
+            return False
+        if self._back is not None and self._error is None:
+            with contextlib.suppress(ShoalError):  # raised again by wait()
+                self.wait()
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -99,8 +111,9 @@ class Work(dist.Work):
         if timeout:
             self._wait_at_most(timeout.total_seconds())
         try:
-            if self._guard is not None:
-                self._guard()
+            guard = self._guard  # another thread that waits may remove it
+            if guard is not None:
+                guard()
                 self._guard = None
             for native in self._natives:
                 native.wait()
@@ -143,44 +156,77 @@ class Work(dist.Work):
         """Returns a future of the list of results, which another thread completes. Its error is a ``RuntimeError`` with the text of the
         operation's."""
         if self._future is None:
-            # torch's C++ code takes an exception of set_exception() for a result, so then() makes the error from the one that is raised.
-            self._ended = Future()
-            self._future = self._ended.then(self._waited_result)
-            if self.is_completed():
-                self.settle()
-            else:
-                self._completer.add(self)
+            self._future = self._make_future()
         return self._future
+
+    def _make_future(self) -> Future:
+        # torch's C++ code takes an exception of set_exception() for a result, so then() makes the error from the one that is raised.
+        ended = Future()
+        future = ended.then(self._waited_result)
+        if self.is_completed():
+            self.settle(ended)
+        else:
+            self._completer.add(self, ended)
+        return future
 
     def _waited_result(self, _: Future) -> list[torch.Tensor]:
         self.wait()
         return self._result
 
-    def settle(self) -> None:
-        """Waits, then completes the future."""
+    def settle(self, ended: Future) -> None:
+        """Waits, then completes the future that states the end."""
         with contextlib.suppress(ShoalError):  # raised again by _waited_result
             self.wait()
-        self._ended.set_result(None)
+        ended.set_result(None)
+
+
+class Several(Work):
+    """Operations that were started together. Each of them has a Work of its own, which its group keeps."""
+
+    def __init__(self, parts: Sequence[Work], result: list[torch.Tensor], completer: Completer):
+        super().__init__([], None, result, None, completer)
+        self._parts = parts
+
+    def ended(self) -> bool:
+        return all(part.ended() for part in self._parts)
+
+    def is_completed(self) -> bool:
+        return all(part.is_completed() for part in self._parts)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout:
+            self._wait_at_most(timeout.total_seconds())
+        return all(part.wait() for part in self._parts)
+
+    def _make_future(self) -> Future:
+        return torch.futures.collect_all([part.get_future() for part in self._parts]).then(self._waited_result)
 
 
 class Completer:
-    """Completes the futures of a group's operations, in their order, in a thread that runs from the first use on."""
+    """Completes the futures of a group's operations, in the order of each lane. A lane has a thread from its first use on, so an operation
+    that does not end delays no future of another lane."""
 
     def __init__(self, name: str):
         self._name = name
-        self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._lanes: dict[Hashable, queue.SimpleQueue[tuple[Work, Future] | None]] = {}
 
-    def add(self, work: Work) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"shoal-{self._name}", daemon=True)
-            self._thread.start()
-        self._works.put(work)
-
-    def _run(self) -> None:
-        while (work := self._works.get()) is not None:
-            work.settle()
-            work = None  # no reference to the last tensors while it sleeps
+    def add(self, work: Work, ended: Future) -> None:
+        with self._lock:
+            works = self._lanes.get(work.lane)
+            if works is None:
+                works = self._lanes[work.lane] = queue.SimpleQueue()
+                threading.Thread(target=_settle_all, args=(works,), name=f"shoal-{self._name}", daemon=True).start()
+            works.put((work, ended))
 
     def end(self) -> None:
-        self._works.put(None)
+        with self._lock:
+            for works in self._lanes.values():
+                works.put(None)
+            self._lanes.clear()
+
+
+def _settle_all(works: queue.SimpleQueue[tuple[Work, Future] | None]) -> None:
+    while (item := works.get()) is not None:
+        item[0].settle(item[1])
+        item = None  # no reference to the last tensors while it sleeps

@@ -135,6 +135,76 @@ TEST_P(Collectives, SendsMeetReceivesAroundARing) {
   });
 }
 
+// The parts of all ranks have numel_ elements. The input or output of one part lies at several places of the whole.
+class Overlaps : public Collectives {
+ protected:
+  void SetUp() override {
+    if (!std::get<0>(GetParam()).takes_overlaps) GTEST_SKIP() << "NCCL does not take it";
+    Collectives::SetUp();
+  }
+  std::size_t whole() const { return numel_ * static_cast<std::size_t>(world_); }
+  std::vector<std::size_t> even() const { return std::vector<std::size_t>(static_cast<std::size_t>(world_), numel_ * sizeof(float)); }
+  // Where a part may begin: as the first and the last rank's, and between two ranks'.
+  std::vector<std::size_t> places() const { return {0, (whole() - numel_) / 2, whole() - numel_}; }
+  std::span<float> part_of(Floats& v, std::size_t at) const { return std::span(v).subspan(at, numel_); }
+};
+
+TEST_P(Overlaps, AnAllGatherTakesAnInputAnywhereInItsOutput) {
+  run([&](Communicator& c) {
+    Floats expected;
+    for (int r = 0; r < world_; ++r) {
+      const auto v = input_of(r, numel_);
+      expected.insert(expected.end(), v.begin(), v.end());
+    }
+    for (const std::size_t at : places()) {
+      Floats v(whole(), -1);
+      const auto own = part_of(v, at);
+      std::ranges::copy(input_of(c.rank(), numel_), own.begin());
+      ASSERT_TRUE(c.all_gather(std::as_bytes(own), out(v), even(), DType::kFloat32, {})->wait());
+      ASSERT_EQ(v, expected) << "the input begins at element " << at;
+    }
+  });
+}
+
+TEST_P(Overlaps, AReduceScatterTakesAnOutputAnywhereInItsInput) {
+  run([&](Communicator& c) {
+    const Floats all = sum_of(world_, whole());
+    for (const std::size_t at : places()) {
+      Floats v = input_of(c.rank(), whole());
+      const auto own = part_of(v, at);
+      ASSERT_TRUE(c.reduce_scatter(in(v), std::as_writable_bytes(own), even(), DType::kFloat32, ReduceOp::kSum, {})->wait());
+      ASSERT_TRUE(std::ranges::equal(own, std::span(all).subspan(static_cast<std::size_t>(c.rank()) * numel_, numel_))) << at;
+    }
+  });
+}
+
+TEST_P(Overlaps, AnAllToAllTakesItsInputAsOutput) {
+  run([&](Communicator& c) {
+    Floats v, expected;
+    for (int r = 0; r < world_; ++r) {
+      const auto sent = input_of(100 * c.rank() + r, numel_), received = input_of(100 * r + c.rank(), numel_);
+      v.insert(v.end(), sent.begin(), sent.end());
+      expected.insert(expected.end(), received.begin(), received.end());
+    }
+    ASSERT_TRUE(c.all_to_all(in(v), out(v), even(), even(), DType::kFloat32, {})->wait());
+    ASSERT_EQ(v, expected);
+  });
+}
+
+TEST_P(Overlaps, AnAllReduceTakesAnInputThatBeginsInsideItsOutput) {
+  run([&](Communicator& c) {
+    Floats v(numel_ + numel_ / 2);
+    const auto input = part_of(v, numel_ / 2), output = part_of(v, 0);
+    std::ranges::copy(input_of(c.rank(), numel_), input.begin());
+    ASSERT_TRUE(c.all_reduce(std::as_bytes(input), std::as_writable_bytes(output), DType::kFloat32, ReduceOp::kSum, {})->wait());
+    ASSERT_TRUE(std::ranges::equal(output, sum_of(world_, numel_)));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Overlaps,
+                         testing::Combine(testing::ValuesIn(tested_transports()), testing::Values(1, 2, 3, 4),
+                                          testing::Values(std::size_t{0}, std::size_t{1}, std::size_t{257}, std::size_t{10'007})));
+
 INSTANTIATE_TEST_SUITE_P(All, Collectives,
                          testing::Combine(testing::ValuesIn(tested_transports()), testing::Values(1, 2, 3, 4),
                                           testing::Values(std::size_t{0}, std::size_t{1}, std::size_t{257}, std::size_t{10'007})));

@@ -279,11 +279,13 @@ std::vector<TestedTransport> tested_transports() {
       {"shm", make<ShmGroupUnderTest>, TestedTransport::Scope::kWhole},
       {"messages", make<MessagesUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false},
       // An assertion in tcp_ep.c of UCX 1.13 fails in one of 15 runs of the failures under load.
-      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false, true, true, no_ucx},
+      {"ucx", make<NetworkUnderTest<make_ucx>>, TestedTransport::Scope::kNoWindows, /*fails_safely=*/false, true, true, true, no_ucx},
       {"tcp", make<NetworkUnderTest<make_tcp>>, TestedTransport::Scope::kNoWindows},
       {"tls", make<NetworkUnderTest<make_tls>>, TestedTransport::Scope::kNoWindows},
-      {"nccl", make<NcclUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false},
-      {"cuda_ipc", make<CudaIpcUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false},
+      {"nccl", make<NcclUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false,
+       /*takes_overlaps=*/false},
+      {"cuda_ipc", make<CudaIpcUnderTest>, TestedTransport::Scope::kNoWindows, true, /*checks_forks=*/false, /*reduces_bits=*/false,
+       /*takes_overlaps=*/false},
       {"memory", make<MemoryGroupUnderTest>, TestedTransport::Scope::kMessages, true, /*checks_forks=*/false},
   };
 }

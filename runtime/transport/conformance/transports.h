@@ -28,9 +28,10 @@ struct TestedTransport {
   enum class Scope { kMessages, kNoWindows, kWhole } scope = Scope::kWhole;
   // False: the library below may end the process when connections are made anew, so failures are not tested in an ordinary run.
   bool fails_safely = true;
-  bool checks_forks = true;  // refuses calls in a forked child; one that shares locks between ranks as threads cannot
-  bool reduces_bits = true;  // false: bitwise reductions return Unimplemented
-  std::string missing = {};  // the reason why this machine cannot run it, for skipped tests; empty: it can
+  bool checks_forks = true;    // refuses calls in a forked child; one that shares locks between ranks as threads cannot
+  bool reduces_bits = true;    // false: bitwise reductions return Unimplemented
+  bool takes_overlaps = true;  // false: an input overlaps its output only as NCCL permits
+  std::string missing = {};    // the reason why this machine cannot run it, for skipped tests; empty: it can
 };
 std::ostream& operator<<(std::ostream& out, const TestedTransport& transport);
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "runtime/transport/messages/message_operation.h"
+#include "runtime/transport/overlap.h"
 #include "runtime/transport/reduction.h"
 
 namespace shoal::runtime {
@@ -102,6 +103,7 @@ std::size_t MessageCollective::bytes_from(int rank) const {
 
 void MessageCollective::start() {
   started_ = true;
+  set_input_apart(spec_, rank_, input_copy_);
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     Peer& peer = peers_[static_cast<std::size_t>(r)];

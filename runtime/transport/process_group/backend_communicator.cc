@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/transport/overlap.h"
 #include "runtime/transport/reduction.h"
 
 namespace shoal::runtime {
@@ -101,6 +102,8 @@ std::optional<Error> BackendCommunicator::unusable(const Call& call) const {
 WorkPtr BackendCommunicator::start_collective(CollectiveSpec spec, Call call) {
   call.what = text_of(spec);
   if (auto error = unusable(call)) return failed_work(*std::move(error));
+  std::vector<std::byte> copy;
+  set_input_apart(spec, rank_, copy);
   Result<void> done = run(spec, call);
   if (done) return std::make_shared<DoneWork>();
   if (done.error().reason() != "Interrupted") abort(done.error());

@@ -135,6 +135,7 @@ Result<std::shared_ptr<Communicator>> ShmCommunicator::reform() {
 }
 
 // ---- submitting --------------------------------------------------------------------------------------------------------------------
+// Each function checks first that this process is no forked child: another thread of the parent may have held the locks when it was forked.
 
 WorkPtr ShmCommunicator::submitted(PendingOperations::Lock lock, OperationPtr operation) {
   if (operation->call().background && !lane_) lane_ = std::make_unique<SideThread>([this] { run_lane(); });
@@ -146,8 +147,8 @@ WorkPtr ShmCommunicator::submitted(PendingOperations::Lock lock, OperationPtr op
 }
 
 WorkPtr ShmCommunicator::start_collective(CollectiveSpec spec, Call call) {
-  auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
+  auto lock = pending_.lock();
   auto operation = std::make_shared<ShmCollective>(group_.memory(), group_.ledger(), group_.direct_reads(), rank(),
                                                    pending_.next_sequence(lock), std::move(spec), std::move(call), clock_->now());
   if (failed()) return failed_work(group_.failure_in(operation->what()));
@@ -160,8 +161,8 @@ OperationPtr ShmCommunicator::message(int from, int to, MutableBytes data, DType
 }
 
 WorkPtr ShmCommunicator::start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) {
-  auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
+  auto lock = pending_.lock();
   // ShmMessage takes one type of span for both directions. The const_cast is safe, since a send only reads.
   auto operation = message(rank(), to, {const_cast<std::byte*>(data.data()), data.size()}, dtype, tag, std::move(call));
   if (failed()) return failed_work(group_.failure_in(operation->what()));
@@ -170,8 +171,8 @@ WorkPtr ShmCommunicator::start_send(ConstBytes data, int to, DType dtype, std::u
 }
 
 WorkPtr ShmCommunicator::start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) {
-  auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
+  auto lock = pending_.lock();
   auto operation = message(from, rank(), data, dtype, tag, std::move(call));
   if (failed()) return failed_work(group_.failure_in(operation->what()));
   pending_.add_receive(lock, from, operation);
@@ -181,6 +182,7 @@ WorkPtr ShmCommunicator::start_receive(MutableBytes data, int from, DType dtype,
 // ---- windows -----------------------------------------------------------------------------------------------------------------------
 
 Result<std::shared_ptr<Window>> ShmCommunicator::window(std::size_t bytes, Call call) {
+  if (auto error = unusable()) return fail(*std::move(error));
   const auto world = static_cast<std::size_t>(world_size());
   std::vector<std::size_t> begins(world), counts(world, sizeof(std::size_t));
   if (call.label.empty()) call.label = "window";

@@ -51,9 +51,22 @@ class ShmCommunicatorTest : public testing::Test {
   }
 
   Loop loop_;
-  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
   TestHost host_;
   CommunicatorRequest request_;
+};
+
+// Runs `speed` times as fast as another clock.
+class FastClock final : public Clock {
+ public:
+  FastClock(std::shared_ptr<Clock> clock, int speed) : clock_(std::move(clock)), speed_(speed) {}
+  TimePoint now() const override { return TimePoint(clock_->now().time_since_epoch() * speed_); }
+  std::int64_t unix_millis() const override { return clock_->unix_millis(); }
+  Timer after(Duration delay, std::function<void()> fn) override { return clock_->after(delay, std::move(fn)); }
+
+ private:
+  const std::shared_ptr<Clock> clock_;
+  const int speed_;
 };
 
 void expect_text(const Result<void>& result, Code code, const std::vector<std::string>& texts) {
@@ -84,6 +97,27 @@ TEST_F(ShmCommunicatorTest, RanksThatWaitForEachOtherGetAnError) {
                 {"wait for each other", "rank 0 waits for rank 1 in recv from rank 1 (tag 0, 4 bytes of float32) 'tokens', step 5",
                  "rank 1 waits for rank 0 in barrier 1 'end', step 6"});
   });
+}
+
+TEST_F(ShmCommunicatorTest, AWaitOfAThreadBesideTheProgramIsNoDeadlock) {
+  clock_ = std::make_shared<FastClock>(clock_, 20);
+  auto zero = make(0, 2), one = make(1, 2);
+  Floats got(1), sent(1, 5);
+  Call background;
+  background.background = true;
+  const auto received = zero->receive(out(got), 1, DType::kFloat32, 0, background);
+  std::thread beside([&] { EXPECT_TRUE(received->wait()); });
+  std::thread other([&] {
+    EXPECT_TRUE(one->barrier({})->wait());
+    EXPECT_TRUE(one->send(in(sent), 0, DType::kFloat32, 0, {})->wait());
+  });
+  // The program of rank 0 computes for a time in which a deadlock would be reported.
+  const auto until = clock_->now() + 10s;
+  while (!zero->failed() && clock_->now() < until) std::this_thread::yield();
+  EXPECT_TRUE(zero->barrier({})->wait());
+  beside.join();
+  other.join();
+  EXPECT_EQ(got, sent);
 }
 
 TEST_F(ShmCommunicatorTest, AMessageOfAnotherSizeOrTagIsNamed) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "runtime/shm/wide_copy.h"
+#include "runtime/transport/overlap.h"
 #include "runtime/transport/reduction.h"
 
 namespace shoal::runtime {
@@ -68,6 +69,7 @@ bool ShmCollective::two_phases() const { return spec_.input.size() > kOnePhaseBy
 
 void ShmCollective::start(std::uint64_t first) {
   first_ = first;
+  set_input_apart(spec_, rank_, input_copy_);
   direct_reads_.try_once();
   if (spec_.kind == Collective::kAllToAll) {
     auto& sends = memory_.rank(rank_).sends[entry_.sequence % Ledger::kEntries];

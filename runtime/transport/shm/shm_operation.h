@@ -58,7 +58,8 @@ class ShmCollective final : public Operation {
   Ledger& ledger_;
   DirectReads& direct_reads_;
   const int rank_, world_size_;
-  const CollectiveSpec spec_;
+  CollectiveSpec spec_;
+  std::vector<std::byte> input_copy_;  // set_input_apart
   Entry entry_;
   // For collectives whose chunks have a part for each rank: size of a part.
   std::size_t part_bytes_;

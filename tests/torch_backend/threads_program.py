@@ -1,0 +1,138 @@
+"""Two threads at one place of a group of the backend shoal, in the order that did harm. argv: a function, a folder."""
+
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+
+import shoal.torch  # noqa: F401 (registers the backend)
+from shoal.torch._work import Work
+
+PAUSE_S = 0.3  # for a thread that a lock keeps out: it does not come
+
+
+class Second:
+    """A second thread, which makes a call while the first one is in the middle of its own."""
+
+    def __init__(self, call):
+        self._thread = threading.Thread(target=call)
+        self._begun = False
+
+    def begin(self):
+        """Lets the call end, unless the first thread holds a lock. Does nothing from the second time on."""
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+            self._thread.join(PAUSE_S)
+
+    def end(self):
+        self._thread.join()
+
+
+class Native:
+    """A native operation whose end the test decides."""
+
+    def __init__(self, is_done, asked=lambda: None):
+        self.is_done, self._asked = is_done, asked
+
+    def done(self):
+        is_done = self.is_done
+        self._asked()
+        return is_done
+
+    def wait(self):
+        assert self.is_done
+
+
+def keeping(group):
+    """A group keeps the Work of an operation under way, although two threads drop the Works before it."""
+    second = Second(lambda: group.started([Native(True)], torch.ones(1), []))
+    done = Native(False, lambda: done.is_done and second.begin())
+    group.started([done], torch.ones(1), [])
+    running = group.started([Native(False)], torch.ones(1), [])
+    done.is_done = True
+    group.started([Native(True)], torch.ones(1), [])
+    second.end()
+    assert any(work is running for work in group._pending)
+    running._natives[0].is_done = True
+
+
+def waiting(group):
+    """A Work's guard is called, although another thread that waits removes it."""
+
+    class Raced(Work):
+        @property
+        def _guard(self):
+            guard, self._removed = self._removed, None
+            return guard
+
+        @_guard.setter
+        def _guard(self, guard):
+            self._removed = guard
+
+    calls = []
+    work = Raced([Native(True)], torch.ones(1), [], None, group._completer, guard=lambda: calls.append(1))
+    assert work.wait()
+    assert calls == [1]
+
+
+def opening(group):
+    """Channels, ways of signals and groups of other devices are opened once."""
+    opened = []
+
+    def open_with(second):
+        def open_one(*_):
+            second().begin()
+            opened.append(object())
+            return opened[-1]
+
+        return open_one
+
+    group._size = 2
+    second = Second(lambda: group._channel(1, 5))
+    group._open_channel = open_with(lambda: second)
+    group._channel(1, 5)
+    second.end()
+    group._channels.clear()
+    group._size = 1
+    assert len(opened) == 1
+    second = Second(lambda: group.elsewhere(torch.device("meta")))
+    group._open_elsewhere = open_with(lambda: second)
+    group.elsewhere(torch.device("meta"))
+    second.end()
+    group._elsewhere.clear()
+    assert len(opened) == 2
+    window = group.new_window()
+    second = Second(lambda: window._way(0, 1))
+    group.open_way = open_with(lambda: second)
+    window._way(0, 1)
+    second.end()
+    assert len(opened) == 3
+
+
+def futures(group):
+    store = dist.distributed_c10d._get_default_store()
+    if group.rank() == 0:
+        messages = [dist.irecv(torch.zeros(2), 1, tag=tag) for tag in (0, 7)]
+        late = [work.get_future() for work in messages]
+        assert dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()[0].item() == 2
+        assert not any(future.done() for future in late)
+        store.set("send", "")
+        assert [future.wait()[0].tolist() for future in late] == [[3.0, 3.0]] * 2
+    else:
+        dist.all_reduce(torch.ones(1))
+        store.wait(["send"])
+        for tag in (0, 7):
+            dist.send(torch.full((2,), 3.0), 0, tag=tag)
+
+
+def main():
+    dist.init_process_group("shoal")
+    globals()[sys.argv[1]](dist.group.WORLD)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""Threads that use a group of the backend shoal at once."""
+
+import pytest
+from ranks import check
+
+
+@pytest.mark.parametrize("part", ["keeping", "waiting", "opening"])
+def test_two_threads_use_one_group(part):
+    check("threads_program.py", part, 1)
+
+
+def test_a_message_that_does_not_come_delays_no_future_but_its_own():
+    check("threads_program.py", "futures", 2)
