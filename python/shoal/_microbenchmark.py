@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import shoal as ray
+from shoal._core.command import run_command
 from shoal.util import placement_group, remove_placement_group
 
 _BATCH = 1000  # calls that are made before their answers are awaited
@@ -151,4 +152,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(main, sys.argv[1:])

@@ -10,7 +10,7 @@ from shoal.checkpoint import Checkpoints
 from shoal.checkpoint._inspect import verify
 from shoal.train import ScalingConfig, Trainer, report, run
 
-STEPS = 12
+STEPS = NUM_STEPS
 
 def step(batch, state):
     import torch.distributed as dist
@@ -32,7 +32,7 @@ def loop(folder):
     model = torch.nn.Linear(4, 6)
     fully_shard(model)
     state = State(model=model, optimizer=SGD(model.parameters(), lr=0.1))
-    state.run, write_file = Checkpoints(folder, keep=0), _save.write_file
+    state.run, write_file = Checkpoints(folder, OPTIONS), _save.write_file
 
     run_save, under_way = _saving.PendingSave._run, [0]
 
@@ -52,12 +52,14 @@ def loop(folder):
 if __name__ == "__main__":
     shoal.init(address="auto")
     folder = sys.argv[1] if len(sys.argv) > 1 else "saves"
+    scales = []
     def on_report(m):
         ON_REPORT
     trainer = Trainer(loop, train_loop_config=os.path.abspath(folder), scaling_config=ScalingConfig((1, 3)), on_report=on_report)
     result = trainer.fit()
     print("steps", [m["step"] for m in result.metrics_history])
     print("died", [len(c.died) for c in result.changes if c.died])
+    print("workers", [c.workers for c in result.changes])
     of = Checkpoints(folder)
     print("saved", of.steps())
     for s in of.steps():
@@ -66,14 +68,15 @@ if __name__ == "__main__":
 SAVE = "state.run.save(state.step, state.model, state.optimizer, state=state.state_dict())"
 
 
-def train(command, trouble="pass", on_report="pass", save=SAVE):
+def train(command, trouble="pass", on_report="pass", save=SAVE, steps=12, options="keep=0"):
     command.start(cpus=3)
     text = TRAIN.replace("SAVE", save).replace("TROUBLE", trouble).replace("ON_REPORT", on_report)
+    text = text.replace("NUM_STEPS", str(steps)).replace("OPTIONS", options)
     driver = command.driver(text)
     assert driver.code() == 0, driver.err
     print(driver.out, driver.err)
     assert "damaged" not in driver.out
-    assert f"steps {list(range(1, 13))}" in driver.out
+    assert f"steps {list(range(1, steps + 1))}" in driver.out
     saved = next(line for line in driver.out.splitlines() if line.startswith("saved"))
     assert command("stop").returncode == 0
     return driver, eval(saved.removeprefix("saved "))
@@ -106,3 +109,44 @@ def test_a_change_waits_for_the_save_under_way(shoal_command):  # noqa: F811  fi
     slow = "under_way[0] >= 3 and dist.get_rank() == 1 and threading.Event().wait(0.2)"
     _, saved = train(shoal_command, trouble=slow, on_report=on_report)
     assert saved == list(range(1, 13))
+
+
+def test_a_worker_that_leaves_after_a_failed_save_ends_no_training(shoal_command):  # noqa: F811  fixtures
+    """The workers that stay catch the error. The one that leaves has no step any more in which it could."""
+    on_report = "m['step'] == 3 and threading.Thread(target=trainer.scale, args=(1,)).start()"
+    save = f"""
+    if state.step == 3:
+        {SAVE}
+    elif state.step == STEPS:
+        try:
+            shoal.checkpoint.wait()
+        except shoal.exceptions.ResourceExhausted:
+            pass
+    else:
+        dist.get_world_size() > 1 and threading.Event().wait(0.02)"""
+    driver, saved = train(shoal_command, trouble="raise OSError(28, 'No space left on device')", on_report=on_report, save=save, steps=200)
+    assert "workers [1]" in driver.out
+    assert saved == []
+
+
+def test_workers_agree_on_a_preemption_after_every_change_and_a_death(shoal_command):  # noqa: F811  fixtures
+    """The third worker of the third generation dies while the others wait for its vote. At last one worker has a sign, and all save."""
+    on_report = """
+        asked = (m["workers"], len(scales))
+        if m["step"] > 3 and asked in ((3, 0), (2, 1)):
+            scales.append(threading.Thread(target=trainer.scale, args=({(3, 0): 2, (2, 1): 3}[asked],)))
+            scales[-1].start()"""
+    save = f"""
+    from shoal.train._context import _Here
+    _Here.generation < 4 and threading.Event().wait(0.03)
+    if _Here.generation == 3 and dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if state.step == STEPS - 5 and dist.get_rank() == dist.get_world_size() - 1:
+        state.run._preemption._event.set()
+    if state.run.should_save(state.step):
+        {SAVE}"""
+    options = "keep=0, every=1000, on_preemption=True"
+    driver, saved = train(shoal_command, on_report=on_report, save=save, steps=300, options=options)
+    assert "workers [2, 3, 2" in driver.out
+    assert "died [1]" in driver.out
+    assert saved == list(range(295, 301))

@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
 class TwoRanks:
     """The first of two ranks, whose other one answers as this one does."""
 
-    size, rank, group = 2, 0, None
+    size, rank, group, failed = 2, 0, None, False
 
     def __init__(self, *_, **__):
         pass
@@ -292,6 +292,21 @@ def test_a_full_disk_is_an_error_of_the_save_and_keeps_the_previous_checkpoint(t
     assert e.value.code == "ResourceExhausted"
     expect_saved(tmp_path / "c", expected)
     assert not _snapshot._active
+
+
+def test_the_error_of_a_save_is_not_lost_by_an_interrupted_wait(tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").touch()
+    pending = checkpoint.save_async(tmp_path / "file", build())
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(pending._thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.wait()
+    _saving._at_exit()
+    assert "the checkpoint was not saved: " in capfd.readouterr().err
 
 
 def test_a_process_that_ends_waits_for_its_save(tmp_path):

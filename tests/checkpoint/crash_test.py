@@ -218,6 +218,12 @@ def over_the_same(path):
 
 def over_leftovers(path):
     over_an_old_one(path)
+    (path / ".saving-1").mkdir()
+    (path / ".saving-1" / "model-rank-0-of-1.safetensors").write_bytes(b"half a file")
+
+
+def over_leftovers_of_an_earlier_release(path):
+    over_an_old_one(path)
     (path / ".saving").mkdir()
     (path / ".saving" / "model-rank-0-of-1.safetensors").write_bytes(b"half a file")
 
@@ -228,13 +234,27 @@ def over_a_new_folder(path):
 
 def over_a_first_one_that_was_killed(path):
     path.mkdir()
-    (path / ".saving").mkdir()
+    (path / ".saving-1").mkdir()
 
 
 BEFORE = {
-    f.__name__: f for f in (first, over_an_old_one, over_the_same, over_leftovers, over_a_new_folder, over_a_first_one_that_was_killed)
+    f.__name__: f
+    for f in (
+        first,
+        over_an_old_one,
+        over_the_same,
+        over_leftovers,
+        over_leftovers_of_an_earlier_release,
+        over_a_new_folder,
+        over_a_first_one_that_was_killed,
+    )
 }
-OLD = {"over_an_old_one": 1, "over_the_same": 2, "over_leftovers": 1}  # which checkpoint lies there before the save
+OLD = {
+    "over_an_old_one": 1,
+    "over_the_same": 2,
+    "over_leftovers": 1,
+    "over_leftovers_of_an_earlier_release": 1,
+}  # which checkpoint lies there before the save
 NOT_SYNCED = ("over_a_new_folder", "over_a_first_one_that_was_killed")  # the name of the checkpoint's folder may be lost
 
 

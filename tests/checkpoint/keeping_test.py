@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _store
+from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _saving, _store
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 
@@ -93,6 +93,31 @@ def test_after_a_rollback_the_abandoned_steps_do_not_count(tmp_path):
     assert of.steps() == [4, 5, 6, 7]
 
 
+def test_a_rank_that_becomes_the_first_one_after_a_rollback_keeps_the_steps_that_follow(tmp_path, monkeypatch):
+    of, other = (Checkpoints(tmp_path / "run", keep=9) for _ in range(2))
+    for step in range(1, 7):
+        save(of, step)
+    for one in (of, other):
+        one.load(build(), step=2)
+
+    class Second:
+        rank, size, group, failed = 1, 2, None, False
+
+        def __init__(self, *_, **__):
+            pass
+
+        def agree(self, action):
+            return action()
+
+    with monkeypatch.context() as m:  # the second rank's part in a save, of which the first rank writes the files
+        m.setattr(_saving, "Ranks", Second)
+        m.setattr(_saving, "write", lambda *_: None)
+        save(other, 3)
+    save(of, 3)
+    save(other, 4)  # the first rank has died
+    assert of.steps() == [1, 2, 3, 4]
+
+
 def test_a_load_without_a_rollback_deletes_nothing(tmp_path):
     of = Checkpoints(tmp_path / "run", keep=3, best="loss")
     for step in range(1, 4):
@@ -110,7 +135,7 @@ def test_a_load_without_a_rollback_deletes_nothing(tmp_path):
 def test_remains_of_killed_saves_and_damaged_manifests_do_not_matter(tmp_path):
     of = Checkpoints(tmp_path / "run", keep=1, best="loss")
     save(of, 1, metrics={"loss": 1})
-    remains = tmp_path / "run" / "step-00000002" / ".saving"
+    remains = tmp_path / "run" / "step-00000002" / ".saving-1"
     remains.mkdir(parents=True)
     (remains / "model-rank-0-of-1.safetensors").touch()
     (tmp_path / "run" / "notes").mkdir()
@@ -157,8 +182,8 @@ def test_after_a_full_disk_training_goes_on_and_later_saves_have_its_space(tmp_p
     assert small.used() == 2 * one
     small.room = 3 * one + one // 2
     if killed:
-        (small.folder / "step-00000003" / ".saving").mkdir(parents=True, exist_ok=True)
-        (small.folder / "step-00000003" / ".saving" / "model-rank-0-of-1.safetensors").write_bytes(bytes(one))
+        (small.folder / "step-00000003" / ".saving-1").mkdir(parents=True, exist_ok=True)
+        (small.folder / "step-00000003" / ".saving-1" / "model-rank-0-of-1.safetensors").write_bytes(bytes(one))
     save(of, 5)
     assert names(small.folder) == ["step-00000002", "step-00000005"]
     assert of.load(build()) == (5, {"at": 5})
@@ -180,7 +205,7 @@ def test_the_first_rank_chooses_the_step_for_all(tmp_path, monkeypatch):
             return action()
 
         def gather(self, value):
-            return [3, value]
+            return [(3, set()), value]
 
     monkeypatch.setattr(_keeping, "Ranks", Second)
     assert of.load(build()) == (3, {"at": 3})

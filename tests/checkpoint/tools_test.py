@@ -1,6 +1,8 @@
 """`shoal checkpoint`: ls, verify, export and diff, on checkpoints of every format."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -227,6 +229,26 @@ def test_diff_compares_formats(saved, tmp_path, capsys):
     model_only = tmp_path / "model"
     checkpoint.save(model_only, model)
     assert shoal(capsys, "diff", model_only, tmp_path / "hf") == (0, "no difference\n")
+
+
+def test_an_export_names_what_it_leaves_out(saved, tmp_path, capsys, recwarn):
+    path = saved[0]
+    assert "lack the optimizer and the state (step) of" in shoal(capsys, "export", path, tmp_path / "hf")[1]
+    text = shoal(capsys, "export", path, tmp_path / "dcp", "--format", "dcp")[1]
+    assert "lack the state (step; torch.distributed.checkpoint.load has it, as 'state') of" in text
+    assert not [w for w in recwarn if "single process" in str(w.message)]
+    assert "lack" not in shoal(capsys, "export", path, tmp_path / "shoal", "--format", "shoal")[1]
+    found = shoal(capsys, "export", path, tmp_path / "part", "--format", "shoal", "--prefix", "0.", "--json")[1]
+    assert found["left_out"] == ["the optimizer"]
+    assert "lack the optimizer of" in shoal(capsys, "export", tmp_path / "dcp", tmp_path / "from-dcp")[1]
+
+
+def test_a_command_ends_without_a_word_when_nothing_reads_its_output(saved):
+    command = [sys.executable, "-m", "shoal.checkpoint", "ls", str(saved[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # before it has imported torch
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
 
 
 @pytest.mark.parametrize("size", ["", "0", "-5", "5 TB", "x"])

@@ -172,7 +172,7 @@ def test_an_unwritable_folder_on_rank_0_fails_on_all(tmp_path):
     assert answers[1][1] == ["rank 0"]
 
 
-@pytest.mark.parametrize("what", ["save", "load"])
+@pytest.mark.parametrize("what", ["save", "open", "load"])
 def test_any_error_on_one_rank_is_raised_on_all(saved, tmp_path, what):
     def failing(config):
         import torch.distributed as dist
@@ -183,10 +183,12 @@ def test_any_error_on_one_rank_is_raised_on_all(saved, tmp_path, what):
             raise MemoryError("no memory for this part")
 
         model, optimizer = make(config)
-        if dist.get_rank() == 1:
+        if dist.get_rank() == 1 and config["what"] == "open":
+            _save.open_store = fail  # as where one host lacks a package
+        elif dist.get_rank() == 1:
             _save.write_file = _load._match_model = fail
         try:
-            if config["what"] == "save":
+            if config["what"] != "load":
                 checkpoint.save(config["to"], model, optimizer)
             else:
                 checkpoint.load(config["path"], model, optimizer)
@@ -219,7 +221,7 @@ def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
 
     with pytest.raises((TaskError, shoal.exceptions.ShoalError)):
         run(dying, 2, path=path)
-    assert Path(path, ".saving").is_dir()
+    assert len(list(Path(path).glob(".saving-*"))) == 1
     assert run(loading, 3, path=path)[0][0] == {"which": "old"}
 
 
@@ -289,6 +291,41 @@ def test_an_asynchronous_save_that_fails_on_one_rank_fails_on_all(tmp_path):
     for what, code in (("plan", "Unimplemented"), ("write", "InvalidArgument")):
         assert run(failing, 2, path=str(tmp_path / what), what=what) == [code, code]
         assert run(loading, 1, path=str(tmp_path / what))[0][0] == {"which": "old"}
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shoal"])
+def test_a_save_in_which_a_rank_came_too_late_fails_no_later_one(tmp_path, backend):
+    def training(config):
+        import functools
+        import threading
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        from shoal.checkpoint import _saving
+
+        dist.init_process_group(config["backend"])
+        model, optimizer = make(config)
+        step(model, optimizer)
+        new_group, run_save, go = dist.new_group, _saving.PendingSave._run, threading.Event()
+        dist.new_group = functools.partial(new_group, timeout=timedelta(seconds=2))
+        if dist.get_rank() == 1:
+            _saving.PendingSave._run = lambda self: (go.wait(60), run_save(self))
+        pending = checkpoint.save_async(f"{config['path']}/late", model, optimizer)
+        dist.new_group = new_group
+        if dist.get_rank() == 1:
+            dist.barrier()  # rank 0 has given up
+        go.set()
+        pending._thread.join()
+        if dist.get_rank() == 0:
+            dist.barrier()
+        pending._raised = True
+        checkpoint.save_async(f"{config['path']}/next", model, optimizer, state={"which": "next"})
+        checkpoint.wait()
+        return isinstance(pending._error, Exception)
+
+    assert run(training, 2, path=str(tmp_path), backend=backend) == [True, True]
+    assert run(loading, 1, path=str(tmp_path / "next"))[0][0] == {"which": "next"}
 
 
 def test_any_mesh_loads_what_any_other_saved(tmp_path):

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from shoal._core.command import run_command
 from shoal.checkpoint._export import MAX_SHARD_BYTES, export
 from shoal.checkpoint._formats import open_checkpoint
 from shoal.checkpoint._inspect import diff, verify
@@ -110,11 +111,14 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     """converts a checkpoint to Hugging Face's safetensors (hf), torch.distributed.checkpoint (dcp) or one rank (shoal)"""
-    export(options.source, options.target, options.format, prefix=options.prefix, max_shard_bytes=_bytes(options.max_shard_size))
+    size = _bytes(options.max_shard_size)
+    left_out = export(options.source, options.target, options.format, prefix=options.prefix, max_shard_bytes=size)
     if options.json:
-        _print_json("export", target=options.target, format=options.format)
+        _print_json("export", target=options.target, format=options.format, left_out=left_out)
     else:
         print(f"{options.target} holds {options.source} as {options.format}.")
+        if left_out:
+            print(f"Loads of {options.target} lack {' and '.join(left_out)} of {options.source}.")
     return _OK
 
 
@@ -154,4 +158,4 @@ def _print_table(rows: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -128,14 +128,17 @@ class OpenFile:
 
 
 class LocalStore:
-    """The folder of a checkpoint. A save writes its files to ``.saving``, moves them to a folder of their own, and commits by the rename
-    of the manifest. Until then, the previous manifest names files that are still there."""
+    """The folder of a checkpoint. A save writes its files to ``.saving-TOKEN``, moves them to a folder of their own, and commits by the
+    rename of the manifest. Until then, the previous manifest names files that are still there. The token is that of one save: a rank 0 that
+    the others have given up can no longer commit once another save has begun."""
 
     names_by_contents = True  # files move after their contents are known
 
     def __init__(self, path: Path):
         self.path = path
-        self._saving = path / SAVING
+
+    def _saving(self, token: str) -> Path:
+        return self.path / f"{SAVING}-{token}"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -162,37 +165,40 @@ class LocalStore:
         if not _make_folders(self.path):  # the program made it, or a save that was killed before its sync
             with contextlib.suppress(PermissionError):  # a folder in which this process may only look up names
                 disk.sync_folder(os.fspath(self.path.parent))
-        if self._saving.is_dir():  # left by a save that did not finish
-            _remove_tree(self._saving)
-        if not self._saving.is_dir():
-            disk.make_folder(os.fspath(self._saving))
+        for left in sorted(self.path.iterdir()):  # by a save that did not finish
+            if _is_of_a_save(left) and left.is_dir():
+                _remove_tree(left)
+        disk.make_folder(os.fspath(self._saving(token)))
 
     def create(self, token: str, name: str) -> NewFile:
-        return NewFile(self._saving / name)
+        return NewFile(self._saving(token) / name)
 
     def commit(self, token: str, folder: str, files: list[str], text: bytes) -> None:
-        """Moves the files to their folder, then replaces the manifest, then deletes unused files."""
-        target = self.path / folder
+        """Moves the files to their folder, then replaces the manifest, then deletes unused files. Raises FileNotFoundError if another save
+        has begun."""
+        target, saving = self.path / folder, self._saving(token)
+        # The folders of now: one that comes later is another save's.
+        unused = [e for e in sorted(self.path.iterdir()) if _manifest.FOLDER.fullmatch(e.name) and e.name != folder]
         # Moves file by file: a folder of this name may exist, with the same bytes, and the present manifest may refer to it.
         if not target.is_dir():
             disk.make_folder(os.fspath(target))
         for name in files:
-            disk.move(os.fspath(self._saving / name), os.fspath(target / name))
+            disk.move(os.fspath(saving / name), os.fspath(target / name))
         disk.sync_folder(os.fspath(target))
-        manifest = NewFile(self._saving / _manifest.FILE)
+        manifest = NewFile(saving / _manifest.FILE)
         manifest.append(memoryview(text))
         manifest.close()
         disk.sync_folder(os.fspath(self.path))
-        disk.move(os.fspath(self._saving / _manifest.FILE), os.fspath(self.path / _manifest.FILE))
+        disk.move(os.fspath(saving / _manifest.FILE), os.fspath(self.path / _manifest.FILE))
         disk.sync_folder(os.fspath(self.path))
-        for old in sorted(self.path.iterdir()):
-            if old.name == SAVING or (_manifest.FOLDER.fullmatch(old.name) and old.name != folder):
+        for old in [saving, *unused]:
+            if old.is_dir():
                 _remove_tree(old)
 
-    def abandon(self, folder: str) -> None:
+    def abandon(self, token: str, folder: str) -> None:
         """Deletes what a save has written that was not committed. ``folder``: its name for its files, or "" if it had none yet."""
-        if self._saving.is_dir():
-            _remove_tree(self._saving)
+        if (saving := self._saving(token)).is_dir():
+            _remove_tree(saving)
         named = (self.path / _manifest.FILE).exists()
         if _manifest.FOLDER.fullmatch(folder) and (self.path / folder).is_dir() and not (named and self._names(folder)):
             _remove_tree(self.path / folder)
@@ -212,10 +218,15 @@ class LocalStore:
             disk.remove(os.fspath(self.path / _manifest.FILE))
             disk.sync_folder(os.fspath(self.path))
         for entry in sorted(self.path.iterdir()):
-            if entry.name == SAVING or _manifest.FOLDER.fullmatch(entry.name):
+            if _is_of_a_save(entry) or _manifest.FOLDER.fullmatch(entry.name):
                 _remove_tree(entry)
         with _may_stay(self.path):
             disk.remove_folder(os.fspath(self.path))
+
+
+def _is_of_a_save(entry: Path) -> bool:
+    """Releases before this one have no token in the name."""
+    return entry.name == SAVING or entry.name.startswith(f"{SAVING}-")
 
 
 def _make_folders(path: Path) -> bool:
@@ -234,6 +245,8 @@ def _may_stay(path: Path) -> Iterator[None]:
     """Warns of what cannot be deleted because it is in use or holds other entries. NFS keeps open files under names such as .nfs0001."""
     try:
         yield
+    except FileNotFoundError:  # a rank 0 that the others have given up has moved it
+        pass
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -35,28 +36,35 @@ def export(
     *,
     prefix: str = "",
     max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
-    """Converts a checkpoint of any format that ``load`` reads. Holds one tensor at a time, whatever the checkpoint's size.
+) -> list[str]:
+    """Converts a checkpoint of any format that ``load`` reads. Holds one tensor at a time, whatever the checkpoint's size. Returns what
+    ``load`` of the target lacks: "the optimizer", or "the state" with the names in it.
 
     ``format``: "hf" (Hugging Face's safetensors, the model only, with an index beyond ``max_shard_bytes``), "dcp"
     (torch.distributed.checkpoint) or "shoal" (as one rank saves it). Names in DCP are ``model.NAME`` and ``optim.state.NAME.KEY``, as of
-    ``get_state_dict`` with flattened optimizer states. ``prefix``: only tensors of the model with it, without it in their names.
+    ``get_state_dict`` with flattened optimizer states; the state of ``save`` is ``state``, for torch's own ``load``.
+    ``prefix``: only tensors of the model with it, without it in their names.
     ``target``: a folder that does not exist yet, or for "shoal" any path of ``save``; a crash leaves none. Raises InvalidArgument for an
     existing target or an unknown format, and the errors of ``load``.
     """
     if format not in ("hf", "dcp", "shoal"):
         raise InvalidArgument(f"{format!r} is no format to export", hint="hf, dcp or shoal")
     store, manifest = open_checkpoint(source)
+    had_optimizer = bool(manifest.optimizer)
     if manifest.format != FORMAT:
         manifest = _arranged(manifest, prefix)
     elif prefix:
         manifest = replace(manifest, tensors=_without(manifest.tensors, prefix), tied={}, optimizer="", groups=(), optimizer_state={})
+    left_out = ["the optimizer"] if (had_optimizer or manifest.optimizer) and (format == "hf" or not manifest.optimizer) else []
+    if manifest.state and format != "shoal":
+        found = "; torch.distributed.checkpoint.load has it, as 'state'" if format == "dcp" else ""
+        left_out.append(f"the state ({', '.join(manifest.state)}{found})")
     if not manifest.tensors:
         raise InvalidArgument(f"{source} has no tensors whose names begin with {prefix!r}", hint="shoal checkpoint ls lists the names")
     with Reader(store, manifest) as reader:
         if format == "shoal":
             write(target, _Copy(manifest, reader), _One(), lambda _, layout: live_blocks(layout))
-            return
+            return left_out
         folder = Path(target)
         if folder.exists():
             raise InvalidArgument(f"{target} exists", hint="export to a new folder, or remove it")
@@ -69,6 +77,7 @@ def export(
             _disk.disk.sync_folder(os.fspath(fresh))
             _disk.disk.move(os.fspath(fresh), os.fspath(folder))
             _disk.disk.sync_folder(os.fspath(folder.parent))
+    return left_out
 
 
 def _without(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -100,7 +109,7 @@ def _part(kind: str, name: str, t: Tensor, reader: Reader) -> Part:
 class _One:
     """A single rank."""
 
-    rank, size = 0, 1
+    rank, size, failed = 0, 1, False
 
     def agree(self, action):
         return action()
@@ -166,7 +175,9 @@ def _to_dcp(folder: Path, manifest: Manifest, reader: Reader, max_shard_bytes: i
         others["state"] = manifest.state
     planner = _Planner(manifest, reader)
     try:
-        dcp.save(others, storage_writer=dcp.FileSystemWriter(folder, thread_count=1), planner=planner, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*single process", UserWarning)  # which is what this is
+            dcp.save(others, storage_writer=dcp.FileSystemWriter(folder, thread_count=1), planner=planner, no_dist=True)
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         raise first from None

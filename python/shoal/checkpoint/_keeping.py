@@ -84,7 +84,7 @@ class Checkpoints:
         metrics = {k: float(v) for k, v in (metrics or {}).items()}
         if self._best is not None and self._best not in metrics:
             raise InvalidArgument(f"metrics has no {self._best}", hint=f"save(step, model, metrics={{{self._best!r}: value}})")
-        about = About({"step": step, "metrics": metrics}, lambda: self._sweep(step), lambda: self._prune(step), self._warns)
+        about = About({"step": step, "metrics": metrics}, lambda: self._sweep(step), lambda rank: self._prune(step, rank), self._warns)
         pending = save_with(self.path(step), model, optimizer, state=state, about=about)
         self._last = step
         return pending
@@ -106,15 +106,17 @@ class Checkpoints:
         settle()
         ranks = Ranks(named_tensors(model)[0].values())
 
-        def choose() -> int | None:
-            return None if ranks.rank != 0 else self.latest() if step == "latest" else self.best() if step == "best" else step
+        def choose() -> tuple[int | None, set[int]]:
+            if ranks.rank != 0:
+                return None, set()
+            number = self.latest() if step == "latest" else self.best() if step == "best" else step
+            return number, {s for s in self.steps() if s > number} if step == number else set()
 
-        number = ranks.gather(ranks.agree(choose))[0]
+        number, later = ranks.gather(ranks.agree(choose))[0]
         if number is None:
             return None
         state = _load.load(self.path(number), model, optimizer, streaming=streaming)
-        self._last = number
-        self._later = {s for s in self.steps() if s > number} if step == number else set()
+        self._last, self._later = number, later
         return number, state
 
     def steps(self) -> list[int]:
@@ -160,12 +162,15 @@ class Checkpoints:
                 if not is_complete and other != step:
                     open_store(self.path(other)).remove()
 
-    def _prune(self, saved: int) -> None:
-        """Deletes the checkpoints that are not to be kept."""
+    def _prune(self, saved: int, rank: int) -> None:
+        """Deletes the checkpoints that are not to be kept, on rank 0. Every rank forgets the later steps: it may be rank 0 of the next
+        save."""
+        later, self._later = self._later, set()
+        if rank != 0:
+            return
         found, abandoned = self._found(), set()
-        if self._keep and saved < max(self._later, default=-1):
-            abandoned = self._later - {saved}
-        self._later = set()
+        if self._keep and saved < max(later, default=-1):
+            abandoned = later - {saved}
         complete = sorted(step for step, is_complete in found.items() if is_complete and step not in abandoned)
         kept = set(complete[-self._keep :]) | {saved}
         if self._best is not None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shoal._core.process import state
-from shoal._distributed.ranks import cpu_backend
+from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
 
 _LOOK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
@@ -19,12 +19,11 @@ _LOOK_S = 5.0  # seconds between two looks at the node's row: one process of a n
 
 class Preemption:
     """Notices SIGTERM, with which schedulers announce the end of a process, and a drain of the node, which ends it at a deadline. Ranks
-    notice it at different steps, so that ``agreed`` is collective. Made by every rank, in the main thread."""
+    notice it at different steps, so that ``agreed`` is collective over the ranks of that moment, whose number may change. Made by every
+    rank, in the main thread."""
 
     def __init__(self):
         self._event = threading.Event()
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._votes = dist.new_group(backend=cpu_backend()) if several else None
         before = signal.getsignal(signal.SIGTERM)
 
         def notice(number, frame) -> None:
@@ -38,10 +37,15 @@ class Preemption:
 
     def agreed(self) -> bool:
         """Returns True once any rank has noticed. Collective."""
-        if self._votes is None:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
             return self._event.is_set()
         vote = torch.tensor([int(self._event.is_set())])
-        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=self._votes)
+        votes = own_group(list(range(dist.get_world_size())), "votes")
+        try:
+            dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=votes)
+        except Exception:
+            forget_group(votes)
+            raise
         return bool(vote.item())
 
     def look(self) -> bool:

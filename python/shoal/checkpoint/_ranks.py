@@ -21,12 +21,15 @@ from shoal.exceptions import InvalidArgument, ShoalError, TaskError, Unimplement
 T = TypeVar("T")
 Model = nn.Module | Mapping[str, Any]
 
-_groups: dict[tuple, dist.ProcessGroup] = {}  # made for checkpoints, by the default group, their ranks and purpose
+_groups: dict[tuple, dist.ProcessGroup] = {}  # those of own_group, by the default group, their ranks and purpose
 
 
 class Ranks:
     """The ranks over which a model is sharded; a single rank for a plain model. ``apart``: their group is one that nothing else uses, so
-    that a thread may communicate in it. Then the constructor is collective at its first use."""
+    that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a gather has, so that nothing
+    is known of what the other ranks do."""
+
+    failed = False
 
     def __init__(self, tensors: Iterable[torch.Tensor], apart: bool = False):
         meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
@@ -60,7 +63,12 @@ class Ranks:
         if self.group is None:
             return [value]
         values = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)  # pickles between the ranks of one job, never on disk
+        try:
+            dist.all_gather_object(values, value, group=self.group)  # pickles between the ranks of one job, never on disk
+        except Exception:
+            self.failed = True
+            forget_group(self.group)
+            raise
         return values
 
 
@@ -73,13 +81,25 @@ def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
             return mesh.get_group()
         if len(ranks) == dist.get_world_size():
             return dist.group.WORLD
+    return own_group(ranks, "saves" if apart else "meshes")
+
+
+def own_group(ranks: list[int], purpose: str) -> dist.ProcessGroup:
+    """Returns the group of these ranks that nothing but ``purpose`` uses. Collective at its first use in each default group, and after
+    ``forget_group``."""
     world = dist.group.WORLD
-    for old in [key for key in _groups if key[0] is not world]:  # their process groups have ended
-        del _groups[old]
-    key = (world, tuple(ranks), apart)
+    for old in [key for key in list(_groups) if key[0] is not world]:  # their process groups have ended
+        _groups.pop(old, None)
+    key = (world, tuple(ranks), purpose)
     if key not in _groups:
         _groups[key] = dist.new_group(ranks, backend=cpu_backend(), use_local_synchronization=True)
     return _groups[key]
+
+
+def forget_group(group: dist.ProcessGroup) -> None:
+    """After a failure in the group, which every rank sees: the ranks make another one at the next use."""
+    for key in [key for key, made in list(_groups.items()) if made is group]:
+        _groups.pop(key, None)
 
 
 def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, ...]]]:

@@ -15,19 +15,26 @@ from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._shards import Blocks, Layout, write_file
 from shoal.checkpoint._store import open_store, read_manifest, writing
-from shoal.exceptions import DataLoss, NotFound, ShoalError, Unavailable
+from shoal.exceptions import DataLoss, NotFound
 
 Pieces = dict[tuple[str, str], list[Piece]]  # by kind of file and name of tensor
 
 
-def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, Layout], Blocks]) -> None:
+def write(
+    path: str | Path,
+    plan: Plan,
+    ranks: Ranks,
+    blocks_of: Callable[[int, Layout], Blocks],
+    committed: Callable[[], None] = lambda: None,
+) -> None:
     """Writes the files of all ranks and commits. Collective. After an error on which all ranks agree, nothing is left of this save: a full
-    disk would stay full otherwise."""
-    store = open_store(path)
+    disk would stay full otherwise. ``committed``: is called on rank 0 once the checkpoint is complete, whatever the other ranks learn."""
+    store = None
     own = folder = ""  # on rank 0: the names of its files' folder, before and after their contents are known
 
     def begin() -> str:
-        nonlocal own
+        nonlocal own, store
+        store = open_store(path)  # here: one rank alone may lack the package for it
         if ranks.rank != 0:
             return ""
         with writing(path):
@@ -55,17 +62,16 @@ def write(path: str | Path, plan: Plan, ranks: Ranks, blocks_of: Callable[[int, 
             folder = _folder(manifest) if store.names_by_contents else token
             with writing(path):
                 store.commit(token, folder, sorted(files), replace(manifest, folder=folder).to_json().encode())
+            committed()
 
     try:
         token = ranks.gather(ranks.agree(begin))[0]
         written = ranks.gather(ranks.agree(write_files))
         ranks.agree(commit)
-    except Unavailable:  # a rank has died, and others may still write: the next save deletes the rest
-        raise
-    except ShoalError:
-        if own:
+    except Exception:
+        if own and not ranks.failed:  # else others may still write: the next save deletes the rest
             with contextlib.suppress(Exception):  # the first error counts
-                store.abandon(folder or own)
+                store.abandon(own, folder)
         raise
 
 

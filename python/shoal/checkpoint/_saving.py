@@ -19,6 +19,7 @@ from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import image_blocks, live_blocks
 from shoal.checkpoint._snapshot import Snapshot, settle_all
 from shoal.checkpoint._store import writing
+from shoal.exceptions import Unavailable
 
 _LOOK_S = 0.02  # between two looks while a wait may end early
 _NICENESS = 15  # the thread that hashes and writes uses the time that the training leaves
@@ -28,12 +29,13 @@ _current: PendingSave | None = None
 
 @dataclass(frozen=True)
 class About:
-    """``info``: for the manifest. ``before``, ``after``: run on rank 0, in the save's thread, before its first write and after the commit.
-    ``warns``: an error is printed, and neither ``wait`` nor the next save raises it."""
+    """``info``: for the manifest. ``before``: runs on rank 0, in the save's thread, before its first write, once every rank's earlier save
+    has ended. ``after``: runs on every rank, with its number, after the commit. ``warns``: an error is printed, and neither ``wait`` nor
+    the next save raises it."""
 
     info: dict[str, Any] | None = None
     before: Callable[[], None] | None = None
-    after: Callable[[], None] | None = None
+    after: Callable[[int], None] | None = None
     warns: bool = False
 
 
@@ -51,9 +53,9 @@ class PendingSave:
         about: About,
     ):
         self.path = path
-        self._plan, self._ranks, self._about, self._warns = plan, ranks, about, about.warns
+        self._plan, self._ranks, self._about = plan, ranks, about
         self._error: BaseException | None = None
-        self._raised = False
+        self._raised = self._committed = self._abandoned = False
         self._snapshot = snapshot
         self.snapshot_bytes = self._snapshot.num_bytes if self._snapshot else 0
         self._thread = threading.Thread(target=self._run, name="shoal-checkpoint")
@@ -81,14 +83,16 @@ class PendingSave:
                 self._snapshot.settle()
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             self._ranks.agree(self._check)
+            if (before := self._about.before) is not None:
+                self._ranks.agree(lambda: self._on_first_rank(before))
             images = self._snapshot.images
-            write(self.path, self._plan, self._ranks, lambda index, layout: image_blocks(images[index], layout))
+            write(self.path, self._plan, self._ranks, lambda index, layout: image_blocks(images[index], layout), self._note_commit)
             if (after := self._about.after) is not None:
-                self._ranks.agree(lambda: self._on_first_rank(after))
+                self._ranks.agree(lambda: self._on_each_rank(after))
         except BaseException as error:
             self._error = error
-            if self._warns:
-                self.warn()
+            if self._about.warns or self._abandoned:
+                self._warn()
         finally:
             if self._snapshot is not None:
                 self._snapshot.release()
@@ -98,22 +102,38 @@ class PendingSave:
             with writing(self.path):
                 action()
 
-    def warn(self) -> None:
-        """Neither ``wait`` nor the next save raises the error, if there is one, now or later. Rank 0 prints it."""
-        self._warns = True
-        if self._error is not None and not self._raised:
-            self._raised = True
-            if self._ranks.rank == 0:
-                text = getattr(self._error, "message", "") or f"{type(self._error).__name__}: {self._error}"
-                sys.stderr.write(f"shoal: the checkpoint {self.path} was not saved, and the training goes on: {text}\n")
+    def _on_each_rank(self, action: Callable[[int], None]) -> None:
+        with writing(self.path):
+            action(self._ranks.rank)
+
+    def _note_commit(self) -> None:
+        self._committed = True
+
+    def abandon(self) -> None:
+        """A rank has died. An error that comes of it, as every later one does, is printed and not raised."""
+        self._abandoned = True
+        if self._error is not None and self._ranks.failed:
+            self._warn()
+
+    def _warn(self) -> None:
+        """Neither ``wait`` nor the next save raises the error. Rank 0 prints it."""
+        if self._raised:
+            return
+        self._raised = True
+        if self._ranks.rank == 0:
+            what = "was saved, but not all that follows a save was done" if self._committed else "was not saved"
+            sys.stderr.write(f"shoal: the checkpoint {self.path} {what}, and the training goes on: {self._cause()}\n")
+
+    def _cause(self) -> str:
+        if self._abandoned and self._ranks.failed and not isinstance(self._error, Unavailable):
+            return "a rank has died"  # the error is about the groups of that generation, which have ended
+        return getattr(self._error, "message", "") or f"{type(self._error).__name__}: {self._error}"
 
     def _check(self) -> None:
         if isinstance(self._plan, Exception):
             raise self._plan
         if self._snapshot.error is not None:
             raise self._snapshot.error
-        if (before := self._about.before) is not None:
-            self._on_first_rank(before)
 
 
 def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None) -> None:
@@ -177,9 +197,9 @@ def save_with(
 def wait() -> None:
     """Waits for the save under way, if any, and raises its error unless it was raised before."""
     global _current
-    pending, _current = _current, None
-    if pending is not None:
-        pending._thread.join()
+    if (pending := _current) is not None:
+        pending._thread.join()  # Ctrl-C ends this wait, and the next one still knows of the save
+        _current = None
         if not pending._raised:
             pending.wait()
 
@@ -199,10 +219,10 @@ def finish(look: Callable[[], None]) -> None:
 
 
 def abandon() -> None:
-    """Leaves the save under way to its thread after the death of a rank, which ends it. Its error is printed and not raised: the checkpoint
-    before remains, and the next save waits for the thread."""
+    """Leaves the save under way to its thread after the death of a rank, which ends it. What comes of the death is printed and not raised:
+    the checkpoint before remains, and the next save waits for the thread. An earlier error of the save stays for the next one."""
     if _current is not None:
-        _current.warn()
+        _current.abandon()
         settle_all()  # the values are written, and move to other ranks
 
 

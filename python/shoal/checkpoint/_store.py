@@ -58,9 +58,12 @@ class RemoteStore:
         return self._fs.cat_file(self._at(name))
 
     def list(self) -> list[str]:
+        return self._names(self._root)
+
+    def _names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._root, detail=False)
+            found = self._fs.ls(folder, detail=False)
         except FileNotFoundError:
             return []
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
@@ -75,30 +78,35 @@ class RemoteStore:
         used = ""
         with contextlib.suppress(NotFound, DataLoss):  # no folder is in use; another error leaves that open
             used = read_manifest(self).folder
-        self._drop(used)
+        self._drop(used, self.list())
         self._fs.makedirs(self._root, exist_ok=True)
 
     def create(self, token: str, name: str) -> _NewObject:
         return _NewObject(self._fs, f"{self._at(token)}/{name}")
 
     def commit(self, token: str, folder: str, files: list[str], text: bytes) -> None:
+        """Replaces the manifest, then deletes unused folders. Raises FileNotFoundError if another save has begun."""
+        present = self.list()  # a folder that comes later is another save's
+        if set(files) - set(self._names(self._at(token))):
+            raise FileNotFoundError(errno.ENOENT, "another save has begun there, and has deleted the files of this one")
         self._fs.pipe_file(self._at(FILE), text)
-        self._drop(token)
+        self._drop(token, present)
 
-    def abandon(self, folder: str) -> None:
+    def abandon(self, token: str, folder: str) -> None:
         """Deletes what a save has written that was not committed."""
         self.begin("")
 
-    def _drop(self, used: str) -> None:
-        """Deletes the folders that no manifest names."""
-        for name in self.list():
+    def _drop(self, used: str, names: list[str]) -> None:
+        """Deletes those of the folders that no manifest names."""
+        for name in names:
             if _manifest.FOLDER.fullmatch(name) and name != used:
-                self._fs.rm(self._at(name), recursive=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm(self._at(name), recursive=True)
 
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._at(FILE))
-        self._drop("")
+        self._drop("", self.list())
         with contextlib.suppress(OSError):  # object stores have no empty folders
             self._fs.rmdir(self._root)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._actors.handle import ActorHandle
+from shoal._core.command import run_command
 from shoal._core.process import close, retry_delay_ms, state
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument, ShoalError
@@ -73,4 +74,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -72,7 +73,10 @@ class TrainWorker:
             if _Here.left:  # the others go on without this worker, whatever the loop does while it unwinds
                 if type(error).__name__ != "WorkerLeaves":
                     traceback.print_exception(error)
-                leave_all()
+                try:
+                    leave_all()
+                except Exception as failed:  # such as that of a save, which workers that stay have as well
+                    traceback.print_exception(failed)
                 return None
             if isinstance(error, SystemExit):  # sys.exit() in the loop becomes a TaskError with a traceback
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -100,10 +104,12 @@ def _run(loop, arguments: tuple) -> Any:
 
 
 def leave_all() -> None:
-    """Leaves the models and groups of this process. After an exception the driver reports that instead."""
-    for name in ("shoal.checkpoint._saving", "shoal.fsdp._engine.bootstrap", "shoal.collective._group"):
-        if (module := sys.modules.get(name)) is not None:
-            module.leave_all()
+    """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. After an exception
+    the driver reports that instead."""
+    with contextlib.ExitStack() as last_first:
+        for name in ("shoal.collective._group", "shoal.fsdp._engine.bootstrap", "shoal.checkpoint._saving"):
+            if (module := sys.modules.get(name)) is not None:
+                last_first.callback(module.leave_all)
 
 
 def _backend(role: Role) -> str:

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shoal._core.command import run_command
 from shoal._objects.values import get
 from shoal._tasks.remote_function import RemoteFunction
 from shoal.exceptions import InvalidArgument, ShoalError
@@ -177,6 +178,8 @@ def main() -> int:
     except Ended as error:
         print_error(InvalidArgument(f"job {job} has ended: {error}"))
         return 1
+    except BrokenPipeError:  # nothing reads what this prints
+        raise
     except (ShoalError, OSError) as error:
         print_error(error)
         return 1
@@ -192,4 +195,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)
