@@ -224,6 +224,29 @@ def queried(gloo):
     assert (u == world * (world + 1) / 2).all()
 
 
+def overlapping(gloo):
+    """A part may lie anywhere in the whole."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for size, part in product((3, 5_000, 100_003), range(world)):
+        own, whole = values(torch.float32, size, part), torch.zeros(world, size)
+        expected = torch.stack([values(torch.float32, size, part + 3 * (r - rank)) for r in range(world)])
+        dist.all_gather_single(whole, whole[part].copy_(own))
+        same(whole, expected, f"all_gather_single {size} {part}")
+        whole = torch.zeros(world, size)
+        dist.all_gather(list(whole), whole[part].copy_(own))
+        same(whole, expected, f"all_gather {size} {part}")
+        whole = torch.zeros(world, size)
+        dist.gather(whole[0].copy_(own), list(whole) if rank == part else None, part)
+        if rank == part:
+            same(whole, expected, f"gather {size} {part}")
+        dist.reduce_scatter_single(expected[part], expected)
+        same(expected[part], world * values(torch.float32, size, part), f"reduce_scatter_single {size} {part}")
+        blocks = torch.stack([values(torch.float32, size, 5 * part + r) for r in range(world)])
+        dist.all_to_all_single(blocks, blocks)
+        for r in range(world):
+            same(blocks[r], values(torch.float32, size, 5 * part + rank + 3 * (r - rank)), f"all_to_all_single {size} {part}")
+
+
 def coalesced(gloo):
     world, rank = dist.get_world_size(), dist.get_rank()
     tensors = [torch.full((n,), rank + 1.0) for n in (1, 2, 100_000)]
@@ -372,7 +395,7 @@ def mistakes(gloo):
 def apart(gloo):
     """Ranks that share no memory."""
     assert dist.group.WORLD.transport != "shm"
-    for part in (averages, in_place_and_async, not_contiguous, queried, coalesced, objects, groups):
+    for part in (averages, in_place_and_async, not_contiguous, queried, overlapping, coalesced, objects, groups):
         part(gloo)
     world, rank = dist.get_world_size(), dist.get_rank()
     for dtype, op in product([torch.int32, torch.bfloat16, torch.float32], OPS):

@@ -4,7 +4,7 @@ import pytest
 from ranks import check
 
 PROGRAM = "collectives_program.py"
-ALONE = ["reductions", "scattered", "averages", "copies", "exchanges", "in_place_and_async", "not_contiguous", "queried"]
+ALONE = ["reductions", "scattered", "averages", "copies", "exchanges", "in_place_and_async", "not_contiguous", "queried", "overlapping"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -6,8 +6,11 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "runtime/loop/loop.h"
 #include "runtime/transport/conformance/test_host.h"
@@ -56,13 +59,18 @@ class ShmCommunicatorTest : public testing::Test {
   CommunicatorRequest request_;
 };
 
-// Runs `speed` times as fast as another clock.
-class FastClock final : public Clock {
+// Runs `speed` times as fast as another clock. Calls `act` in the next now().
+class TestClock final : public Clock {
  public:
-  FastClock(std::shared_ptr<Clock> clock, int speed) : clock_(std::move(clock)), speed_(speed) {}
-  TimePoint now() const override { return TimePoint(clock_->now().time_since_epoch() * speed_); }
+  TestClock(std::shared_ptr<Clock> clock, int speed) : clock_(std::move(clock)), speed_(speed) {}
+  TimePoint now() const override {
+    if (act) std::exchange(act, nullptr)();
+    return TimePoint(clock_->now().time_since_epoch() * speed_);
+  }
   std::int64_t unix_millis() const override { return clock_->unix_millis(); }
   Timer after(Duration delay, std::function<void()> fn) override { return clock_->after(delay, std::move(fn)); }
+
+  mutable std::function<void()> act;
 
  private:
   const std::shared_ptr<Clock> clock_;
@@ -100,7 +108,7 @@ TEST_F(ShmCommunicatorTest, RanksThatWaitForEachOtherGetAnError) {
 }
 
 TEST_F(ShmCommunicatorTest, AWaitOfAThreadBesideTheProgramIsNoDeadlock) {
-  clock_ = std::make_shared<FastClock>(clock_, 20);
+  clock_ = std::make_shared<TestClock>(clock_, 20);
   auto zero = make(0, 2), one = make(1, 2);
   Floats got(1), sent(1, 5);
   Call background;
@@ -233,6 +241,35 @@ TEST_F(ShmCommunicatorTest, AnInterruptedWaitLeavesTheOperationUnderWay) {
   std::thread other([&] { EXPECT_TRUE(one->barrier({})->wait()); });
   EXPECT_TRUE(work->wait());
   other.join();
+}
+
+// A communicator reads the clock while it holds its lock.
+TEST_F(ShmCommunicatorTest, AChildThatIsForkedWhileItsParentHoldsTheLockGetsAnError) {
+  const auto clock = std::make_shared<TestClock>(clock_, 1);
+  clock_ = clock;
+  const auto c = make(0, 2), other = make(1, 2);
+  Floats v(1);
+  const std::vector<std::function<bool()>> calls{
+      [&] { return c->barrier({})->wait().error().reason() == "Forked"; },
+      [&] { return c->send(in(v), 1, DType::kFloat32, 0, {})->wait().error().reason() == "Forked"; },
+      [&] { return c->receive(out(v), 1, DType::kFloat32, 0, {})->wait().error().reason() == "Forked"; },
+      [&] { return c->window(8, {}).error().reason() == "Forked"; },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    pid_t child = -1;
+    clock->act = [&] {
+      child = fork();
+      if (child != 0) return;
+      alarm(5);  // ends a child that waits for the lock
+      _exit(calls[i]() ? 0 : 1);
+    };
+    const auto sent = c->send(in(v), 1, DType::kFloat32, 0, {});
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << "call " << i;
+    ASSERT_TRUE(sent->wait());
+    ASSERT_TRUE(other->receive(out(v), 0, DType::kFloat32, 0, {})->wait());
+  }
 }
 
 // Parts of some of these sizes are read out of the other ranks' processes, where the kernel permits that.
