@@ -191,7 +191,7 @@ def train(c: dict) -> dict:
     fully_shard(model)
     optimizer = AdamW(model.parameters(), lr=c["lr"], betas=(0.9, 0.95), weight_decay=0.1)
     state = State(model=model, optimizer=optimizer, history=History())
-    if c["resume"]:
+    if c["resume"] and not shoal.train.get_context().joins:
         state.load_state_dict(shoal.checkpoint.load(c["checkpoint"], model, optimizer))
     loader, held_out = read_data(c)
 

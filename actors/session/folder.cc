@@ -30,9 +30,10 @@ Result<void> make_private_folder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, "cannot make " + path));
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return fail(from_errno(errno, path));
-  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0) {
-    return fail(
-        invalid_argument(path + " is not a private folder of this user").with_hint("remove it, or set SHOAL_HOME to another folder"));
+  const bool own = S_ISDIR(info.st_mode) && info.st_uid == geteuid();
+  if (!own || (info.st_mode & 077) != 0) {
+    const std::string mend = own ? "chmod 700 " + path : "remove it";
+    return fail(invalid_argument(path + " is not a private folder of this user").with_hint(mend + ", or set SHOAL_HOME to another folder"));
   }
   return {};
 }

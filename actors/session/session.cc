@@ -49,6 +49,11 @@ Session::~Session() {
   loop_.own([this, &drained] {
     // One turn of the loop does all of this. So open calls are cancelled before they could fail by the end of the job's actors or of a
     // node.
+    if (identity_.owns_job && !failure_.empty()) {
+      const Error cause = unavailable("its program failed: " + failure_).with_reason("ProgramFailed");
+      const WorkerUpdate end = {identity_.worker, WorkerState::kExited, getpid(), "", 1, cause, identity_.job, "driver"};
+      (void)head_.link().notify(Method::kWorkerUpdate, body(to_bytes(end)));
+    }
     if (identity_.owns_job) (void)head_.link().notify(Method::kEndDriver, body(to_bytes(JobRef{identity_.job})));
     calls_.pools().close();
     groups_.close();

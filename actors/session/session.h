@@ -77,6 +77,8 @@ class Session {
   IdType new_id() {
     return loop_.own([this] { return random_->id<IdType>(); });
   }
+  // Before the end of a driver: the uncaught exception that ends the program. The job has failed then.
+  void set_failure(std::string failure) { failure_ = std::move(failure); }
   // The numbers of frames on all connections of this process: to head, node, actors and callers.
   runtime::Traffic traffic();
   // For a forked child: closes its copies of the session's descriptors. No other member may be called there, not even the destructor.
@@ -107,6 +109,7 @@ class Session {
 
   const SessionOptions options_;
   Identity identity_;
+  std::string failure_;
   SessionLoop loop_;
   const std::unique_ptr<runtime::Random> random_;
   const std::unique_ptr<runtime::SocketNetwork> network_;

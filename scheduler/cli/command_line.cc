@@ -67,7 +67,8 @@ std::optional<Error> missing_argument(const CLI::App& app) {
     return invalid_argument("`" + command + "` lacks " + (option->get_positional() ? "its argument `" : "the option `") +
                             option->get_name() + "`")
         .with_reason("Usage")
-        .with_hint(option->get_description());
+        .with_hint(option->get_positional() ? option->get_description()
+                                            : "pass " + option->get_name() + " VALUE: " + option->get_description());
   }
   return std::nullopt;
 }

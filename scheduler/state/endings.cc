@@ -113,15 +113,23 @@ void leading_process_exited(Parts& s, const Job& job, std::int32_t shell_code, c
   end_job(s, job.row.id, by_itself ? JobState::kSucceeded : JobState::kFailed);
 }
 
+// Returns the cause of a process's end as its row shows it: a requested SIGKILL is no crash.
+std::optional<Error> shown_cause(const Parts& s, const Worker& worker, std::int32_t shell_code, const std::optional<Error>& cause) {
+  const bool job_is_over = s.jobs.contains(worker.row.job) && s.jobs.living(worker.row.job) == nullptr && worker.row.role != "driver";
+  if (shell_code != 128 + SIGKILL) return cause;
+  if (job_is_over) return cancelled("ended with its job").with_reason("JobEnded");
+  const auto actor = s.actors.find(worker.actor);
+  // An actor that is dead already was ended on request, and its process by this SIGKILL. Memory that ran short is another cause.
+  const bool requested = actor != s.actors.end() && actor->second.state == ActorState::kDead && actor->second.cause;
+  return requested && cause && cause->reason() == "WorkerDied" ? actor->second.cause : cause;
+}
+
 }  // namespace
 
 void worker_exited(Parts& s, WorkerId id, std::int32_t shell_code, const std::optional<Error>& cause) {
   const Worker& worker = s.workers.at(id);
-  const bool job_is_over = s.jobs.contains(worker.row.job) && s.jobs.living(worker.row.job) == nullptr && worker.row.role != "driver";
-  // A SIGKILL after the end of the job is no failure.
-  const bool in_order = job_is_over && shell_code == 128 + SIGKILL;
   if (worker.launched) s.nodes.remove_process(worker.row.node);
-  const Resources held = s.workers.exit(id, in_order ? cancelled("ended with its job").with_reason("JobEnded") : cause);
+  const Resources held = s.workers.exit(id, shown_cause(s, worker, shell_code, cause));
   source(s, worker) += held;
   if (!worker.group) s.shares.gives(worker.row.job, held);
 

@@ -49,7 +49,9 @@ void on(Parts& s, const WorkerUpdated& event) {
     attach(s, from, update);
   }
   const Worker& w = s.workers.at(id);
-  if (w.row.node != from || w.row.state == WorkerState::kExited) {
+  // A driver reports the exception that ends its program, because its node learns of the process's end only.
+  const bool of_driver = !from && !w.launched && w.row.role == "driver" && update.state == WorkerState::kExited;
+  if ((w.row.node != from && !of_driver) || w.row.state == WorkerState::kExited) {
     // The worker was declared dead when its start or its node was given up: it must not run on.
     if (w.launched && update.state != WorkerState::kExited) s.turn.act(StopWorkerOn{from, {id, SIGKILL, 0}});
     return;

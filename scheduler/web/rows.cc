@@ -1,5 +1,6 @@
 #include "scheduler/web/rows.h"
 
+#include "actors/protocol/cluster/exit_code.h"
 #include "scheduler/web/nesting.h"
 
 namespace shoal::scheduler {
@@ -18,6 +19,10 @@ json to_json(const actors::Resources& resources) {
 
 namespace {
 json cause_json(const std::optional<Error>& cause) { return cause ? to_json(*cause) : json(); }
+json exit_code_json(const actors::JobRow& r) {
+  const auto code = known_exit_code(r);
+  return code ? json(*code) : json();
+}
 }  // namespace
 
 json to_json(const actors::ActorRow& r) {
@@ -85,7 +90,7 @@ json to_json(const actors::JobRow& r) {
           {"num_workers", r.num_workers},
           {"started_unix_ms", r.started_unix_ms},
           {"ended_unix_ms", r.ended_unix_ms},
-          {"exit_code", r.exit_code},
+          {"exit_code", exit_code_json(r)},
           {"submission_id", r.submission.id},
           {"entrypoint", r.submission.entrypoint},
           {"metadata", r.submission.metadata},
@@ -126,7 +131,7 @@ json job_details(const actors::JobRow& r) {
           {"metadata", s.metadata},
           {"runtime_env", env.is_discarded() ? json::object() : std::move(env)},
           {"driver_info", r.driver_pid == 0 ? json() : json({{"pid", std::to_string(r.driver_pid)}})},
-          {"driver_exit_code", over ? json(r.exit_code) : json()}};
+          {"driver_exit_code", exit_code_json(r)}};
 }
 
 }  // namespace shoal::scheduler

@@ -2,11 +2,19 @@
 
 import itertools
 import json
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from shoal.exceptions import InvalidArgument
+from shoal.train._chaos.__main__ import Outcome, Total
+from shoal.train._chaos.harm import kill_process, stop_process
+from shoal.train._chaos.head import living_heads
+from shoal.train._chaos.identity import Process, start_time
 from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, sequence, targets, victim
 from shoal.train._chaos.status import Status, Worker
 
@@ -105,6 +113,7 @@ def test_chaos_refuses_a_training_that_would_not_survive(shoal_command):
     refused = shoal_command("chaos", job, "--seed", "1", "--for", "1s")
     assert refused.returncode == 1
     assert f"job {job} does not survive the death of a worker" in refused.stderr
+    assert "leave out protect=False" in refused.stderr
     for words, text in (("--rate", "4"), "no rate"), (("--for", "soon"), "no length of time"), (("--faults", "fire"), "no fault 'fire'"):
         wrong = shoal_command("chaos", job, "--seed", "1", *words)
         assert wrong.returncode == 2
@@ -112,8 +121,46 @@ def test_chaos_refuses_a_training_that_would_not_survive(shoal_command):
     ends = shoal_command("chaos", job, "--seed", "1", "--rate", "5/s", "--for", "5s", "--faults", "kill", "--yes")
     assert ends.returncode == 1
     assert "the training did not go on" in ends.stdout
-    assert "injected 1, survived 0" in ends.stdout
+    planned = len(sequence(1, 5.0, 5.0, ("kill",)))
+    assert f"injected 1 of {planned} planned faults, survived 0" in ends.stdout
     assert driver.code() != 0
+    for words, text in (("--rate", "fast"), "no rate"), (("--faults", "kil"), "no fault 'kil'"):
+        wrong = shoal_command("chaos", job, "--seed", "1", *words)
+        assert (wrong.returncode, text in wrong.stderr) == (2, True), wrong  # before the state of the job, which has ended
+    assert shoal_command("stop").returncode == 0
+
+
+FIXED = """
+import shoal
+from shoal.train import ScalingConfig, Trainer, report
+
+def loop(config):
+    while True:
+        report({})
+
+if __name__ == "__main__":
+    shoal.init(address="auto")
+    reports = []
+    Trainer(loop, train_loop_config={}, scaling_config=ScalingConfig(2),
+            on_report=lambda m: reports or reports.append(print("it trains", flush=True))).fit()
+"""
+
+
+def test_chaos_ends_a_training_of_fixed_size_only_if_asked(shoal_command):
+    shoal_command.start(cpus=3)
+    driver, job = shoal_command.training(FIXED)
+    words = ("chaos", job, "--seed", "1", "--rate", "5/s", "--for", "5s", "--faults", "kill")
+    refused = shoal_command(*words)
+    assert (refused.returncode, "ScalingConfig(num_workers=(minimum, maximum))" in refused.stderr) == (1, True), refused
+    ended = shoal_command(*words, "--yes")
+    planned = len(sequence(1, 5.0, 5.0, ("kill",)))
+    assert ended.returncode == 1
+    assert f"injected 1 of {planned} planned faults, survived 0" in ended.stdout, ended
+    assert driver.code() == 1
+    assert "ActorDied" in driver.err
+    (row,) = shoal_command.json("list", "jobs")["rows"]
+    assert (row["state"], row["exit_code"]) == ("FAILED", 1)
+    assert "its program failed: " in row["cause"]["message"]
     assert shoal_command("stop").returncode == 0
 
 
@@ -145,13 +192,59 @@ def test_a_seed_decides_kinds_places_and_times():
 
 
 def test_a_victim_has_a_worker_that_takes_over_its_part():
-    workers = tuple(Worker(n, f"actor{n}", node) for n, node in enumerate("aab"))
+    workers = tuple(Worker(n, node, Process(n, n)) for n, node in enumerate("aab"))
     assert [w.number for w in targets(Status(1, True, True, True, workers), "kill")] == [0, 1, 2]
     alone = Status(1, True, True, False, workers)  # without replicas worker 2 has no other one beside it
     assert [w.number for w in targets(alone, "kill")] == [0, 1]
     assert [w.number for w in targets(alone, "stop")] == [0, 1, 2]
     assert victim(alone, Fault(0.0, "kill", 0.99)).number == 1
     assert victim(Status(1, True, True, True, workers[:1]), Fault(0.0, "kill", 0.5)) is None
+    assert victim(Status(1, True, False, False, workers[:1]), Fault(0.0, "kill", 0.5)).number == 0  # nothing survives without protection
+
+
+def test_the_last_line_has_the_planned_faults_that_did_not_come():
+    faults = [Fault(0.0, "kill", 0.5)] * 3
+    hit, skipped = Outcome(faults[0], 0.0, 1, True), Outcome(faults[0], 0.0, None, True, skipped=True)
+    assert (str(Total.of(faults, [hit] * 3)), Total.of(faults, [hit] * 3).passed) == ("injected 3, survived 3, steps lost 0", True)
+    some = Total.of(faults, [hit, skipped])
+    assert (str(some), some.passed) == ("injected 1 of 3 planned faults, survived 1, steps lost 0", True)
+    assert not Total.of(faults, [skipped]).passed
+    assert not Total.of(faults, []).passed
+
+
+@pytest.fixture
+def bystander():
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_signal_goes_to_the_process_that_was_meant(bystander):
+    reused = Process(bystander.pid, start_time(bystander.pid) - 1)  # another process had this pid before
+    assert not kill_process(reused)
+    assert not stop_process(reused, 1000.0)
+    assert bystander.poll() is None
+    assert not kill_process(Process(bystander.pid, 0))
+    assert kill_process(Process.of(bystander.pid))
+    assert bystander.wait() == -signal.SIGKILL
+    assert not kill_process(Process.of(bystander.pid))
+
+
+def test_a_stopped_process_goes_on_although_the_one_that_stopped_it_dies(bystander):
+    code = "import sys; from shoal.train._chaos.harm import *; stop_process(Process(*map(int, sys.argv[1:])), 2.0)"
+    victim = Process.of(bystander.pid)
+    with subprocess.Popen([sys.executable, "-c", code, str(victim.pid), str(victim.started)]) as other:
+        assert os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT).si_code == os.CLD_STOPPED
+        other.kill()
+    assert os.waitid(os.P_PID, victim.pid, os.WCONTINUED | os.WNOWAIT).si_code == os.CLD_CONTINUED
+
+
+def test_a_file_of_a_head_that_was_killed_names_no_process(tmp_path):
+    (tmp_path / f"head.{os.getpid()}").write_text(str(start_time(os.getpid()) - 1))
+    (tmp_path / f"head.{os.getppid()}").write_text("")
+    assert living_heads(Path(tmp_path)) == []
+    (tmp_path / f"head.{os.getpid()}").write_text(str(start_time(os.getpid())))
+    assert living_heads(Path(tmp_path)) == [Process.of(os.getpid())]
 
 
 def test_rates_times_and_kinds_are_read():

@@ -365,7 +365,7 @@ def test_a_home_accessible_to_others_is_refused(shoal_command, tmp_path):
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     open_to_all.chmod(0o755)
-    fails(shoal_command("status", env=shoal_command.env(SHOAL_HOME=str(open_to_all))), 1, "private", "SHOAL_HOME")
+    fails(shoal_command("status", env=shoal_command.env(SHOAL_HOME=str(open_to_all))), 1, "private", "chmod 700", "SHOAL_HOME")
 
 
 def test_the_token_is_only_in_its_file(shoal_command, cluster):
@@ -397,6 +397,10 @@ def test_stop_ends_a_cluster_whose_head_cannot_restart(shoal_command):
     fails(shoal_command("submit", "--", "true"), 124, *said)
     os.kill(cluster.pid("node"), signal.SIGCONT)
     assert shoal_command.json("stop")["stopped"] == [{"session": str(cluster.session), "killed": 0}]
+
+
+def test_a_command_without_its_option_says_what_to_pass(shoal_command):
+    fails(shoal_command("scale", "job"), 2, "`shoal scale` lacks the option `--workers`", "pass --workers VALUE: ")
 
 
 KINDS = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs"

@@ -72,6 +72,25 @@ def test_a_driver_keeps_its_exit_code_for_every_kind_of_end(shoal_command, last_
     gone(pids)
 
 
+@pytest.mark.parametrize(
+    ("last_line", "state", "code", "why"),
+    [
+        ("raise ValueError('mine')", "FAILED", 1, "its program failed: ValueError: mine"),
+        ("sys.exit(3)", "SUCCEEDED", None, None),  # Python shows it to no exit handler, so the code is unknown
+        ("pass", "SUCCEEDED", None, None),
+    ],
+)
+def test_a_job_has_the_outcome_that_its_driver_knows(shoal_command, last_line, state, code, why):
+    shoal_command.start()
+    driver = shoal_command.driver(BEGIN + f"shoal.init('auto')\n{last_line}\n")
+    driver.code()
+    (row,) = shoal_command.json("list", "jobs")["rows"]
+    assert (row["state"], row["exit_code"], row["cause"] and row["cause"]["message"]) == (state, code, why)
+    columns = shoal_command("list", "jobs").stdout.splitlines()[1].split()
+    assert columns[columns.index(state) + 2] == ("-" if code is None else str(code)), columns
+    assert shoal_command("stop").returncode == 0
+
+
 BLOCKED = (
     BEGIN
     + """

@@ -3,12 +3,14 @@
 import signal
 
 import pytest
+from leak_check import wait_until
 
 TRAIN = """
 import shoal
 from shoal.train import ScalingConfig, Trainer, get_context, report
 
 def loop(config):
+    print("joins", get_context().joins, flush=True)
     import torch
     from torch.utils.data import DataLoader, TensorDataset
     from shoal.fsdp import fully_shard
@@ -59,11 +61,21 @@ def test_scale_changes_a_running_training_and_reports_the_pause(shoal_command):
     assert wrong.returncode == 1
     assert "4 workers are outside of num_workers=(1, 3)" in wrong.stderr
     assert [r["name"] for r in shoal_command.json("list", "jobs")["rows"]] == ["driver0.py"]  # the command is no job
-    text = shoal_command("scale", job, "--workers", "2")
+
+    def ended():
+        workers = shoal_command.json("list", "workers", "-f", "state=EXITED")["rows"]
+        return [w["cause"]["message"] for w in workers if "TrainWorker" in w["role"]]
+
+    wait_until(lambda: len(ended()) == 2, 60, "the end of the workers that leave")
+    assert all("it was killed by shoal.kill" in why for why in ended())  # no crash
+    assert "joins True" not in driver.out
+    text = shoal_command("scale", job[:8], "--workers", "2")
     assert text.returncode == 0, text
     assert text.stdout.startswith(f"Job {job}: generation 3: 1 -> 2 workers, pause ")
+    assert ", 0 B moved, " in text.stdout
     assert driver.code() == 0, driver.err
     assert driver.out.endswith("[1, 2] [2, 2] True\n"), driver.out
+    assert "joins True" in driver.out, driver.out
     over = shoal_command("scale", job, "--workers", "1")
     assert over.returncode == 1
     assert "has no workers any more" in over.stderr
@@ -96,6 +108,15 @@ def test_scale_names_a_job_that_it_cannot_scale(shoal_command):
     assert wrong.returncode == 1
     assert f"job {job} runs no training" in wrong.stderr
     idle.signal(signal.SIGKILL)
+    assert shoal_command("stop").returncode == 0
+
+
+def test_a_training_too_large_for_the_cluster_names_options_of_a_trainer(shoal_command):
+    shoal_command.start(cpus=1)
+    driver = shoal_command.driver(TRAIN.replace("BOUNDS", "50").replace("LAST", "1"))
+    assert driver.code() == 1
+    assert "ask for less with ScalingConfig(num_workers=..." in driver.err, driver.err
+    assert "--wait" not in driver.err
     assert shoal_command("stop").returncode == 0
 
 

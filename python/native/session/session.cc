@@ -62,7 +62,7 @@ PySession::Use PySession::use() const {
             .with_reason(forked ? "Forked" : "Closed"));
 }
 
-void PySession::close() {
+void PySession::close(const std::string& failure) {
   const GilReleased release;
   std::unique_lock lock(users_->mutex);
   const auto ended = std::exchange(users_->session, nullptr);
@@ -73,6 +73,7 @@ void PySession::close() {
   users_->ending = uses_here > 0;
   if (due) due->incoming.taken.forget();
   if (taken) taken->taken.forget();
+  ended->set_failure(failure);
   lock.unlock();
 }
 
@@ -141,7 +142,7 @@ void bind_session(nb::module_& m) {
       .def_static("open", &open_session, nb::kw_only(), nb::arg("folder"), nb::arg("head") = "", nb::arg("node") = "", nb::arg("name") = "",
                   nb::arg("role") = "driver", nb::arg("worker") = "", nb::arg("job") = "", nb::arg("print_logs") = true,
                   nb::arg("fold_logs") = false, nb::arg("ends_job") = true, nb::arg("retry_delay_s"), nb::arg("head_timeout_s") = 60.0)
-      .def("close", &PySession::close)
+      .def("close", &PySession::close, nb::arg("failure") = "")
       .def("abandon_after_fork", &PySession::abandon_after_fork)
       .def_prop_ro("job", [](const PySession& s) { return to_string(s.use()->identity().job); })
       .def_prop_ro("worker", [](const PySession& s) { return to_string(s.use()->identity().worker); })

@@ -76,7 +76,8 @@ class PySession {
   const std::shared_ptr<Users>& users() const { return users_; }
   // Ends other threads' waits with Cancelled; returns once they have left and the session is closed. Inside a wait of this thread (in a
   // signal handler) the session closes when that wait has ended, too.
-  void close();
+  // `failure`: the uncaught exception that ends this program, if any.
+  void close(const std::string& failure);
   void abandon_after_fork();
 
   std::shared_ptr<actors::CallQueue> queue;  // the calls to this process's actor, in a worker

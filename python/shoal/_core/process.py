@@ -83,8 +83,11 @@ def started_by_node() -> bool:
     return "SHOAL_NODE" in os.environ and "SHOAL_WORKER_ID" in os.environ
 
 
-def close() -> None:
-    """Leaves the cluster, and ends an embedded one. Idempotent."""
+_FAILED = "it ended with status 1"  # without an exception (_State.failed)
+
+
+def close(failure: str = "") -> None:
+    """Leaves the cluster, and ends an embedded one. ``failure``: the exception that ends this program. Idempotent."""
     if state.session is None:
         return
     session, cluster = state.session, state.cluster
@@ -98,12 +101,12 @@ def close() -> None:
         if cluster is not None:
             with contextlib.suppress(Exception):
                 session.shutdown_cluster()
-        session.close()
+        session.close(failure or _FAILED * state.failed)
         if cluster is not None:
             cluster.wait(3)
     except BaseException as error:  # Ctrl-C or a timeout: end at once
         state.forget()
-        session.close()
+        session.close(failure or _FAILED * state.failed)
         if cluster is not None:
             cluster.kill()
             cluster.wait()
@@ -142,12 +145,27 @@ if started_by_node():
     end_children_with_this()
 
 
+_LONGEST_FAILURE = 200  # characters of an exception's first line
+
+
+def _uncaught() -> str:
+    """Returns the exception that ends this program, or "". Python keeps it for exit handlers, but not a SystemExit."""
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException) or hasattr(sys, "ps1"):  # an interactive session goes on after exceptions
+        return ""
+    text = type(error).__name__
+    with contextlib.suppress(Exception):  # the exception's own __str__ may raise
+        line = str(error).partition("\n")[0][:_LONGEST_FAILURE]
+        text += f": {line}" if line else ""
+    return "".join(c if c.isprintable() else "?" for c in text)  # a lone surrogate has no UTF-8
+
+
 @atexit.register
 def _at_exit() -> None:
     if state.is_worker:
         return
     state.exiting = True
-    close()
+    close(_uncaught())
     if state.failed:  # os._exit is the only way to set a status here. Exit handlers registered before Shoal's import do not run.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

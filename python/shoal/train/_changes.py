@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def _amount(num_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
 @dataclass(frozen=True)
 class Change:
     """A change of the number of workers. ``generation``: the number of the membership that begins, ``workers_before`` and ``workers``: the
@@ -30,7 +37,7 @@ class Change:
             return f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, cut off by another death"
         return (
             f"generation {self.generation}: {self.workers_before} -> {self.workers} workers{died}, pause {self.seconds:.3f} s, "
-            f"{self.moved_bytes / 1e6:.1f} MB moved, after step {self.step}"
+            f"{_amount(self.moved_bytes)} moved, after step {self.step}"
         )
 
 

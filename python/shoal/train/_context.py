@@ -13,13 +13,16 @@ from shoal.exceptions import InvalidArgument
 
 @dataclass(frozen=True)
 class TrainContext:
-    """This worker's ranks among the workers of its Trainer, of torchrun, or of ``shoal submit --num-workers``."""
+    """This worker's ranks among the workers of its Trainer, of torchrun, or of ``shoal submit --num-workers``. ``joins``: this loop of an
+    elastic training, of a new worker or after a death, gets model, optimizers and State from loops that train already. So it needs no
+    checkpoint."""
 
     world_size: int
     world_rank: int
     local_rank: int
     local_world_size: int
     node_rank: int
+    joins: bool = False
 
     def get_world_size(self) -> int:
         return self.world_size
@@ -69,6 +72,7 @@ def get_context() -> TrainContext:
         number["LOCAL_RANK"],
         int(os.environ.get("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
         int(os.environ.get("GROUP_RANK", 0)),
+        _Here.newcomer or _Here.before is not None,
     )
 
 

@@ -30,7 +30,7 @@ from shoal.train._context import _Here
 from shoal.train._errors import WorkerLost
 from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._parts import Parts, check_deterministic
-from shoal.train._ranks import Place
+from shoal.train._ranks import Place, here
 from shoal.train._recovery import Record, may_come_of_a_death
 from shoal.train._state import State, luggage, optimizers_of, random_states, seed_all, sharded_models, unpack
 
@@ -221,7 +221,7 @@ class Gang:
 
     def _place(self) -> Place:
         self._store = _open_store()
-        return Place(session().node, session().host, self._store.port)
+        return here(self._store.port)
 
     def resume(self, error: Exception) -> bool:
         """After an error that has ended the loop: recovers, and returns True if the loop has to run again. It then takes over the state of

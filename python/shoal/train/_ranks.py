@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from dataclasses import dataclass
 
 from shoal._core.process import session
+from shoal.train._chaos.identity import Process
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank: its node's id, the host's address, and a TCP port that was free on that host."""
+    """The place of a rank: its node's id, the host's address, a TCP port that was free on that host, and its process."""
 
     node: str
     host: str
     port: int
+    process: Process | None = None
 
 
-def here() -> Place:
-    """Returns the place of this process. Raises OSError if no port is free."""
-    return Place(session().node, session().host, free_port())
+def here(port: int | None = None) -> Place:
+    """Returns the place of this process. Raises OSError if no port is given and none is free."""
+    return Place(session().node, session().host, free_port() if port is None else port, Process.of(os.getpid()))
 
 
 def free_port() -> int:

@@ -240,8 +240,8 @@ class Run:
         self._step(m.Died(worker, cause))
 
     def _on_status(self, incoming: Any) -> None:
-        actors = {n: w.handle._shoal_actor.id for n, w in self._workers.items()}
-        self._reply(incoming, status_of(self._membership, self._setup, self._places, actors, self._reports, self.outcome.changes))
+        places = {n: w.place for n, w in self._workers.items() if w.place is not None}
+        self._reply(incoming, status_of(self._membership, self._setup, places, self._reports, self.outcome.changes))
 
     def _on_lost(self, incoming: Any, worker: int, generation: int, begun: bool) -> None:
         self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])

@@ -187,6 +187,11 @@ class Trainer:
                     f"CPUs are logical: begin with shoal.init(num_cpus={count * resources['CPU']:g}), or ask for less with "
                     "ScalingConfig(resources_per_worker=...)"
                 )
+            else:
+                error.hint = (
+                    "ask for less with ScalingConfig(num_workers=..., resources_per_worker=...), or add a node: "
+                    "shoal start --address HOST:PORT"
+                )
             raise
         protected = scaling.elastic and bool(scaling.protect)
         setup = Setup(

@@ -1,4 +1,7 @@
 // chaos: inflicts faults on a running elastic training (python/shoal/train/_chaos).
+#include <regex>
+#include <sstream>
+
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/verbs/training.h"
 #include "scheduler/cli/verbs/verbs.h"
@@ -13,6 +16,27 @@ struct ChaosOptions {
   bool yes = false;
 };
 
+// Checks an option before the command looks at the job. The Python part reads it.
+CLI::Validator like(const char* pattern, const char* what, const char* example) {
+  return CLI::Validator(
+      [shape = std::regex(pattern), what, example](std::string& text) {
+        return std::regex_match(text, shape) ? "" : "'" + text + "' is no " + what + ": write " + example;
+      },
+      "");
+}
+
+CLI::Validator kinds_of_faults() {
+  return CLI::Validator(
+      [](std::string& text) -> std::string {
+        std::istringstream kinds(text);
+        for (std::string kind; std::getline(kinds, kind, ',');) {
+          if (kind != "kill" && kind != "stop" && kind != "head") return "there is no fault '" + kind + "': write some of kill,stop,head";
+        }
+        return text.empty() ? "name a fault: some of kill,stop,head" : "";
+      },
+      "");
+}
+
 }  // namespace
 
 void add_chaos(CommandLine& line) {
@@ -20,10 +44,15 @@ void add_chaos(CommandLine& line) {
   auto* verb = line.add_verb("chaos", "Inflict faults on an elastic training at random times, and show that it goes on");
   verb->add_option("job", options.job, "Its submission id, or its id; `shoal list jobs` shows both")->required();
   verb->add_option("--seed", options.seed, "Decides kinds, victims and times of the faults")->required();
-  verb->add_option("--rate", options.rate, "The mean number of faults per time: 4/min, 10/h")->capture_default_str();
-  verb->add_option("--for", options.duration, "The time from the first to the last fault: 90s, 10m, 1h")->capture_default_str();
+  verb->add_option("--rate", options.rate, "The mean number of faults per time: 4/min, 10/h")
+      ->capture_default_str()
+      ->check(like(R"((?=.*[1-9].*/)\d+(\.\d+)?/(s|min|m|h))", "rate", "4/min or 10/h"));
+  verb->add_option("--for", options.duration, "The time from the first to the last fault: 90s, 10m, 1h")
+      ->capture_default_str()
+      ->check(like(R"((?=.*[1-9])\d+(\.\d+)?(s|min|m|h)?)", "length of time", "90s, 10m or 1h"));
   verb->add_option("--faults", options.faults, "Of kill (a worker's process), stop (it, for up to 5 s) and head (kill the cluster's)")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(kinds_of_faults());
   verb->add_flag("--yes", options.yes, "Also in a training without protection, or a cluster that has other jobs");
   line.on_run(verb, [&options](const Common& common) {
     std::vector<std::string> words = {std::to_string(options.seed), options.rate, options.duration, options.faults};

@@ -104,14 +104,23 @@ int follow(const Common& common, ClusterConnection& cluster, const JobRow& job, 
   return by_outcome((*row)->state);
 }
 
+Result<JobId> named_job(const std::vector<JobRow>& jobs, const std::string& id) {
+  std::vector<JobId> found;
+  for (const JobRow& j : jobs) {
+    if (j.submission.id == id || to_string(j.id) == id) return j.id;
+    if (!id.empty() && to_string(j.id).starts_with(id)) found.push_back(j.id);
+  }
+  if (found.empty()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
+  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} jobs have an id that begins with {}", found.size(), id)));
+  return found.front();
+}
+
 }  // namespace
 
 Result<JobRow> find_job(Client& head, const std::string& id) {
   SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
-  const auto it =
-      std::find_if(jobs.jobs.begin(), jobs.jobs.end(), [&](const JobRow& j) { return j.submission.id == id || to_string(j.id) == id; });
-  if (it == jobs.jobs.end()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
-  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{it->id}));
+  SHOAL_TRY(const auto found, named_job(jobs.jobs, id));
+  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{found}));
 }
 
 int job_submit(const Common& common, const JobOptions& o) {

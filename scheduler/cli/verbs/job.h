@@ -19,7 +19,8 @@ struct JobOptions {
   bool wait = true, follow = false;
   std::string cwd;  // this process's working directory
 };
-// Finds a job by its submission id or job id. It fetches the whole row, because a list has only the first line of a cause.
+// Finds a job by its submission id, its id or the id's unique beginning. It fetches the whole row, because a list has only the first line
+// of a cause.
 Result<actors::JobRow> find_job(Client& head, const std::string& id);
 int job_submit(const Common& common, const JobOptions& options);
 int job_status(const Common& common, const JobOptions& options);

@@ -6,6 +6,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "actors/protocol/cluster/exit_code.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/filter.h"
 #include "scheduler/cli/inspection/listing.h"
@@ -89,7 +90,7 @@ void print_rows(const ListReply& r, const std::string& what) {
     for (const auto& j : r.jobs) {
       rows.push_back({to_string(j.id), j.submission.id.empty() ? "-" : j.submission.id, j.name, local_time(j.started_unix_ms),
                       actors::to_string(j.state), j.num_workers ? std::to_string(j.num_workers) : "-",
-                      j.ended_unix_ms ? std::to_string(j.exit_code) : "-", first_line(j.cause, j.pending_reason)});
+                      known_exit_code(j) ? std::to_string(*known_exit_code(j)) : "-", first_line(j.cause, j.pending_reason)});
     }
     print_table({"JOB", "SUBMISSION ID", "NAME", "STARTED", "STATE", "WORKERS", "EXIT", "WHY"}, rows);
   }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
 import sys
 import threading
 import time
@@ -13,13 +12,12 @@ from typing import Any
 
 from shoal._core.command import run_command
 from shoal._objects.values import get
-from shoal._tasks.remote_function import RemoteFunction
 from shoal.exceptions import InvalidArgument, ShoalError
+from shoal.train._chaos.harm import kill_process, on_node, stop_process
 from shoal.train._chaos.head import check_head, kill_head
 from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, possible, seconds_of, sequence, victim
 from shoal.train._chaos.status import Status, Worker
 from shoal.train._scaling import driver_of, open_session, print_error
-from shoal.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _LOOK_S = 0.1  # between two looks at a training
 _LONGEST_S = 180.0  # a training that does not go on for so long after a fault has not survived it
@@ -54,14 +52,6 @@ class Ended(Exception):
     """The training has ended."""
 
 
-def send_signals(pid: int, numbers: list[int], between_s: float) -> None:
-    """Runs on the victim's node. The last signal is sent even if the command has ended meanwhile."""
-    for position, number in enumerate(numbers):
-        if position:
-            threading.Event().wait(between_s)
-        os.kill(pid, number)
-
-
 class Chaos:
     """Inflicts faults on one training. ``say``: prints a line."""
 
@@ -76,8 +66,14 @@ class Chaos:
             check_head()
         if yes:
             return
-        if not self.status().protected:
-            raise InvalidArgument(f"job {self._job} does not survive the death of a worker", hint="--yes inflicts faults all the same")
+        status = self.status()
+        if not status.protected:
+            change = (
+                "leave out protect=False" if status.elastic else "pass ScalingConfig(num_workers=(minimum, maximum)), and use steps or run"
+            )
+            raise InvalidArgument(
+                f"job {self._job} does not survive the death of a worker", hint=f"{change}; --yes inflicts faults all the same"
+            )
         others = [r["name"] for r in self._session.list("jobs") if r["state"] in ("RUNNING", "PENDING") and r["id"] != self._job]
         if others:
             raise InvalidArgument(f"the cluster has other jobs: {', '.join(others)}", hint="--yes inflicts faults all the same")
@@ -98,20 +94,17 @@ class Chaos:
         worker = victim(before, fault) if fault.kind != "head" else None
         try:
             if fault.kind == "kill":
-                self._send(fault, worker)
+                with contextlib.suppress(ShoalError):  # the end of the training also ends the function's worker
+                    self._hit(worker, on_node(kill_process, worker.node).remote(worker.process))
                 return self._after_kill(fault, at, worker)
             return self._after_trouble(fault, at, worker, before)
         except Ended:
             return Outcome(fault, at, worker and worker.number, False)
 
-    def _send(self, fault: Fault, worker: Worker) -> Any:
-        pid = next((r["pid"] for r in self._session.list("actors") if r["id"] == worker.actor and r["state"] == "ALIVE"), 0)
-        if not pid:
+    @staticmethod
+    def _hit(worker: Worker, answer: Any, seconds: float = 0.0) -> None:
+        if not get(answer, timeout=seconds + _ANSWER_S):
             raise Ended(f"worker {worker.number} has ended")
-        numbers = [signal.SIGKILL] if fault.kind == "kill" else [signal.SIGSTOP, signal.SIGCONT]
-        there = NodeAffinitySchedulingStrategy(worker.node, soft=False)
-        call = RemoteFunction(send_signals, {"num_cpus": 0}).options(scheduling_strategy=there)
-        return call.remote(pid, [int(n) for n in numbers], fault.hold_s)
 
     def _after_kill(self, fault: Fault, at: float, worker: Worker) -> Outcome:
         now = self._wait(lambda s: s.steady and worker.number in s.died)
@@ -125,7 +118,7 @@ class Chaos:
         if worker is None:
             kill_head()
         else:
-            get(self._send(fault, worker), timeout=fault.hold_s + _ANSWER_S)
+            self._hit(worker, on_node(stop_process, worker.node).remote(worker.process, fault.hold_s), fault.hold_s)
         reports = self.status().reports
         now = self._wait(lambda s: s.steady and s.reports > reports, _NO_REPORT_S) or self._wait(lambda s: s.steady)
         if now is None:
@@ -140,6 +133,29 @@ class Chaos:
                 return None
             self._pause.wait(_LOOK_S)
         return status
+
+
+@dataclass(frozen=True)
+class Total:
+    """``planned``: the faults of the seed; fewer are injected if the training ends before, or if some find no victim."""
+
+    planned: int
+    injected: int
+    survived: int
+    steps_lost: int
+
+    @staticmethod
+    def of(faults: list[Fault], outcomes: list[Outcome]) -> Total:
+        injected = [o for o in outcomes if not o.skipped]
+        return Total(len(faults), len(injected), sum(o.survived for o in injected), sum(o.steps_lost for o in injected))
+
+    def __str__(self) -> str:
+        of = "" if self.injected == self.planned else f" of {self.planned} planned faults"
+        return f"injected {self.injected}{of}, survived {self.survived}, steps lost {self.steps_lost}"
+
+    @property
+    def passed(self) -> bool:
+        return 0 < self.injected == self.survived and not self.steps_lost
 
 
 def run(chaos: Chaos, faults: list[Fault], say: Any) -> list[Outcome]:
@@ -173,6 +189,8 @@ def main() -> int:
         with open_session(address, job, "shoal chaos") as session:
             chaos = Chaos(session, job, say)
             chaos.check(faults, "--yes" in options)
+            if not faults:
+                raise InvalidArgument(f"seed {seed} has no fault within {duration} at {rate}", hint="raise --for or --rate")
             say("\n".join([f"seed {seed}: {len(faults)} faults for job {job}", *map(str, faults)]))
             outcomes = run(chaos, faults, say)
     except Ended as error:
@@ -185,13 +203,13 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         say("interrupted")
-    injected = [o for o in outcomes if not o.skipped]
-    total = {"injected": len(injected), "survived": sum(o.survived for o in injected), "steps_lost": sum(o.steps_lost for o in injected)}
+    total = Total.of(faults, outcomes)
     if as_json:
-        print(json.dumps({"schema": "shoal.chaos/1", "job_id": job, "seed": int(seed), "faults": [asdict(o) for o in outcomes], **total}))
+        found = [asdict(o) for o in outcomes]
+        print(json.dumps({"schema": "shoal.chaos/1", "job_id": job, "seed": int(seed), "faults": found, **asdict(total)}))
     else:
-        print(f"injected {total['injected']}, survived {total['survived']}, steps lost {total['steps_lost']}")
-    return 0 if total["injected"] == total["survived"] and not total["steps_lost"] else 1
+        print(total)
+    return 0 if total.passed else 1
 
 
 if __name__ == "__main__":

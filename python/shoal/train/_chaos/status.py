@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.train._chaos.identity import Process
+
 
 @dataclass(frozen=True)
 class Worker:
     """``number``: in the order in which workers were created."""
 
     number: int
-    actor: str
     node: str
+    process: Process
 
 
 @dataclass(frozen=True)
 class Status:
-    """A training as its driver sees it. ``workers``: by rank. ``steady``: all workers train in this generation. ``reports``: the number of
-    complete reports. ``undone``: those whose steps the present generation has undone. ``pause_s`` belongs to the change that has led to
-    it, ``died`` has the dead of all changes."""
+    """A training as its driver sees it. ``elastic``: the number of its workers may change. ``workers``: by rank. ``steady``: all workers
+    train in this generation. ``reports``: the number of complete reports. ``undone``: those whose steps the present generation has undone.
+    ``pause_s`` belongs to the change that has led to it, ``died`` has the dead of all changes."""
 
     generation: int
     steady: bool
@@ -31,19 +33,23 @@ class Status:
     undone: int = 0
     pause_s: float = 0.0
     died: frozenset[int] = frozenset()
+    elastic: bool = True
 
 
-def status_of(membership: Any, setup: Any, places: dict[int, Any], actors: dict[int, str], reports: Any, changes: Sequence[Any]) -> Status:
-    """Arguments: parts of a ``Run``. ``actors``: ids by the numbers of workers."""
+def status_of(membership: Any, setup: Any, places: dict[int, Any], reports: Any, changes: Sequence[Any]) -> Status:
+    """Arguments: parts of a ``Run``. ``places``: those of the workers that live, by their numbers."""
     m = membership
+    # The workers of a training of fixed size report no generation: their loops run once all have a place.
+    trains = m.number > 0 and m.published is None if setup.elastic else places.keys() >= set(m.members)
     return Status(
         m.number,
-        m.number > 0 and m.published is None and not m.recovering and not m.ended,
+        trains and not m.recovering and not m.ended,
         setup.protected,
         setup.replicated,
-        tuple(Worker(w, actors[w], places[w].node) for w in m.members if w in actors and w in places),
+        tuple(Worker(w, places[w].node, places[w].process) for w in m.members if w in places),
         reports.complete,
         reports.undone,
         changes[-1].seconds if changes else 0.0,
         frozenset(w for c in changes for w in c.died),
+        setup.elastic,
     )

@@ -1,0 +1,63 @@
+// Tests of the causes and outcomes that rows have after an end.
+#include <map>
+#include <string>
+
+#include "actors/protocol/cluster/exit_code.h"
+#include "scheduler/state/cluster_state_fixture.h"
+
+namespace shoal::scheduler {
+namespace {
+
+using EndingsTest = ClusterStateTest;
+
+TEST_F(EndingsTest, ARequestedEndIsNoCrashOfTheWorker) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  const auto killed = gang(job, 1, {{"CPU", 1}}), crashed = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.step(GangRequested{killed}));
+  ASSERT_TRUE(state_.step(GangRequested{crashed}));
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 2u);
+  ASSERT_TRUE(state_.step(ActorKilled{killed.actors[0].id}));
+  for (const auto& s : started) {
+    const Error cause = unavailable("was killed by SIGKILL").with_reason("WorkerDied");
+    state_.step(WorkerUpdated{s.node, {s.message.worker, WorkerState::kExited, 1000, "", 137, cause, {}, {}}});
+  }
+  std::map<WorkerId, std::string> why;
+  for (const auto& w : state_.list({actors::ListRequest::What::kWorkers, {}}).workers) why[w.id] = w.cause->message();
+  EXPECT_NE(why.at(started[0].message.worker).find("it was killed by shoal.kill"), std::string::npos);
+  EXPECT_EQ(why.at(started[1].message.worker), "was killed by SIGKILL");
+}
+
+TEST_F(EndingsTest, ADriverThatReportsAnExceptionFailsItsJob) {
+  const NodeId node = join(1, {{"CPU", 1}});
+  const JobId failed = driver(), in_order = driver();
+  const auto is = [&](NodeId from, std::uint64_t worker, WorkerState state, JobId job, int code = 0, std::optional<Error> cause = {}) {
+    state_.step(WorkerUpdated{from, {WorkerId{worker}, state, 100, "", code, cause, job, "driver"}});
+  };
+  is(node, 55, WorkerState::kRunning, failed);
+  is(node, 56, WorkerState::kRunning, in_order);
+  is(NodeId{}, 55, WorkerState::kExited, failed, 1, unavailable("its program failed: ValueError: mine"));
+  for (const JobId job : {failed, in_order}) state_.step(DriverEnded{job});
+  EXPECT_EQ(state_.job(failed)->state, JobState::kFailed);
+  EXPECT_EQ(known_exit_code(*state_.job(failed)), 1);
+  EXPECT_EQ(state_.job(failed)->cause->message(), "its program failed: ValueError: mine");
+  EXPECT_EQ(state_.job(in_order)->state, JobState::kSucceeded);
+  EXPECT_FALSE(known_exit_code(*state_.job(in_order)));  // its parent alone has it
+  is(node, 55, WorkerState::kExited, failed, 137, unavailable("driver (pid 100) ended"));
+  EXPECT_EQ(known_exit_code(*state_.job(failed)), 1);
+}
+
+TEST_F(EndingsTest, OnlyItsNodeReportsTheEndOfAWorkerThatItHasLaunched) {
+  const JobId job = driver();
+  join(1, {{"CPU", 1}});
+  const auto g = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.step(GangRequested{g}));
+  const auto s = taken<StartWorkerOn>().at(0);
+  ready(s);
+  state_.step(WorkerUpdated{NodeId{}, {s.message.worker, WorkerState::kExited, 1000, "", 1, unavailable("it ends"), job, "driver"}});
+  EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
+}
+
+}  // namespace
+}  // namespace shoal::scheduler
