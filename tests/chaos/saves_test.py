@@ -99,7 +99,8 @@ def test_a_death_in_a_save_that_the_next_save_waits_for_ends_no_training(shoal_c
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_in_a_save_beside_the_next_step_ends_no_training(shoal_command, rank):  # noqa: F811  fixtures
     """The step sees the death, not the save: its error is printed, and the next save does not raise it."""
-    driver, saved = train(shoal_command, trouble=death(rank, 6), save=f"state.step % 3 or {SAVE}")
+    waits = f"if (state.step, dist.get_world_size(), dist.get_rank()) == (6, 3, {rank}): threading.Event().wait()"
+    driver, saved = train(shoal_command, trouble=death(rank, 6), save=f"state.step % 3 or {SAVE}\n    {waits}")
     assert "died [1]" in driver.out
     assert saved == [3, 9, 12]
 

@@ -304,6 +304,8 @@ def test_a_save_in_which_a_rank_came_too_late_fails_no_later_one(tmp_path, backe
 
         from shoal.checkpoint import _saving
 
+        if config["backend"] == "shoal":
+            import shoal.torch  # noqa: F401  registers the backend
         dist.init_process_group(config["backend"])
         model, optimizer = make(config)
         step(model, optimizer)
