@@ -1,4 +1,4 @@
-"""What is left of a save when a rank dies, or when a first rank lives on that the others have given up."""
+"""A save leaves no rubbish when a rank dies, or when a first rank lives on that the others have given up."""
 
 import threading
 
@@ -80,7 +80,7 @@ def leftovers(path):
 
 class Ranks:
     """The first of two ranks, or a single one. ``death``: the number of the gather that fails, as after a death. ``error``: raised then.
-    ``events``: what came in which order."""
+    ``events``: the gathers and calls, in their order."""
 
     death, error, events, group = 0, None, (), None
 

@@ -219,8 +219,8 @@ def finish(look: Callable[[], None]) -> None:
 
 
 def abandon() -> None:
-    """Leaves the save under way to its thread after the death of a rank, which ends it. What comes of the death is printed and not raised:
-    the checkpoint before remains, and the next save waits for the thread. An earlier error of the save stays for the next one."""
+    """Leaves the save under way to its thread after the death of a rank, which ends it. An error that the death causes is printed and not
+    raised: the checkpoint before remains, and the next save waits for the thread. An earlier error of the save stays for the next one."""
     if _current is not None:
         _current.abandon()
         settle_all()  # the values are written, and move to other ranks
