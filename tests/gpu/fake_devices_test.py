@@ -57,7 +57,7 @@ def on_ranks(world, program, transport="nccl"):
             device = _native.Device(transport=transport, number=rank if transport == "nccl" else 0, kernels=b"fake")
             native = make_communicator(name, tuple(range(world)), rank, True, store=store, timeout=60, device=device)
             program(DeviceGroup(native, DefaultStream()), rank)
-            native.close()
+            native.leave()
         except BaseException as error:
             failures.append(error)
 
