@@ -21,13 +21,14 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 
 void set(int socket, int level, int option, int value) { (void)setsockopt(socket, level, option, &value, sizeof value); }
 
-// Messages leave at once, and the kernel asks an idle host every second whether it exists.
+// Messages leave at once, and the kernel asks an idle host every second whether it exists. The layer decides when a silent host is lost,
+// and itself sends about ten probes a second meanwhile (peer.cc): the kernel's own limit of unanswered ones must come later.
 void set_up(int socket) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPCNT, 30);
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, 127);  // the most that Linux takes: 13 s
 }
 
 struct SocketAddress {
