@@ -83,9 +83,6 @@ def started_by_node() -> bool:
     return "SHOAL_NODE" in os.environ and "SHOAL_WORKER_ID" in os.environ
 
 
-_FAILED = "it ended with status 1"  # without an exception (_State.failed)
-
-
 def close(failure: str = "") -> None:
     """Leaves the cluster, and ends an embedded one. ``failure``: the exception that ends this program. Idempotent."""
     if state.session is None:
@@ -101,17 +98,21 @@ def close(failure: str = "") -> None:
         if cluster is not None:
             with contextlib.suppress(Exception):
                 session.shutdown_cluster()
-        session.close(failure or _FAILED * state.failed)
+        session.close(_failure(failure))
         if cluster is not None:
             cluster.wait(3)
     except BaseException as error:  # Ctrl-C or a timeout: end at once
         state.forget()
-        session.close(failure or _FAILED * state.failed)
+        session.close(_failure(failure))
         if cluster is not None:
             cluster.kill()
             cluster.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
+
+
+def _failure(uncaught: str) -> str:
+    return uncaught or ("it ended with status 1" if state.failed else "")
 
 
 def _after_fork_in_child() -> None:
