@@ -98,8 +98,7 @@ def _two_hosts(config: str) -> dict[str, list[float]]:
 def _restart(config: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
         steps = restarts(config, folder)
-    numbers = sorted({s["restart"] for s in steps} - {0})  # without those that failed themselves
-    return {"restart of torchrun": [pause_of(steps, "restart", n)[0] for n in numbers]}
+    return {"restart of torchrun": restart_pauses(steps)}
 
 
 def restarts(config: str, folder: str) -> list[dict]:
@@ -108,6 +107,12 @@ def restarts(config: str, folder: str) -> list[dict]:
     argv.insert(argv.index("--standalone"), "--max-restarts=6")
     run(argv, limit=600)
     return [json.loads(line) for line in Path(folder, "steps").read_text().splitlines()]
+
+
+def restart_pauses(steps: list[dict]) -> list[float]:
+    """Returns the pauses of restarts that directly follow a start with steps: a restart that failed itself counts in no pause."""
+    numbers = {s["restart"] for s in steps}
+    return [pause_of(steps, "restart", n)[0] for n in sorted(numbers) if n - 1 in numbers]
 
 
 def pause_of(steps: list[dict], key: str, value: int) -> tuple[float, float]:

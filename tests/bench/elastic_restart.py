@@ -2,10 +2,12 @@
 
   torchrun --nproc-per-node 2 --max-restarts 6 elastic_restart.py --config M --folder DIR --restarts 2
 Rank 0 appends a line of JSON per step to DIR/steps: its end (seconds) and the number of restarts. A checkpoint follows the last step
-before a restart; its time is no part of the pause.
+before a restart; its time is no part of the pause. A worker without a step for 60 s ends, because gloo may not connect after a restart;
+torchrun then starts all workers again.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -25,11 +27,12 @@ from torch.distributed.fsdp import fully_shard
 parser = argparse.ArgumentParser()
 parser.add_argument("--config", choices=list(gpt.CONFIGS), default="M")
 parser.add_argument("--folder", type=Path, required=True)
-parser.add_argument("--restarts", type=int, default=2)
+parser.add_argument("--restarts", type=int, default=3)
 parser.add_argument("--quiet", type=int, default=5, help="steps between two restarts")
 options = parser.parse_args()
+faulthandler.dump_traceback_later(60, exit=True)
 torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # gloo may not connect after a restart: torchrun then starts again
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 rank, world = dist.get_rank(), dist.get_world_size()
 restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 config = gpt.CONFIGS[options.config]
@@ -60,6 +63,7 @@ for step in range(restart * options.quiet, (restart + 1) * options.quiet):
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     dist.all_reduce(loss.detach())
+    faulthandler.dump_traceback_later(60, exit=True)
     if rank == 0:
         with (options.folder / "steps").open("a") as file:
             file.write(json.dumps({"at": time.perf_counter(), "restart": restart}) + "\n")

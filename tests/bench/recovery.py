@@ -110,7 +110,7 @@ def _restart(options) -> dict[str, list[float]]:
         steps = restarts(options.config, folder)
     found = []
     for before, after in itertools.pairwise(steps):
-        if "saved" in before:  # the worker is killed now
+        if "saved" in before and after["restart"] == before["restart"] + 1:  # the worker is killed now, and the next start has steps
             found.append(after["at"] - before["at"])
     return {"torchrun": found}
 

@@ -21,7 +21,7 @@ TWO_AND_TWO = {"resource": "two", "bounds": (1, 4)}  # ranks 0 and 1 on host a, 
 ONE_AND_ONE = {"resource": "pair", "bounds": (1, 2)}
 THREE = {"resource": "trio", "bounds": (1, 3)}
 MOMENTS = ["forward", "backward", "unsent", "recorded", "committed", "inside", "end", "boundary"]
-
+WHOLE = "SHOAL_SEEDS" in os.environ  # ./dev test --all; otherwise a slice
 
 ONE_HOST = {"resource": "one", "bounds": (2, 2)}
 MOMENTUM = ["SGD", {"momentum": 0.9}]
@@ -121,8 +121,12 @@ def test_a_training_without_deaths_prints_its_costs(fit):
     assert "replica of rank 0: 20 steps" in found["said"]
 
 
-@pytest.mark.parametrize("moment", ["forward", "recorded", "committed", "inside", "end", "boundary"])
-@pytest.mark.parametrize("rank", [1, 2])
+ON_ONE_HOST = ["forward", "recorded", "committed", "inside", "end", "boundary"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "moment"), itertools.product([1, 2], ON_ONE_HOST) if WHOLE else zip(itertools.cycle([1, 2]), ON_ONE_HOST, strict=False)
+)
 def test_a_worker_dies_and_another_one_of_its_host_adopts_its_shard(fit, rank, moment):
     found = fit(**TWO_AND_TWO, deaths=[(rank, 3, moment)], protect="host")
     r.check(found["history"], found["returns"])
@@ -151,9 +155,10 @@ def bits(found):
     return history, [{k: v for k, v in returned.items() if k != "node"} for returned in found["returns"]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "moment", "made"), [("bf16", "committed", 3), ("mixed", "backward", 2), ("sgd", "committed", 3), ("bf16_sgd", "backward", 2)]
-)
+LOST_IN = [("mixed", "backward", 2), ("bf16_sgd", "committed", 3), ("bf16", "committed", 3), ("sgd", "backward", 2)]
+
+
+@pytest.mark.parametrize(("kind", "moment", "made"), LOST_IN if WHOLE else LOST_IN[:2])
 def test_the_loss_of_a_host_gives_the_bits_of_a_planned_change(fit, kind, moment, made):
     lost = fit(**TWO_AND_TWO, **KINDS[kind], deaths=[("b", 3, moment)], victims="host")
     planned = fit(**TWO_AND_TWO, **KINDS[kind], deaths=[], scale={made: 2}, changes=[made])  # host b's workers leave behind this step
@@ -165,7 +170,7 @@ def test_the_loss_of_a_host_gives_the_bits_of_a_planned_change(fit, kind, moment
     assert losses != pytest.approx(r.plain_run([m["samples"] for m in lost["history"]])[0], rel=1e-5)  # so the kind has an effect
 
 
-@pytest.mark.parametrize(("kind", "moment"), [({}, "between"), ({"bf16": True}, "committed")])
+@pytest.mark.parametrize(("kind", "moment"), [({"bf16": True}, "committed"), ({}, "between")][: 2 if WHOLE else 1])
 def test_a_deterministic_training_has_the_bits_of_one_host_also_when_the_other_host_is_lost(fit, kind, moment):
     one, apart, lost = (
         fit(**where, **kind, loop="deterministic", deaths=deaths, victims="host")

@@ -252,7 +252,7 @@ def test_a_signal_during_a_thread_handover_loses_no_call(kind):
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_a_call_during_the_signal_goes_to_the_next_life(concurrency):
     actor = ray.remote(Signalled).options(max_restarts=-1, max_task_retries=-1, max_concurrency=concurrency).remote(Handled(3))
-    for _ in range(10):
+    for _ in range(4):
         pid = ray.get(actor.pid.remote(), timeout=GUARD_S)
         os.kill(pid, signal.SIGUSR1)
         assert ray.get([actor.pid.remote() for _ in range(3)], timeout=GUARD_S)
