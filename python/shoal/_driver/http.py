@@ -116,7 +116,7 @@ def _place(address: str | None) -> tuple[str, str]:
     if not url:
         raise Unavailable(
             "this cluster has no HTTP interface",
-            hint="shoal start --head has one; a cluster that shoal.init() starts has with include_dashboard=True",
+            hint="`shoal start --head` starts one; shoal.init() does with include_dashboard=True",
         )
     return url, folder
 

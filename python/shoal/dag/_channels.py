@@ -52,7 +52,7 @@ class Layout:
         if capacity > _MAX_CAPACITY:
             raise InvalidArgument(
                 f"{in_flight} executions at once with {limit} bytes each need channels of {capacity} bytes; there are {_MAX_CAPACITY}",
-                hint="choose a smaller _buffer_size_bytes: larger values pass, too, in memories of their own",
+                hint="choose a smaller _buffer_size_bytes: larger values then travel in separate shared memory",
             )
         return Layout(name, count, capacity, limit)
 

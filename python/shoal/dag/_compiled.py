@@ -311,7 +311,7 @@ class CompiledDAG:
             raise RayCgraphCapacityExceeded(
                 f"{len(self._submitted)} executions of this graph are under way or their results not fetched: "
                 f"its _max_inflight_executions is {self._in_flight}",
-                hint="get() results, or compile it with more",
+                hint="get() results, or compile the graph with a larger _max_inflight_executions",
             )
 
     def _read_until(self, values: list, end: float | None) -> None:
