@@ -72,7 +72,7 @@ Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visi
     for (std::size_t i = 0; i < wanted; ++i) out->push_back(std::to_string(i));
   }
   if (out->size() < wanted) {
-    return fail(invalid_argument(std::to_string(wanted) + " GPUs were requested, but CUDA_VISIBLE_DEVICES lists " +
+    return fail(invalid_argument(std::to_string(wanted) + " GPUs were asked for, but CUDA_VISIBLE_DEVICES lists " +
                                  std::to_string(out->size()) + " (\"" + visible + "\")")
                     .with_reason("DevicesHidden")
                     .with_hint("offer fewer GPUs, list more in it, or unset it"));
