@@ -130,7 +130,7 @@ def _backend(role: Role) -> str:
 
 def _init_process_group(dist, backends: str) -> None:
     """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
-    torchrun: an elastic training keeps its own group, which follows its workers and ends their waits when one of them dies."""
+    torchrun. An elastic training keeps its own group, which changes with its workers and ends their waits when one of them dies."""
     if _Here.elastic:
         from shoal.train._meeting import first_process_group  # late: it imports torch
 
