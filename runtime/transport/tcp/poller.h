@@ -10,7 +10,7 @@
 
 namespace shoal::runtime {
 
-// Something with a socket. Its flags state what the socket may do without blocking; advance() clears them.
+// An object with a socket. Its flags state which calls the socket can take without blocking; advance() clears them.
 class Pollable {
  public:
   virtual ~Pollable() = default;
