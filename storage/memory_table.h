@@ -45,9 +45,8 @@ class MemoryTable {
   };
   // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
   // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room.
-  // `lasting`: from now on the deaths of its holders do not free the arena, so that a process that opens it later finds what they wrote.
-  // Such an arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until the job
-  // ends.
+  // `lasting`: from now on the deaths of its holders do not free the arena, so a process that opens it later finds their writes. Such an
+  // arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until the job ends.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting = false);
   // `worker` holds the arena no longer. The arena is freed if no process holds it then.
   void drop(JobId job, const std::string& key, WorkerId worker);

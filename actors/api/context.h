@@ -52,8 +52,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   // Returns when the head accepts the actor, which is constructed in its own process; calls wait for it. It ends with its last handle
-  // (handle.h), unless detached. Returns InvalidArgument for a class that is not in shoal::main, ResourceExhausted/Infeasible as
-  // refuse_infeasible has it, and Unavailable/HeadGone if no head answers.
+  // (handle.h), unless detached. Returns InvalidArgument for a class that is not in shoal::main, and Unavailable/HeadGone if no head
+  // answers. With refuse_infeasible it returns ResourceExhausted/Infeasible if no present node could ever hold the actor.
   template <actors::api::Actor T, class... A>
   Result<Handle<T>> spawn(const ActorOptions& options, const A&... args) {
     SHOAL_TRY(auto handles, spawn_gang<T>(1, false, options, args...));

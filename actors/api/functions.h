@@ -67,9 +67,9 @@ class FunctionPools {
   Hub& hub() { return hub_; }
   // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // The answer of this worker of functions to kLastWords, with which its keeper asks what it leaves. `asked`: the time for the answer, in
-  // ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then it is asked again. The list has the
-  // actors that it has made or taken over.
+  // The answer of this worker of functions to kLastWords, by which its keeper requests the actors that it leaves. `asked`: the time for the
+  // answer, in ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then it is asked again. The
+  // list has the actors that it has made or taken over.
   Result<Value> hand_over(const Value& asked);
 
  private:

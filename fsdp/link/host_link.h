@@ -90,7 +90,7 @@ class HostLink final : public RemoteSums {
   bool drop_sent();
   // Reports ranks of this host that are gone to other hosts, and marks ranks of other hosts whose connection has ended.
   void check_gone(bool progress);
-  // True when everything that was queued is sent, and this host has what it gets through this rank.
+  // True when all queued messages are sent, and this host has all data that it gets through this rank.
   bool idle();
 
   const LinkModel model_;

@@ -1,5 +1,5 @@
-// Opens what a dead rank has left: the shards of its parameters, the states of its optimizer, and their step. Any process of the job on
-// that host can do so, a rank that survived as well as a new one.
+// Opens a dead rank's record: the shards of its parameters, the states of its optimizer, and their step. Any process of the job on that
+// host can do so, a survivor as well as a new rank.
 //
 // A recovery first makes sure that the dead ranks' processes have ended. Each host opens the records of its ranks. committed_step()
 // decides from the words of all ranks, and settle() finishes a step that counts. Then arrays() are the state of exactly that step. When a
@@ -22,8 +22,8 @@ struct RecordWords {
 };
 RecordWords words_of(const StepRecord& record);
 
-// The last step that counts. It does if a rank has begun its update, or if every rank has recorded it. `all`: `ranks` are all ranks of the
-// mesh. False: some records are lost, and a step that no rank has begun is run again.
+// Returns the last step that counts. A step counts if a rank has begun its update, or if every rank has recorded it. `all`: `ranks` are all
+// ranks of the mesh. False: some records are lost, and a step that no rank has begun runs again.
 std::uint64_t committed_step(std::span<const RecordWords> ranks, bool all);
 
 class AdoptedShard {

@@ -4,8 +4,8 @@
 // buddy, a rank on the other host, holds the replica and runs the same update on it, with the same bits. A replica is a StepRecord that the
 // buddy writes, so a kill of the buddy leaves it readable as well. No part of it lies in an arena.
 //
-// Rows and states are sent again with a step if the hash of the rows differs from the replica's: something else than the optimizer has
-// written them.
+// If the hash of the rows differs from the replica's, because not only the optimizer has written them, the owner sends rows and states
+// again with the step.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Names the unit and the rank whose parameters were accessed without a lease, before the signal ends the process.
 //
 // With lease_guard a unit's unsharded parameters lie in a mapping that is inaccessible while no lease is held, so an access faults. The
-// signal handler is per process; so is its table of ranges, the engine's only global state.
+// signal handler and its table of ranges are per process: the engine's only global state.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // This rank's leases on a model's units, and the version of the parameters that they read.
 //
-// A unit is leased only while this rank reads a version of which every rank's rows are final, and have arrived on this host. All
-// leases end before the write window opens. All ranks have the same model; the first lease compares them. One thread at a time.
+// A unit is leased only while this rank reads a version. The rows of every rank in that version are final, and have arrived on this host.
+// All leases end before the write window opens. All ranks have the same model; the first lease compares them. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Leases {
   // All references outlive this object. `link`: for ranks on several hosts, else null.
   Leases(Control& control, int rank, int world_size, const Units& units, Peers& peers, const Stepper& stepper, HostLink* link);
 
-  // Enters the engine: this rank's writes become the next version. A window that an earlier call waited for in vain opens first.
+  // Enters the engine: this rank's writes become the next version. If an earlier wait for a window failed, that window opens first.
   Result<void> enter();
   // Enters the engine and takes a lease. Waits until the version may be read.
   Result<void> take(std::size_t unit);
@@ -36,7 +36,7 @@ class Leases {
   // Ends this rank's reads of a unit in this version, once its gradients are published (optimizer in backward). After their reduction the
   // unit's rows may be written before the window opens. Leases and backwards of the unit fail until the next version.
   void give_up(std::size_t unit) { given_up_[unit] = gate_.version(); }
-  // True when another rank has left the version that this rank still reads.
+  // True if another rank has left the version that this rank still reads.
   bool others_left() const { return gate_.others_left(); }
 
  private:

@@ -181,8 +181,8 @@ bool Peers::all_stuck(Watch& watch) const {
   return all;
 }
 
-// Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. For each rank serves what is due while it
-// waits.
+// Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. Waits serve due reductions, so none of them
+// ends a wait later.
 Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
   if (now < watch.look_at) return {};
   watch.look_at = now + kProof;
@@ -204,7 +204,8 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
                   .in(fmt::format("step {}", step())));
 }
 
-// Fails if the missing rank has left: it does nothing more. Allows kDepartureGrace for the end of that rank's process, to name its cause.
+// Fails if the missing rank has left, because that rank does nothing more. First waits kDepartureGrace for the end of that rank's process,
+// to name the cause.
 Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   int missing = watch.waiting.missing();
   if (missing < 0) return {};

@@ -1,8 +1,8 @@
 // A model's other ranks as one rank sees them: their positions, their ends, and every wait for them.
 //
 // Each wait serves due reductions, detects dead peers at once, names the missing rank after `warn_after`, and fails after `timeout`. When
-// all ranks wait and no wait can end, each of them fails. This rank's words state its position, and its wait while it has one. One thread
-// at a time, except for mark_gone() and at().
+// all ranks wait and no wait can end, each of them fails. This rank's control words state its position, and its present wait. One thread at
+// a time, except for mark_gone() and at().
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class Peers {
     bool for_link = false;         // true: for data on their way between hosts, so the wait ends although all ranks wait
   };
 
-  // All references outlive this object. `reducer`: its due reductions are served; `stepper`: it counts the steps; `link`: for ranks on
+  // All references outlive this object. Waits serve the due reductions of `reducer`; `stepper` counts the steps. `link`: for ranks on
   // several hosts, else null.
   Peers(Control& control, int rank, const Hosts& hosts, const Units& units, Reducer& reducer, const Stepper& stepper, HostLink* link,
         std::shared_ptr<runtime::Clock> clock, Options options);
@@ -45,7 +45,7 @@ class Peers {
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
   // Serves a reduction, if one is due. Returns true after progress.
   Result<bool> serve();
-  // Fails when a rank is gone without having left.
+  // Fails if a rank is gone without a call of leave().
   Result<void> check() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
   // Wakes all ranks that wait, also on other hosts. Call it after a store that another rank may wait for.
   void notify_all() {
@@ -53,15 +53,15 @@ class Peers {
     if (link_ != nullptr) link_->update();
   }
 
-  // Lets the waits of this host's ranks look again. Any thread.
+  // Makes the waits of this host's ranks check again. Any thread.
   void wake() { control_.membership_page().notify_all(); }
 
   // Sets the predicate that can interrupt waits; a wait calls it several times per second. An empty one restores Options::interrupted.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);
-  // This rank's program no longer uses the model; it may end or continue. Peers that still need something of this rank fail, others are not
-  // affected.
+  // This rank's program no longer uses the model; it may end or continue. Ranks that still need an action of this rank fail; other ranks go
+  // on.
   void leave();
   // Marks this rank as gone on the membership page, from any thread: pending and later calls on every rank fail with `cause`.
   void mark_gone(const std::string& cause) {
@@ -80,8 +80,8 @@ class Peers {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> waits = {};  // by rank: number of its wait, and of its fruitless checks
     std::optional<runtime::TimePoint> left_since = {};                // since this time the awaited rank has been seen to have left
   };
-  // Each of the three fails when the wait cannot end: all ranks wait for each other, the missing rank has left, or time is over. check_time
-  // warns before.
+  // Each of these functions fails if the wait cannot end: all ranks wait for each other, the missing rank has left, or the time is over.
+  // check_time first warns.
   Result<void> check_stuck(Watch& watch, runtime::TimePoint now);
   Result<void> check_left(Watch& watch, runtime::TimePoint now) const;
   Result<void> check_time(Watch& watch, runtime::TimePoint now) const;

@@ -49,22 +49,24 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   // unit's. `slots`: as in ShardedModel::Options.
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
-  // Makes this rank's step record of a model, in a memory that outlives this process, as the arenas of its units do from now on. `states`:
-  // the arrays of its optimizer. `step`: optimizer steps that are complete. `shared`: the memory of the states that lie in it, or null.
+  // Makes this rank's step record of a model, in a memory that outlives this process. From now on the arenas of its units outlive it, too.
+  // `states`: the arrays of its optimizer. `step`: optimizer steps that are complete. `shared`: the shared memory of those states that are
+  // in it, or null.
   Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<StateSpec>& states, std::uint64_t step,
                                                   std::shared_ptr<SharedArrays> shared);
-  // Opens a memory for arrays of these units, which all ranks of the mesh share and other meshes can take over. `key`: that of another
-  // mesh's arrays; empty: a new one. `before`: those of this process on another mesh, or null. Null if the ranks cannot share arrays.
+  // Opens a memory for arrays of these units, which all ranks of the mesh share and other meshes can take over. `key`: the key of another
+  // mesh's arrays; empty: a new memory. `before`: this process's arrays on another mesh, or null. Returns null if the ranks cannot share
+  // arrays.
   Result<std::shared_ptr<SharedArrays>> share_arrays(const Units& units, std::vector<StateSpec> states, const std::string& key,
                                                      const std::shared_ptr<SharedArrays>& before);
   // Keeps a replica of this rank's record at its buddy, and holds replicas for others. Every rank calls it, with the same `buddies`: by
   // rank, a rank of another host, or -1. The replicas' memory outlives this process. `shard` and `model` outlive the link's thread.
   Result<std::shared_ptr<ReplicaLink>> replicate(const std::shared_ptr<ShardedModel>& model, const std::shared_ptr<ProtectedShard>& shard,
                                                  const std::vector<int>& buddies);
-  // Opens what a dead rank of this host has left, or its replica: the step record, and the arenas that it refers to. They stay at the node
-  // until release(), or until this process leaves; its death frees nothing. NotFound if there is no such record.
+  // Opens the step record of a dead rank of this host, or its replica, and the arenas that the record refers to. They stay at the node
+  // until release(), or until this process leaves; its death frees nothing. Returns NotFound if there is no such record.
   Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
-  // The shard's rows and states have new owners: frees what no other process holds. They stay mapped while `shard` lives.
+  // The shard's rows and states have new owners: frees the memories that no other process holds. They stay mapped while `shard` lives.
   void release(const AdoptedShard& shard) { give_back(shard.keys(), 0, 0); }
   // Frees those of these memories of the node that no living process holds.
   void free_unheld(const std::vector<std::string>& keys);

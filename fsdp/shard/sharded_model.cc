@@ -95,7 +95,7 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return {};
 }
 
-// Skips reductions of other units than the boundary's, because the caller has no gradients of these. `may_reshard`: the unit may be
+// Skips reductions of units other than the boundary's, because the caller has no gradients of those units. `may_reshard`: the unit may be
 // resharded here, although the plan is from an earlier step.
 Result<bool> ShardedModel::follow(Boundary boundary, const Ready& ready, bool may_reshard) {
   bool published = false;

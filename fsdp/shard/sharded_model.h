@@ -62,9 +62,9 @@ class ShardedModel {
   // Called before and after an optimizer's writes. With `unit` >= 0 the optimizer runs in backward, on this unit's rows.
   void optimizer_begin();
   void optimizer_end(std::int32_t unit = -1);
-  // Under protection (protect/protected_shard.h): this rank has recorded optimizer step `step`. Waits until every rank has. Then the step
-  // counts: success, also if a rank has died since. On an error no rank has changed its rows in that step, unless others still commit it
-  // (Cancelled, DeadlineExceeded): then the caller calls it again.
+  // Under protection (protect/protected_shard.h): this rank has recorded optimizer step `step`. Waits until every rank has recorded. Then
+  // the step counts, and the call succeeds, also if a rank has died since. After an error no rank has changed its rows in that step. After
+  // Cancelled or DeadlineExceeded others may still commit it, so the caller calls again.
   Result<void> commit(std::uint64_t step);
   // Changes how steps are planned from the next one on.
   void plan(PlanOptions options) { stepper_.replan(std::move(options)); }
@@ -89,10 +89,10 @@ class ShardedModel {
   };
   // Declares that this rank has joined.
   void join();
-  // Waits for the others' next need of this rank: a unit's gradients, its write window, or nothing when all have joined.
+  // Waits until the other ranks need this rank again: for a unit's gradients, for its write window, or for nothing if all have joined.
   Result<Asked> asked();
 
-  // This rank no longer uses the model (Peers::leave). Returns once other hosts have what they still need of it.
+  // This rank no longer uses the model (Peers::leave). Returns once other hosts have the data that they still need of it.
   void leave();
 
   Peers& peers() { return peers_; }
@@ -109,7 +109,7 @@ class ShardedModel {
   Memory memory() const;
 
  private:
-  // The gradients that a backward has computed by a boundary, where the plan may publish them.
+  // The gradients that a backward has computed when it reaches a boundary, where the plan may publish them.
   struct Ready {
     std::span<const Reducer::Gradient> gradients = {};
     Reducer::How how = {};

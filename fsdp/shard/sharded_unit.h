@@ -39,7 +39,7 @@ class ShardedUnit {
   // The node's name for the arena, if the unit's maker has set one.
   const std::string& arena_key() const { return arena_key_; }
   void set_arena_key(std::string key) { arena_key_ = std::move(key); }
-  // True if the arena has no bytes of one mesh only: units of one replica on any number of this host's ranks can use it.
+  // True if no bytes of the arena depend on the mesh: units of one replica on any number of this host's ranks can use it.
   bool fits_any_mesh() const;
   std::size_t own_bytes(std::size_t parameter) const {
     return Layout::owned_bytes(layout_.placed()[parameter], grid_.shards(), grid_.shard_of(rank_));

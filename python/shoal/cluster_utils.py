@@ -168,8 +168,8 @@ class Cluster:
         return node
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
-        """Ends a node and its workers; removing the head's node ends the cluster. Without ``allow_graceful`` the node is killed. For the
-        node of this process, it leaves the cluster (``shutdown``) and raises ValueError: the process would end with its node."""
+        """Ends a node and its workers; removing the head's node ends the cluster. Without ``allow_graceful`` the node is killed. For its
+        own node, a process leaves the cluster (``shutdown``) and raises ValueError, because it would end with that node."""
         if state.session is not None and state.session.node == node.node_id:
             self.connected = False
             shutdown()

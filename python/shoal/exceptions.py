@@ -65,8 +65,8 @@ __all__ = [
 
 
 class ShoalError(Exception):
-    """Base of all. ``code`` and ``reason`` are stable names; ``context`` says where it passed, innermost first. ``cause_reason`` is the
-    reason of the error that caused this one."""
+    """Base of all. ``code`` and ``reason`` are stable names; ``context`` lists the places that it passed, innermost first. ``cause_reason``
+    is the reason of the error that caused this one."""
 
     code = "Internal"
 
@@ -92,25 +92,25 @@ def _rebuild(cls, message, reason, hint, context, cause_reason):
 
 
 class Cancelled(ShoalError):
-    """The caller asked for it."""
+    """The caller has cancelled the operation."""
 
     code = "Cancelled"
 
 
 class Unavailable(ShoalError):
-    """Somebody is gone: reconnect or give up."""
+    """A process or a connection is gone: reconnect or give up."""
 
     code = "Unavailable"
 
 
 class DeadlineExceeded(ShoalError, TimeoutError):
-    """It took too long: retry or wait longer."""
+    """The time limit has passed: retry or wait longer."""
 
     code = "DeadlineExceeded"
 
 
 class ResourceExhausted(ShoalError):
-    """Too much at once, or the cluster is too small: back off."""
+    """The request exceeds what is free, or the whole cluster: wait, or ask for less."""
 
     code = "ResourceExhausted"
 
@@ -122,25 +122,25 @@ class InvalidArgument(ShoalError, ValueError):
 
 
 class NotFound(ShoalError, LookupError):
-    """There is no such thing."""
+    """The named object does not exist."""
 
     code = "NotFound"
 
 
 class DataLoss(ShoalError):
-    """Bytes are wrong or gone."""
+    """Stored or sent bytes are damaged or gone."""
 
     code = "DataLoss"
 
 
 class Unimplemented(ShoalError, NotImplementedError):
-    """Not here, not yet."""
+    """This release does not have the feature: use the alternative in the hint."""
 
     code = "Unimplemented"
 
 
 class Internal(ShoalError):
-    """A bug of ours."""
+    """A bug of Shoal."""
 
     code = "Internal"
 
@@ -162,7 +162,7 @@ class NodeDiedError(Unavailable):
 
 
 class RayActorError(Unavailable):
-    """A call on an actor failed, and not because of what its code raised."""
+    """A call on an actor failed, but not by an exception of its code."""
 
     @property
     def error_msg(self) -> str:
@@ -184,11 +184,11 @@ class RayActorError(Unavailable):
 
 
 class ActorDiedError(RayActorError):
-    """The actor is dead; the message says how it died and what it said last."""
+    """The actor is dead; the message has the cause of its death, and its last output."""
 
 
 class ActorUnavailableError(RayActorError):
-    """The actor is not there now, but may be again: its process is started again, or the connection to it broke.
+    """The actor cannot be reached now, but may be later: its process is started again, or the connection to it broke.
 
     The call may have been executed."""
 
@@ -198,7 +198,7 @@ class WorkerCrashedError(Unavailable):
 
 
 class ObjectLostError(Unavailable):
-    """A value is gone."""
+    """A value is lost."""
 
 
 class ObjectFreedError(ObjectLostError):
@@ -210,7 +210,7 @@ class OwnerDiedError(ObjectLostError):
 
 
 class ObjectReconstructionFailedError(ObjectLostError):
-    """A value could not be made again. For ``except`` alone: none is."""
+    """A value could not be made again. For ``except`` alone: Shoal makes none again."""
 
 
 class ObjectFetchTimedOutError(ObjectLostError):
@@ -218,7 +218,7 @@ class ObjectFetchTimedOutError(ObjectLostError):
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
-    """A value was deleted that somebody referred to. For ``except`` alone."""
+    """A value was deleted despite a reference to it. For ``except`` alone."""
 
 
 class PlasmaObjectNotAvailable(Unavailable):
@@ -246,7 +246,7 @@ class CrossLanguageError(Unimplemented):
 
 
 class UserCodeException(ShoalError):
-    """User code raised while something was done for it. For ``except`` alone: TaskError is what ``get`` raises."""
+    """User code raised an exception while Shoal ran it. For ``except`` alone: TaskError is what ``get`` raises."""
 
 
 class UnserializableException(ShoalError):
@@ -254,7 +254,7 @@ class UnserializableException(ShoalError):
 
 
 class ObjectRefStreamEndOfStreamError(ShoalError):
-    """A generator has no more results. For ``except`` alone: StopIteration says so."""
+    """A generator has no more results. For ``except`` alone: Shoal raises StopIteration."""
 
 
 class StreamingGeneratorReplayInconsistentError(Internal):
@@ -270,7 +270,7 @@ class RayDirectTransportError(Internal):
 
 
 class TaskPlacementGroupRemoved(Cancelled):
-    """The placement group was removed, of a remote function or while ``ready()`` waited."""
+    """The placement group of a remote function, or of a waiting ``ready()``, was removed."""
 
 
 class ActorPlacementGroupRemoved(Cancelled):
@@ -278,7 +278,7 @@ class ActorPlacementGroupRemoved(Cancelled):
 
 
 class GetTimeoutError(DeadlineExceeded):
-    """``get`` with a timeout: the value was not there in time."""
+    """The value did not arrive within the timeout of ``get``."""
 
 
 class TaskCancelledError(Cancelled):
@@ -310,11 +310,11 @@ class OutOfDiskError(ResourceExhausted):
 
 
 class RayChannelError(Unavailable, Internal):
-    """A compiled graph was ended: its values go nowhere any more."""
+    """A compiled graph has ended, so its values have no receivers."""
 
 
 class RayChannelTimeoutError(RayChannelError, DeadlineExceeded):
-    """A compiled graph's result was not there in time. It may be asked for again."""
+    """A compiled graph's result did not arrive in time. The program may ask for it again."""
 
     code = "DeadlineExceeded"
 
@@ -328,7 +328,7 @@ class RuntimeEnvSetupError(InvalidArgument):
 
 
 class AsyncioActorExit(ShoalError):
-    """``exit_actor`` was called in an async actor. User code lets it pass."""
+    """``exit_actor`` was called in an async actor. User code must not catch it."""
 
     code = "Cancelled"
 

@@ -43,7 +43,7 @@ class RuntimeContext:
         return running.settings.get("name") or ""
 
     def get_task_id(self) -> TaskID | None:
-        """The id of the executing call; each attempt has another one."""
+        """The id of the executing call; each attempt has its own id."""
         call = _call("get_task_id")
         return TaskID(call.task_id) if call else None
 
@@ -135,7 +135,8 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> ActorHandle:
-        """A handle of the executing actor that does not keep it alive, nor do its copies (as in Ray). RuntimeError outside of actors."""
+        """A handle of the executing actor. Neither this handle nor its copies keep the actor alive (as in Ray). RuntimeError outside of
+        actors."""
         if not running.actor_id:
             raise RuntimeError("current_actor is there in methods of actors only")
         name = running.settings["class_name"]

@@ -1,12 +1,12 @@
-// A blocking transport of bytes among the ranks of a group, such as a gloo process group. A BackendCommunicator makes collectives of it.
+// A blocking transport of bytes among the ranks of a group, such as a gloo process group. A BackendCommunicator makes collectives from it.
 #pragma once
 
 #include "runtime/transport/communicator.h"
 
 namespace shoal::runtime {
 
-// Calls are made one at a time, but sends and receives may stay pending meanwhile. Counts are in bytes. Every rank makes the same calls in
-// the same order. A backend returns InvalidArgument/Diverged if they differ, and Unavailable/ActorDied if a rank is gone.
+// Calls are made one at a time; sends and receives may be pending during other calls. Counts are in bytes. Every rank makes the same calls
+// in the same order. A backend returns InvalidArgument/Diverged if they differ, and Unavailable/ActorDied if a rank is gone.
 class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;

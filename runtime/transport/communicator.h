@@ -1,10 +1,10 @@
 // Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. make_communicator.h chooses the
 // transport.
 //
-// Every rank calls the collectives in the same order, in which they begin. Sends and receives have an order only within each pair of ranks.
-// Each call returns its Work at once; the operation uses the buffers until the Work is done. A failure (a dead rank, diverging ranks, a
-// time limit, abort) ends all pending and later operations on every rank with the first cause. Then reform() makes a group without the lost
-// ranks. Any thread may call.
+// Every rank calls the collectives in the same order; they begin in this order. Sends and receives have an order only within each pair of
+// ranks. Each call returns its Work at once; the operation uses the buffers until the Work is done. A failure (a dead rank, diverging
+// ranks, a time limit, abort) ends all pending and later operations on every rank with the first cause. Then reform() makes a group without
+// the lost ranks. Any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ class Window {
 
 // The public functions check their arguments. For wrong ones they return a Work that has failed, without effect on the group. So an
 // implementation gets valid arguments only.
-// An input may overlap its output. On CUDA devices it may do so as with NCCL: an all_gather's input and a reduce_scatter's output may be
-// this rank's part of the whole, and an all_reduce's input may be its output.
+// An input may overlap its output. On CUDA devices NCCL's rules apply: an all_gather's input, and a reduce_scatter's output, may be this
+// rank's part of the whole. An all_reduce's input may be its output.
 class Communicator {
  public:
   using ConstBytes = std::span<const std::byte>;
@@ -114,8 +114,8 @@ class Communicator {
   WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call);
   WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call);
 
-  // Makes later work of `stream` wait for an operation of this communicator: on devices without the host, elsewhere by wait(). Should the
-  // operation fail later, what `stream` then reads is undefined, and wait() returns the failure.
+  // Makes later work of `stream` wait for an operation of this communicator: on devices without the host, elsewhere by wait(). If the
+  // operation fails later, `stream` reads undefined values, and wait() returns the failure.
   virtual Result<void> order_after(Work& work, CUstream_st* /*stream*/) { return work.wait(); }
 
   // Makes a window, in which this rank has `bytes` bytes. Every rank makes the call, with a size of its own.
@@ -129,8 +129,8 @@ class Communicator {
   virtual std::optional<Error> failed() const = 0;
   // The ranks that are known to have left or died.
   virtual std::vector<int> lost() const = 0;
-  // Makes the next generation of the group: the ranks that are not lost, with new numbers in the same order. All of them call it. The ranks
-  // that are lost for the first caller are left out by all. This communicator fails if it has not failed yet.
+  // Makes the next generation of the group: the ranks that are not lost, with new numbers in the same order. All remaining ranks call it.
+  // All leave out the ranks that are lost for the first caller. This communicator fails if it has not failed yet.
   virtual Result<std::shared_ptr<Communicator>> reform() = 0;
   // Declares that this rank makes no more calls. Operations of other ranks fail if they still need this rank.
   virtual void leave() = 0;

@@ -20,11 +20,11 @@ namespace shoal::runtime {
 
 // A memory that all ranks of the group share, and the sizes of its parts.
 struct SharedMemory {
-  // Returns a memory that is zeroed at first, and that all ranks share which ask for this name. If `member` is not negative, it begins with
-  // a MembershipPage, on which the node records the death of that member.
+  // Returns a memory that is zeroed at first. All ranks that ask for this name share it. If `member` is not negative, the memory begins
+  // with a MembershipPage, on which the node records the death of that member.
   std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> open;
-  // A wait polls for a moment before it sleeps, while that pays (runtime/shm/spin.h). A moment is longer than a wake-up. Otherwise ranks
-  // that have slept in turn would go on to do so.
+  // A wait polls for a moment before it sleeps, while polling pays (runtime/shm/spin.h). The moment is longer than a wake-up. Otherwise
+  // ranks that once slept in turn would do so for ever.
   bool spins = true;
   // There are more ranks than cores, so a poll offers its core to another rank from the start.
   bool shares_cores = false;
@@ -54,7 +54,7 @@ struct CudaApi;
 struct NcclApi;
 
 // Collectives on memory of CUDA devices, by NCCL with one device per rank, or by copies between processes of one host. The ranks' other
-// transport carries what their hosts agree on.
+// transport carries the agreements of their hosts.
 struct NcclTransport {
   int device = 0;         // number of this rank's device in its process
   bool cuda_ipc = false;  // copies take the place of NCCL; several ranks may have one device

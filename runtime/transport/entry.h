@@ -1,4 +1,4 @@
-// A collective as a rank describes it to the others, which compare it before they exchange data.
+// A rank's description of a collective. The ranks compare their descriptions before they exchange data.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ bool agree(const Entry& a, const Entry& b);
 // The entry of this rank's collective with number `sequence`.
 Entry entry_of(std::uint64_t sequence, const CollectiveSpec& spec, const Call& call);
 
-// The offset of each rank's part where all parts are adjacent.
+// Returns the offset of each rank's part; the parts are adjacent.
 std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts);
 
 }  // namespace shoal::runtime

@@ -9,7 +9,7 @@
 namespace shoal::runtime {
 
 // Makes this rank's Communicator with the first transport that the request has. Returns InvalidArgument if there is none, or no such rank.
-// Every rank makes the call. It does not wait for the other ranks with shared memory, but may with other transports.
+// Every rank makes the call. With shared memory it does not wait for the other ranks; with other transports it may.
 Result<std::shared_ptr<Communicator>> make_communicator(CommunicatorRequest request, std::shared_ptr<Clock> clock);
 
 }  // namespace shoal::runtime

@@ -52,7 +52,7 @@ Result<std::shared_ptr<MessageLayer>> make_together(const MessageNetwork& networ
 }
 
 Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {
-  // A rank without the library reports that, so that no rank waits for it.
+  // A rank without the library reports this, so that no other rank waits for it.
   const auto library = UcxLibrary::load(network.ucx_library);
   SHOAL_TRY(const auto reasons, network.exchange(library ? std::string() : library.error().message()));
   for (std::size_t r = 0; r < reasons.size(); ++r) {
@@ -84,7 +84,7 @@ Result<std::shared_ptr<MessageLayer>> make_tcp(const MessageNetwork& network, st
   });
 }
 
-// Why this rank cannot have the transport that it asks for.
+// The reason why this rank cannot have the transport that it asks for.
 std::optional<Error> refusal(const MessageNetwork& network, const std::string& kind) {
   if (network.encrypted && kind != "tls") {
     return invalid_argument(fmt::format("this cluster's data travels in TLS only, and SHOAL_TRANSPORT asks for '{}'", kind))
@@ -110,7 +110,7 @@ Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& n
   SHOAL_TRY(const auto wishes, network.exchange(wish));
   if (refused) return fail(*refused);
   const auto all = [&](const char* wished) { return std::ranges::all_of(wishes, [&](const std::string& w) { return w == wished; }); };
-  // Ranks without a wish follow RDMA or TCP, whichever all of them have.
+  // Ranks without a choice of their own take RDMA if all of them have it, else TCP.
   const auto open = [](const std::string& w) { return w == "any" || w == "rdma"; };
   for (std::size_t r = 0; r < wishes.size(); ++r) {
     if (wishes[r] == wish || (open(wishes[r]) && open(wish))) continue;

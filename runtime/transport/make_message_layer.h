@@ -33,8 +33,8 @@ struct MessageNetwork {
 };
 
 // Every rank makes the call, which waits for the others. Returns InvalidArgument for an unknown kind or interface, if the ranks' kinds
-// differ, or for "tls" without a certificate. In an encrypted cluster it does so for every kind but "tls". Returns Unavailable/NoUcx if a
-// rank's host has no UCX.
+// differ, or for "tls" without a certificate. In an encrypted cluster it returns InvalidArgument for every kind but "tls". Returns
+// Unavailable/NoUcx if a rank's host has no UCX.
 Result<std::shared_ptr<MessageLayer>> make_message_layer(const MessageNetwork& network);
 
 // The UCX that this process loads.

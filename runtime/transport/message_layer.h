@@ -1,6 +1,6 @@
 // Messages between this process and the other ranks of a group: nonblocking, in order, without copies where the transport allows it.
 //
-// A layer only moves bytes; MessageCommunicator makes collectives of it. All functions but wake() belong to the thread that drives the
+// A layer only moves bytes; MessageCommunicator makes collectives from it. All functions but wake() belong to the thread that drives the
 // communicator.
 #pragma once
 
@@ -42,10 +42,10 @@ class MessageLayer {
 
   // The reason why a rank cannot be reached any more; nullopt while its connection stands.
   virtual std::optional<Error> lost(int rank) const = 0;
-  // Waits until the other ranks have got what was sent, at most `limit`.
+  // Waits until the other ranks have received all sent messages, at most `limit`.
   virtual void flush(Duration limit) = 0;
-  // Fails all transfers, whose memory is then free, makes the connections anew, and begins the next epoch. A rank receives only what others
-  // send in the same epoch. Only the ranks in `gone` stay lost.
+  // Fails all transfers, whose memory is then free, makes the connections anew, and begins the next epoch. A rank receives only messages
+  // that others send in the same epoch. Only the ranks in `gone` stay lost.
   virtual void reset(std::span<const int> gone) = 0;
   // Begins the next epoch on the same connections, with no send pending. Pending receives fail.
   virtual void begin_epoch() = 0;

@@ -38,11 +38,11 @@ class PendingOperations {
   bool driven(const Lock&) const { return driving_; }
   bool stopped(const Lock&) const { return stopping_; }
   bool has_background(const Lock&) const { return num_background_ > 0; }
-  // Adds to the number of this thread's waits. Waits of a thread that submits nothing do not count, such as one that completes futures.
+  // Adds to the number of this thread's waits. Waits of a thread that submits nothing, such as one that completes futures, do not count.
   void count_wait(const Lock&, int change) {
     if (std::this_thread::get_id() == submitter_) submitter_waits_ += change;
   }
-  // Lets an operation advance no more, since its caller has freed its buffers or is about to.
+  // Stops the progress of an operation whose caller has freed its buffers or is about to.
   void abandon(const Lock&, Operation& operation);
   // Runs `drive` without the lock. Until it returns, no other thread drives.
   template <class F>
@@ -62,10 +62,10 @@ class PendingOperations {
 
   // Wakes the threads that sleep in wait().
   void notify_all() { changed_->notify_all(); }
-  // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending advance no more.
+  // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending make no more progress.
   void stop();
   bool background_is_over();
-  // True if the thread waits that makes the calls, and no other one makes calls that could end the wait. Then a cycle of waits is a
+  // True if the thread that makes the calls waits, and no other thread makes calls that could end the wait. Then a cycle of waits is a
   // deadlock.
   bool program_is_blocked();
 
@@ -89,7 +89,7 @@ class PendingOperations {
   std::uint64_t sequence_ = 0;                              // number of the last collective that was submitted
   std::uint64_t num_background_ = 0;                        // number of pending operations that are in the background
   std::thread::id submitter_;
-  // Several threads have submitted operations. So if one waits, another may still make the call that ends the wait.
+  // Several threads have submitted operations. So while one waits, another may still make the call that ends the wait.
   bool several_submitters_ = false;
   int submitter_waits_ = 0;
   bool driving_ = false;

@@ -1,4 +1,4 @@
-// The reductions of collectives, and which dtypes they take.
+// The reductions of collectives, and the dtypes that they take.
 #pragma once
 
 #include <cstdint>

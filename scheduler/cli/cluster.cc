@@ -21,7 +21,7 @@ Result<actors::Credentials> credentials_of(const Target& target) {
   if (text.empty() && target.token_file.empty()) {
     return fail(invalid_argument("a cluster on another host is reached with its token")
                     .with_reason("TokenRefused")
-                    .with_hint("--token-file FILE, or SHOAL_TOKEN_FILE or SHOAL_TOKEN in the environment"));
+                    .with_hint("pass --token-file FILE, or set SHOAL_TOKEN_FILE or SHOAL_TOKEN"));
   }
   if (text.empty()) {
     std::ifstream file(target.token_file);
@@ -54,7 +54,7 @@ Result<Found> found_in(const Target& target, const SessionFolder& folder, std::s
       return fail(invalid_argument(target.token_file + " is not the token of the cluster at " + address)
                       .with_reason("TokenRefused")
                       .with_hint("leave --token-file out (this host knows the cluster's: " + folder.path() +
-                                 "/token), or name the cluster that it is of with --address"));
+                                 "/token), or name the cluster of this token with --address"));
     }
   }
   return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
@@ -119,7 +119,8 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
   if (exactly && found.size() > 1) {
     std::string list;
     for (const auto& f : found) list += "\n    --address " + f.address;
-    return fail(invalid_argument(std::to_string(found.size()) + " clusters are running; say which:" + list).with_reason("SeveralClusters"));
+    return fail(
+        invalid_argument(std::to_string(found.size()) + " clusters are running; name one of them:" + list).with_reason("SeveralClusters"));
   }
   return found_in(target, found.front().folder, found.front().endpoint, found.front().address);
 }
@@ -134,8 +135,8 @@ Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& foun
       found.folder
           ? "it is gone and was not started again; why: " + found.folder->logs() + ". `shoal stop --address " + found.address +
                 "` ends what is left of that cluster, `shoal start --head` begins another"
-          : "look whether the address is the one that `shoal start --head` printed, whether that cluster still runs (`shoal status` on "
-            "its host), and whether something on the way keeps its port closed"));
+          : "check whether the address is the one that `shoal start --head` printed, whether that cluster still runs (`shoal status` on "
+            "its host), and whether a firewall on the way blocks its port"));
 }
 
 Result<ClusterConnection> connect_cluster(const Common& common) {

@@ -46,7 +46,7 @@ std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv)
       const std::string meant = nearest(word, names);
       return invalid_argument("there is no command `" + before + word + "`")
           .with_reason("Usage")
-          .with_hint((meant.empty() ? "" : "did you mean `" + before + meant + "`? ") + "`" + before + "--help` lists what there is");
+          .with_hint((meant.empty() ? "" : "did you mean `" + before + meant + "`? ") + "`" + before + "--help` lists the commands");
     }
     at = found;
     before += word + " ";
@@ -82,10 +82,11 @@ CommandLine::CommandLine(Common common) : app_("Shoal: actors and fully sharded 
 
 CLI::App* CommandLine::add_verb(const std::string& name, const std::string& about, CLI::App* group) {
   CLI::App* verb = (group == nullptr ? &app_ : group)->add_subcommand(name, about);
-  verb->add_flag("--json", common_.json, "One JSON object on stdout");
+  verb->add_flag("--json", common_.json, "Print one JSON object on stdout");
   verb->add_option(
       "--address", common_.target.address,
-      "The cluster: HOST:PORT or unix:@NAME; of several heads HOST:PORT,HOST:PORT (default: $SHOAL_ADDRESS, else the one that runs)");
+      "Address of the cluster: HOST:PORT or unix:@NAME; with several heads HOST:PORT,HOST:PORT (default: $SHOAL_ADDRESS, else the cluster "
+      "that runs on this host)");
   verb->add_option_function<std::string>(
       "--token-file",
       [this](const std::string& file) {
@@ -93,16 +94,16 @@ CLI::App* CommandLine::add_verb(const std::string& name, const std::string& abou
         common_.target.token.clear();
         common_.target.token_named = true;
       },
-      "Of a cluster on other hosts, or with several heads: a copy of its token (default: $SHOAL_TOKEN_FILE, or the token itself in "
-      "$SHOAL_TOKEN)");
+      "File with a copy of the token of a cluster on other hosts, or with several heads (default: $SHOAL_TOKEN_FILE, or the token itself "
+      "in $SHOAL_TOKEN)");
   verb->add_option("--ca-fingerprint", common_.target.fingerprint,
-                   "Likewise: the fingerprint that `shoal start --head` printed (default: $SHOAL_CA_FINGERPRINT)");
+                   "Fingerprint of such a cluster's certificates, as `shoal start --head` printed it (default: $SHOAL_CA_FINGERPRINT)");
   return verb;
 }
 
 CLI::App* CommandLine::add_verb_without_cluster(const std::string& name, const std::string& about, CLI::App* group) {
   CLI::App* verb = (group == nullptr ? &app_ : group)->add_subcommand(name, about);
-  verb->add_flag("--json", common_.json, "One JSON object on stdout");
+  verb->add_flag("--json", common_.json, "Print one JSON object on stdout");
   return verb;
 }
 

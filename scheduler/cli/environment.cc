@@ -96,8 +96,8 @@ Result<MemoryRule> memory_rule(const Environment& environment) {
     char* end = nullptr;
     out.threshold = std::strtod(text.c_str(), &end);
     if (*end != 0 || !(out.threshold >= 0 && out.threshold <= 1)) {
-      return fail(invalid_argument("SHOAL_MEMORY_USAGE_THRESHOLD is a share of the memory, 0 to 1 (0 and 1: nobody is killed), not '" +
-                                   text + "'"));
+      return fail(invalid_argument(
+          "SHOAL_MEMORY_USAGE_THRESHOLD is a share of the memory, 0 to 1 (0 and 1: the node ends no worker), not '" + text + "'"));
     }
   }
   if (const auto text = environment.get("SHOAL_MEMORY_LIMIT"); !text.empty()) {

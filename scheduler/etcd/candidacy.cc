@@ -126,11 +126,13 @@ class EtcdCandidacy final : public Candidacy {
       return fail(invalid_argument(fmt::format("the heads of {} were started {} --data-tls, and this one {} it", address_.text(),
                                                encrypted ? "with" : "without", encrypted ? "without" : "with"))
                       .with_reason("DataTls")
-                      .with_hint("start this head as the others"));
+                      .with_hint("start this head with the options of the others"));
     }
-    return fail(invalid_argument("the heads of " + address_.text() + " have another token, or certificates of another authority")
-                    .with_reason("TokenRefused")
-                    .with_hint("give this head theirs with --token-file and, over hosts, --authority; or name another cluster"));
+    return fail(
+        invalid_argument("the heads of " + address_.text() + " have another token, or certificates of another authority")
+            .with_reason("TokenRefused")
+            .with_hint(
+                "pass their token with --token-file and, over several hosts, their authority with --authority; or name another cluster"));
   }
 
   Result<void> join() {

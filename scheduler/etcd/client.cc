@@ -61,7 +61,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
   if (!said.is_object() || !said.contains("code") || !said["code"].is_number_integer()) {
     return invalid_argument(server + " answers with HTTP status " + std::to_string(reply.status) +
                             ": it is not an etcd of version 3.4 or later")
-        .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; it is etcds:// where that speaks TLS");
+        .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; use etcds:// where that port speaks TLS");
   }
   const std::string message = "etcd at " + server + ": " + text_in(said, "error");
   switch (said["code"].get<int>()) {
@@ -76,7 +76,8 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
     case 8:
       // etcd answers too many requests and a full database with one code, which only their texts distinguish.
       if (message.find("space") == std::string::npos) return unavailable(message);
-      return resource_exhausted(message).with_hint("etcdctl defrag and etcdctl alarm disarm, or raise its --quota-backend-bytes");
+      return resource_exhausted(message).with_hint(
+          "run `etcdctl defrag` and `etcdctl alarm disarm`, or raise etcd's --quota-backend-bytes");
     default:
       return unavailable(message);
   }
@@ -133,8 +134,9 @@ Result<Address> Address::parse(const std::string& text, const Access& access) {
           invalid_argument("the store '" + text + "' has a server beyond this host's loopback, '" + server +
                            "', and no TLS: every process that reaches that etcd could run programs in this cluster")
               .with_reason("TlsRequired")
-              .with_hint("let etcd ask clients for certificates (--client-cert-auth) and pass etcds://.., --store-ca-file, "
-                         "--store-cert-file and --store-key-file; or --store-in-clear-text where all processes that reach it may do that"));
+              .with_hint(
+                  "let etcd ask clients for certificates (--client-cert-auth) and pass etcds://.., --store-ca-file, "
+                  "--store-cert-file and --store-key-file; or pass --store-in-clear-text if all those processes may run programs here"));
     }
     out.servers.push_back(server);
     from = end + 1;

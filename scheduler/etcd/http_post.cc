@@ -108,14 +108,14 @@ class CurlPost final : public HttpPost {
   // the first bytes that the client reads, or is lost.
   Error error_of(const std::string& url, CURLcode code) const {
     auto e = unavailable(url + ": " + (detail_[0] != 0 ? detail_ : curl_.easy_strerror(code)));
-    if (!secret_) return code == CURLE_GOT_NOTHING ? std::move(e).with_hint("it is etcds:// where etcd speaks TLS") : e;
+    if (!secret_) return code == CURLE_GOT_NOTHING ? std::move(e).with_hint("use etcds:// where etcd speaks TLS") : e;
     switch (code) {
       case CURLE_PEER_FAILED_VERIFICATION:
         return std::move(e)
             .with_reason("CertificateRefused")
             .with_hint(
-                "--store-ca-file names the authority that signed etcd's certificate, and that certificate names the host that --store "
-                "does; compare the clocks of both hosts");
+                "--store-ca-file has to name the authority that signed etcd's certificate, and that certificate the host in --store; "
+                "compare the clocks of both hosts");
       case CURLE_SSL_CERTPROBLEM:
       case CURLE_SSL_CACERT_BADFILE:
         return std::move(e)

@@ -1,4 +1,4 @@
-// The actions of the cluster state: what the head shall do, in their order.
+// The actions of the cluster state, which the head performs in their order.
 #pragma once
 
 #include <string>

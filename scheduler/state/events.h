@@ -1,5 +1,5 @@
-// The events of the cluster state, and what each of them does. on() decides an event. It returns the answer to the request behind it, and
-// adds the actions to the turn (parts.h). An error that a comment names is such an answer.
+// The events of the cluster state, and the function that decides each. on() decides an event. It returns the answer to the request behind
+// it, and adds the actions to the turn (parts.h). An error that a comment names is such an answer.
 //
 // An event refers to its message, and so lives for one call of step().
 #pragma once

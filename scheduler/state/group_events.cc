@@ -19,7 +19,7 @@ Result<void> on(Parts& s, const GroupRequested& event) {
     return fail(invalid_argument("the placement group has labels for bundles that it does not have"));
   }
   for (const auto& bundle : spec.bundles) {
-    if (bundle.empty()) return fail(invalid_argument("a bundle of a placement group asks for nothing"));
+    if (bundle.empty()) return fail(invalid_argument("a bundle of a placement group requests nothing"));
   }
   if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
   SHOAL_OK(s.groups.request(spec, s.turn.next_order));

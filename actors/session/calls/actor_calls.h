@@ -7,8 +7,8 @@
 // process fail likewise, or are sent again first (max_task_retries). Calls to a process that ends before its actor is made are sent again,
 // and no try is counted.
 //
-// target_state.h decides what becomes of an actor's calls. This class performs the decisions on the queues (unsent_calls.h), the sent
-// calls (sent_calls.h), the connections (actor_links.h) and timers. Loop thread only.
+// target_state.h decides about an actor's calls when its state changes. This class performs the decisions on the queues (unsent_calls.h),
+// the sent calls (sent_calls.h), the connections (actor_links.h) and timers. Loop thread only.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The state of an actor as its callers see it: a pure machine that decides what becomes of their calls. No I/O, clock or thread.
+// The state of an actor as its callers see it: a pure machine that decides about their calls. No I/O, clock or thread.
 //
 // Reports of the head and of nodes, and the ends of connections, are its events. Its actions concern the calls that are sent, those that
 // are queued, and the connection. A report of a process's end may overtake the process's last messages, so it is held until the connection

@@ -86,13 +86,13 @@ class ActorClass:
         return other
 
     def remote(self, /, *args, **kwargs) -> ActorHandle:
-        """Creates an actor. ``name``: other processes find it with ``get_actor``. ``lifetime="detached"``: it outlives its job, and only
-        ``shoal logs NAME`` shows its output. ``max_restarts``: its process is restarted if it ends unasked, also by ``sys.exit``
-        with a code other than 0.
+        """Creates an actor. ``name``: other processes find the actor with ``get_actor``. ``lifetime="detached"``: the actor outlives its
+        job, and only ``shoal logs NAME`` shows its output. ``max_restarts``: how often its process is started again after it ended without
+        a request, also by ``sys.exit`` with a code other than 0.
 
         Other actors end when no counted handle (see ``ActorHandle``) is left in any process, after the calls made on them. An actor also
         ends with the process of the actor that created it, even if that is restarted. An actor created by a remote function ends if the
-        function's worker dies, but not if the worker is used up (``max_calls``) or idle.
+        function's worker dies, but not if the worker retires (``max_calls``, or idle).
         """
         if self._shoal_takes is not None:
             self._shoal_takes.check(self.__name__, args, kwargs)

@@ -19,7 +19,7 @@ GRAPH = "__shoal_graph__"  # the method that runs an actor's part in a compiled 
 
 
 class Dep:
-    """Stands in a pickled call for its k-th argument that is a reference."""
+    """Takes the place of a call's k-th reference argument in the pickled call."""
 
     __slots__ = ("k",)
 

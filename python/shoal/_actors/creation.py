@@ -38,7 +38,7 @@ def create_gang(
     runtime_env: dict[str, Any] | None = None,
 ) -> list[ActorHandle]:
     """Creates ``count`` actors of one class with the same arguments, all or none, in order of rank. ``name`` is for display (default: the
-    class's). ``options``: those in ACTOR_OPTIONS. ``placed``: the request from ``_placement.where``."""
+    class's). ``options``: those in ACTOR_OPTIONS. ``placed``: the request from ``placement.where``."""
     name, options = name or cls.__name__, options or {}
     session = _session()
     methods = with_retries(methods_of(cls), options.get("max_task_retries"))

@@ -3,8 +3,8 @@
 An actor ends with its last counted handle on any node (``ActorOwnership``). The creator's handle and its copies count, those of
 ``get_actor`` do not. While only the creating process has handles, no node counts them. When the first one leaves that process, an object
 without a value is made that stands for the actor (its lifetime token). Each handle then has a counted reference to that object. When the
-object is freed, the creating process asks the actor to end. An actor counts the handles that it gave away of itself in the same way. It
-ends once it was asked to and they are gone."""
+object is freed, the creating process asks the actor to end. An actor counts the handles of itself that it gave away in the same way. It
+ends once it was asked to end and these handles are gone."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class _Keeps:
 
 
 class ActorOwnership:
-    """The actors that this process asks to end: those that it made, and those adopted from a process that is gone. Its thread does the work
-    that must not run in a handle's ``__del__``. Thread-safe."""
+    """The actors that this process asks to end: actors that it made, and actors that it adopted from a process that is gone. Its thread
+    does the work that must not run in a handle's ``__del__``. Thread-safe."""
 
     MAX_REPORTED = 1000  # requests to end that are remembered
     AGAIN_S = 1.0  # pause before an overloaded actor is asked again

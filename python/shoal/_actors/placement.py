@@ -22,7 +22,7 @@ def check_resource_name(name: str) -> None:
 
 
 class LabelMatch(NamedTuple):
-    """A condition on a node's label: it has one of ``values`` (empty: any value), or, if ``negated``, it has not."""
+    """A condition on a node's label: the label has one of ``values`` (empty: any value), or none of them if ``negated``."""
 
     label: str
     values: list[str]

@@ -28,8 +28,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = actor_ownership.keep_on) -> ActorHandle | None:
-    """Returns the actor that the head has by a name. It asks again while the head has not received a report of a death that this
-    process has received."""
+    """Returns the actor that the head has by a name. It asks again while the head still lists an actor whose death this process already
+    knows."""
     until = time.monotonic() + _ENDS_S
     while (found := find()) is not None:
         handle = serialize.loads(found, [])

@@ -120,7 +120,8 @@ class ClusterOffer(NamedTuple):
             raise TypeError(f"labels is a dict of str by str, not {labels!r}")
 
     def refuse(self, cluster: str) -> None:
-        """Raises InvalidArgument if an argument was given though a running cluster is joined, which is named ``cluster``."""
+        """Raises InvalidArgument if an argument was given although ``init`` joins a running cluster, which the message calls
+        ``cluster``."""
         if given := [name for name, value in self._asdict().items() if value is not None]:
             names = ["_system_config" if name == "system_config" else name for name in given]
             raise InvalidArgument(

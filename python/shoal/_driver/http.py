@@ -44,9 +44,10 @@ class Http:
     """Requests to one cluster.
 
     ``address``: ``"http://HOST:PORT"``, or an address for ``shoal.init`` (``"auto"``, ``"HOST:PORT"`` of a head). The default is this
-    process's cluster, else ``$SHOAL_ADDRESS``, else the running one. The cluster's token is read from its session folder, or from the file
-    in ``$SHOAL_TOKEN_FILE``. The derived token is not sent to other hosts, nor to a listener of another user (InvalidArgument).
-    ``headers`` with their own ``Authorization`` are sent to any address. Raises Unavailable when no interface answers at that address.
+    process's cluster, else that of ``$SHOAL_ADDRESS``, else the one that runs on this host. The cluster's token is read from its session
+    folder, or from the file in ``$SHOAL_TOKEN_FILE``. The derived token is not sent to other hosts, nor to a listener of another user
+    (InvalidArgument). ``headers`` with their own ``Authorization`` are sent to any address. Raises Unavailable when no interface answers at
+    that address.
     """
 
     def __init__(self, address: str | None = None, headers: dict[str, str] | None = None):
@@ -115,7 +116,7 @@ def _place(address: str | None) -> tuple[str, str]:
     if not url:
         raise Unavailable(
             "this cluster has no HTTP interface",
-            hint="shoal start --head has one; a cluster that shoal.init() starts has with include_dashboard=True",
+            hint="`shoal start --head` starts one; shoal.init() does with include_dashboard=True",
         )
     return url, folder
 

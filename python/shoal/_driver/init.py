@@ -52,9 +52,9 @@ def init(
 
 
     ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (one on another host: after ``shoal start --address`` joined it).
-    Without one: ``$SHOAL_ADDRESS``, else the cluster that this user started last on this host (``shoal start``), else a private one. A
-    private cluster ends with this process. ``"auto"``: likewise, but never private. ``"local"``: always private. A process that a node
-    started is in its cluster already.
+    Without an address, ``init`` joins the cluster of ``$SHOAL_ADDRESS``, else the one that this user started last on this host (``shoal
+    start``). If there is none, it starts a private cluster, which ends with this process. ``"auto"``: likewise, but never private.
+    ``"local"``: always private. A process that a node started is in its cluster already.
 
     A private cluster offers ``num_cpus``, ``num_gpus``, ``memory`` (bytes) and ``resources``. The defaults are the machine's logical CPUs
     and memory, and the GPUs that ``CUDA_VISIBLE_DEVICES`` names; ValueError for more GPUs than that. ``labels``: labels of its one node,

@@ -278,7 +278,7 @@ def _settle(future, ref: ObjectRef) -> None:
 
 
 def when_gone(worker: str, callback: Callable[[], None]) -> None:
-    """Calls back when a process of this node has ended. It fetches an object that only that process could make, and never makes: the node
+    """Calls back when a process of this node has ended. It fetches an object that only that process could make, but never makes. The node
     fails the fetch when the process ends."""
     when_ready(ObjectRef(_session().fetch(new_object_id(), worker)), callback)
 

@@ -124,10 +124,10 @@ def wait(
 def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None:
     """Cancels a call: ``get`` of its result, and of results that depend on it, raises TaskCancelledError.
 
-    A call that has not begun never runs. A running remote function gets a KeyboardInterrupt, or with ``force`` its process ends. An
-    ``async def`` method is cancelled like an asyncio task. Any other running method continues, and its result stands. ``recursive``: the
-    unfinished calls that it made are cancelled as well. For an ``ObjectRefGenerator`` the remaining items are cancelled. Finished calls
-    and values of ``put`` are not affected. ValueError for ``force`` with a method of an actor.
+    A call that has not begun never runs. A running remote function gets a KeyboardInterrupt, or with ``force`` its process ends. An ``async
+    def`` method is cancelled like an asyncio task. Any other running method continues, and its result is valid. ``recursive``: the
+    unfinished calls that the cancelled call made are cancelled as well. For an ``ObjectRefGenerator`` the remaining items are cancelled.
+    Finished calls and values of ``put`` are not affected. ValueError for ``force`` with a method of an actor.
 
     The call's owner cancels it. This waits up to 30 seconds for another process (DeadlineExceeded); a dead owner is no error.
     """

@@ -27,7 +27,7 @@ class FunctionWorker:
 
 
 class Sent:
-    """A function in a session, whatever the options of its calls: pickled once, and identified by a number."""
+    """A function in a session: pickled once, and identified by a number, which does not depend on the options of its calls."""
 
     _numbers = itertools.count(1)
 

@@ -228,7 +228,8 @@ class FunctionPool:
         self._leaving.extend(map(_Leaving, workers))
 
     def end(self, pool: _Pool, workers: list[str]) -> None:
-        """Ends idle workers. Those that are made first report what they leave, which see_off() awaits; the others leave nothing."""
+        """Ends idle workers. A worker whose process exists first reports the actors that it leaves, for which see_off() waits; the others
+        leave nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
@@ -237,14 +238,14 @@ class FunctionPool:
             self._leaving.append(leaving)
 
     def ask(self, leaving: _Leaving) -> None:
-        """Asks a worker that is to end for a report of what it leaves."""
+        """Asks a worker that is to end for a report of the actors that it leaves."""
         leaving.ask(self.session)
         self.readiness.add(self.session, leaving.words._ref, 0)
         self.session.hand_over()
 
     def see_off(self) -> None:
-        """Ends the workers that have reported, or have nothing to report. This process adopts the actors that they made. A worker that
-        cannot be ended, as the head is away, is tried again."""
+        """Ends the workers that have reported, or have nothing to report. This process adopts the actors that they made. If a worker cannot
+        be ended because the head is away, a later call tries again."""
         with self.retiring:
             self._overlook_own_silence()
             for leaving in tuple(self._leaving):
@@ -310,7 +311,7 @@ class FunctionPool:
         return pool
 
     def room_for(self, pool: _Pool, workers: int, starting: bool) -> int:
-        """Returns the number of workers, at most ``workers``, that there is room for now."""
+        """Returns the number of workers, at most ``workers``, for which there is room now."""
         if "group" in pool.placed[0]:  # only the head has the group's free resources: one worker at a time may wait for them
             return 0 if starting else 1
         free = self._ask()

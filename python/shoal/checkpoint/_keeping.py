@@ -24,11 +24,11 @@ class Checkpoints:
     """The checkpoints of a training run in ``folder``, one for each saved step. After a save is committed, those beyond the ``keep`` newest
     and the ``keep_best`` best are deleted; 0 keeps all of the newest.
 
-    ``best``: the name in ``metrics`` that compares checkpoints; ``mode``: "min" or "max". ``every``: the steps between two saves that
-    ``should_save`` asks for. ``on_preemption``: after SIGTERM, or when a node of the cluster is drained, ``should_save`` and ``preempted``
-    return True. Then every rank makes this object, in its main thread. ``on_error``: "raise" raises the error of a save that has failed at
-    the next save. With "warn" rank 0 prints it, and training goes on to the next save; the earlier checkpoints remain.
-    Raises InvalidArgument for wrong settings.
+    ``best``: the name in ``metrics`` that compares checkpoints; ``mode``: "min" or "max". ``every``: the number of steps between two saves
+    for which ``should_save`` returns True. ``on_preemption``: after SIGTERM, or when a node of the training is drained, ``should_save`` and
+    ``preempted`` return True. With it, every rank has to make this object in its main thread. ``on_error``: "raise" raises the error of a
+    save that has failed at the next save. With "warn" rank 0 prints it, and training goes on to the next save; the earlier checkpoints
+    remain. Raises InvalidArgument for wrong settings.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Checkpoints:
         step: int | Literal["latest", "best"] = "latest",
         streaming: bool = False,
     ) -> tuple[int, dict[str, Any]] | None:
-        """Loads a step, as ``shoal.checkpoint.load``. Returns (the step, the ``state`` saved with it); None if nothing was saved yet, and
-        "latest" or "best" was asked for. Raises NotFound for a step that is not there. Collective: rank 0 chooses the step.
+        """Loads a step, as ``shoal.checkpoint.load``. Returns (the step, the ``state`` saved with it); None for "latest" or "best" if there
+        is no checkpoint yet. Raises NotFound for the number of a step without a checkpoint. Collective: rank 0 chooses the step.
 
         With a number, training goes back to that step. If a save of a step before the newest follows, it deletes the abandoned later steps,
-        except the best and with ``keep=0``. So a resume does not take them for the newest.
+        except the best and with ``keep=0``. So a resume does not take one of these for the newest.
         """
         settle()
         ranks = Ranks(named_tensors(model)[0].values())

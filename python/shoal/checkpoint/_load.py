@@ -30,9 +30,9 @@ def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     optimizer. ``model``: as in ``save``. Every rank of a sharded model must call it. World size and mesh may differ from those of the
     save, down to a plain model in one process. The optimizer's class may differ if its state is the same (``torch.optim.AdamW`` and
     ``shoal.optim.AdamW``). Options of parameter groups (``lr`` and so on) come from the checkpoint.
-    Hashes are verified, where the format has them. Nothing changes unless every rank has read its part: until then this rank's part lies
-    in memory twice. ``streaming``: reads into place instead, and needs 49 MiB per rank beside the model and the optimizer; after a
-    DataLoss their values are undefined.
+    Hashes are verified, where the format has them. Model and optimizer change only after every rank has read its part: until then this
+    rank's part is in memory twice. ``streaming``: reads into place instead, and needs 49 MiB per rank beside the model and the optimizer;
+    after a DataLoss their values are undefined.
     Raises NotFound, DataLoss, InvalidArgument (a foreign folder or another model) or Unimplemented (a later format, or options that the
     optimizer lacks). An error on one rank is raised on all. Waits for a save of this process that is under way, whose error stays for
     ``wait()`` or the next save.

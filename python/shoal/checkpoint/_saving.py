@@ -110,7 +110,7 @@ class PendingSave:
         self._committed = True
 
     def abandon(self) -> None:
-        """A rank has died. An error that comes of it, as every later one does, is printed and not raised."""
+        """A rank has died. Prints an error that the death causes, and every later one, instead of raising it."""
         self._abandoned = True
         if self._error is not None and self._ranks.failed:
             self._warn()
@@ -157,13 +157,13 @@ def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
 def save_async(
     path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None = None, *, state: dict[str, Any] | None = None
 ) -> PendingSave:
-    """As ``save``, but a thread writes the present values while training goes on. Returns at once, if no earlier save is under way.
+    """As ``save``, but a thread writes the present values while training goes on. Returns at once if no earlier save is under way.
 
-    The thread copies parameters of models that ``shoal.fsdp`` shards, and states of optimizers. The next optimizer step, or other write
-    to parameters, waits for the copy, but not for the disk. Everything else is copied before the call returns. The copy, as
-    large as this rank's part of the checkpoint, is kept for the next save. Waits for the save before, and raises its error if no
-    ``wait()`` has. Errors of this save are raised by its ``wait()``, the next save, or ``shoal.checkpoint.wait()``. A process that
-    ends waits for its save. Collective, as ``save``.
+    The thread copies parameters of models that ``shoal.fsdp`` shards, and states of optimizers. The next optimizer step, or other write to
+    parameters, waits for the copy, but not for the disk. Everything else is copied before the call returns. The copy, as large as this
+    rank's part of the checkpoint, is kept for the next save. Waits for the earlier save, and raises its error if no ``wait()`` has. Errors
+    of this save are raised by its ``wait()``, the next save, or ``shoal.checkpoint.wait()``. A process that ends waits for its save.
+    Collective, as ``save``.
     """
     return save_with(path, model, optimizer, state=state)
 
@@ -212,7 +212,7 @@ def settle() -> None:
 
 def finish(look: Callable[[], None]) -> None:
     """Waits for the save under way, if any, before its ranks change. Leaves its error to ``wait`` or the next save. ``look``: is called
-    again and again meanwhile, and ends the wait by an error."""
+    repeatedly during the wait, and ends it by raising an error."""
     while _current is not None and not _current.done():
         _current._thread.join(_LOOK_S)
         look()

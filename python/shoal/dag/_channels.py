@@ -43,8 +43,8 @@ class Layout:
 
     @staticmethod
     def of(name: str, count: int, limit: int, in_flight: int) -> Layout:
-        """Returns a layout in which writes never wait. A channel holds one more value at the limit than executions in flight, at any
-        offset, beside an eighth that read values may still occupy. Pages are allocated on use."""
+        """Returns a layout in which writes never wait. A channel has room for one more value of the maximum size than there are executions
+        in flight, at any offset, and for an eighth that read values may still occupy. Pages are allocated on use."""
         limit = max(limit, _SMALLEST)
         capacity = 1 << 16
         while capacity - capacity // 8 < (limit + _OVERHEAD) * (in_flight + 1):
@@ -52,7 +52,7 @@ class Layout:
         if capacity > _MAX_CAPACITY:
             raise InvalidArgument(
                 f"{in_flight} executions at once with {limit} bytes each need channels of {capacity} bytes; there are {_MAX_CAPACITY}",
-                hint="choose a smaller _buffer_size_bytes: larger values pass, too, in memories of their own",
+                hint="choose a smaller _buffer_size_bytes: larger values then travel in separate shared memory",
             )
         return Layout(name, count, capacity, limit)
 

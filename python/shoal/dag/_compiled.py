@@ -246,8 +246,8 @@ class CompiledDAG:
     # ---- executions
 
     def execute(self, /, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
-        """Submits an execution. RayCgraphCapacityExceeded when too many are in flight or not fetched; unreferenced ones are awaited
-        instead."""
+        """Submits an execution. Raises RayCgraphCapacityExceeded when too many executions are in flight or not fetched; for those without
+        references it waits instead."""
         if self._asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
         execution = self._submit(args, kwargs)
@@ -311,7 +311,7 @@ class CompiledDAG:
             raise RayCgraphCapacityExceeded(
                 f"{len(self._submitted)} executions of this graph are under way or their results not fetched: "
                 f"its _max_inflight_executions is {self._in_flight}",
-                hint="get() results, or compile it with more",
+                hint="get() results, or compile the graph with a larger _max_inflight_executions",
             )
 
     def _read_until(self, values: list, end: float | None) -> None:
@@ -342,8 +342,8 @@ class CompiledDAG:
     # ---- the end
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Ends the graph: results not fetched are lost, and its memory is released. Its actors are ordinary ones again once running methods
-        have returned, which this awaits for up to 30 s. ``kill_actors``: also ends the actors."""
+        """Ends the graph: results not fetched are lost, and its memory is released. Once running methods have returned, its actors are
+        ordinary ones again; ``teardown`` waits for this for up to 30 s. ``kill_actors``: also ends the actors."""
         self._running.end(RayChannelError("this graph was torn down", hint="bind its methods again and compile the new graph"))
         if kill_actors:
             for handle in self._actors.values():

@@ -77,7 +77,7 @@ class Graph:
 def _check_kinds(nodes: list[DAGNode], output: DAGNode, chosen: list[DAGNode]) -> None:
     """Raises ValueError, or Unimplemented, for nodes that only uncompiled graphs may have."""
     if any(isinstance(n, FunctionNode) for n in nodes):
-        raise Unimplemented("compiled graphs are of methods of actors; a function has no process that could wait for its next call")
+        raise Unimplemented("a compiled graph takes methods of actors only: a function has no process that waits for its next call")
     if sum(isinstance(n, InputNode) for n in nodes) != 1:
         raise ValueError("a compiled graph has exactly one InputNode")
     if any(isinstance(n, MultiOutputNode) and n is not output for n in nodes):

@@ -1,7 +1,7 @@
 """An actor's part in a graph: a thread that waits for values, makes the calls of its schedule and writes their results.
 
-The thread waits without the actor's turn and takes it only for a call, as ordinary calls do. An actor with one call at a time therefore
-still runs one at a time, and accepts ordinary calls while it is in graphs.
+The thread takes the actor's turn only for a call, as ordinary calls do, and waits without it. So an actor with one call at a time still
+runs one at a time, and accepts ordinary calls while it is in graphs.
 """
 
 from __future__ import annotations

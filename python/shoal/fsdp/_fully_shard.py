@@ -57,7 +57,7 @@ def fully_shard(
     CUDA devices if it has NCCL. ``init_process_group("gloo")`` is called if needed. On a CUDA mesh the mesh's process groups gather into
     device memory and reduce there.
     ``reshard_after_forward``: drops the lease between forward and backward. The default None means True, but False for the root. A number
-    n, a divisor of the number of shards: meanwhile the parameters are sharded over n ranks.
+    n, a divisor of the number of shards: between the two, the parameters are sharded over n ranks.
     ``shard_placement_fn``: parameter -> None, ``Shard(dim)`` or ``ShardPlacementResult`` with a mesh. Any dim; uneven shards are allowed.
     ``mp_policy``: compute in ``param_dtype``, reduction in ``reduce_dtype`` (on a CPU mesh sums are fp32). Floating-point inputs are cast
     to ``param_dtype``, outputs to ``output_dtype``. Parameters of one unit may have different dtypes.

@@ -114,7 +114,7 @@ class StepGraph:
         Exact before the first step runs. It includes activations only with ``step_graph(example_inputs=)``, and the state of an optimizer
         outside the engine only with ``step_graph(optimizer=)``. With both it is all memory that the job takes for the model, except for
         malloc's fragmentation.
-        Raises InvalidArgument for a hand-written graph that was not sent.
+        Raises InvalidArgument for a hand-written graph that was not sent to its ranks.
         """
         if self.memory is None:
             message = "this graph is of no model yet: bytes are known when it is sent"

@@ -52,9 +52,9 @@ def is_installed() -> bool:
 def install() -> None:
     """Replaces torch's ``fully_shard`` and ``FullyShardedDataParallel`` by Shoal's, also in modules that imported them before.
 
-    So are ``register_fsdp_forward_method``, ``share_comm_ctx`` and ``ShardedGradScaler``. ``FSDPModule``, policies and enums stay torch's:
-    Shoal accepts them, and its sharded modules are instances of torch's ``FSDPModule``. ``uninstall`` reverts it. A program needs no
-    change with ``python -m shoal.fsdp.run script.py`` or ``SHOAL_FSDP=1``.
+    It also replaces ``register_fsdp_forward_method``, ``share_comm_ctx`` and ``ShardedGradScaler``. ``FSDPModule``, policies and enums stay
+    torch's: Shoal accepts them, and its sharded modules are instances of torch's ``FSDPModule``. ``uninstall`` reverts it. A program needs
+    no change with ``python -m shoal.fsdp.run script.py`` or ``SHOAL_FSDP=1``.
 
     torch's function objects get new code, and module-level names of torch's FSDP1 classes are rebound. Instantiating a class that was
     derived from torch's ``FullyShardedDataParallel`` before raises InvalidArgument.

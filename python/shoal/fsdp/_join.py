@@ -29,8 +29,8 @@ def join(
     A step has one synchronised backward (accumulate with ``set_requires_gradient_sync(False)``) and one optimizer step.
     ``weight``: ``"world"`` divides gradients by the number of all ranks, as DDP's Join does by default. ``"samples"`` weighs each rank by
     its number of samples, which is dim 0 of the first tensor passed to the root's forward.
-    ``after_backward``: collective work between backward and the optimizer's step (clipping); joined ranks call it.
-    ``after_step``: work after the step (a learning rate schedule); joined ranks call it.
+    ``after_backward``: a function with the collective work between backward and the optimizer's step (clipping); joined ranks call it.
+    ``after_step``: a function with the work after the step (a learning rate schedule); joined ranks call it.
     Raises InvalidArgument for another weight, and for a model that is not sharded. Raises NotImplementedError for a model on several
     meshes, and for units that collectives gather (devices, extensions, custom communication).
     """

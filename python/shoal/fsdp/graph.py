@@ -83,7 +83,7 @@ class Step:
         return self._add("reshard", unit, {"order": self._handles(after)})
 
     def reduce_scatter(self, unit: Units, gradient: After, after: After = None, *, micro: int = 0) -> Handle:
-        """Averages a unit's gradients over ranks, in rank order; each rank keeps its rows. ``gradient``: the unit's ``backward``.
+        """Averages a unit's gradients over ranks, along a tree over them; each rank keeps its rows. ``gradient``: the unit's ``backward``.
 
         Unreduced gradients of earlier micro-batches are included; the result is added to gradients that they reduced.
         """

@@ -36,7 +36,7 @@ def clip_grad_norm_(
     Collective: every rank calls it with the same parameters; gradients may be missing on some ranks. Each rank sums over its shards in
     fp64. One all_reduce follows per mesh axis that shards a parameter, of one number per parameter. Plain and replicated gradients count
     once, with this rank's values. In a training with ``deterministic=True`` the sums are those of rows, whose bits do not depend on the
-    shards; one all_reduce of a number per row follows. There it does nothing, and returns 0, before the last part of a batch.
+    shards; one all_reduce of a number per row follows. In all but the last part of a batch, such a training gets 0, and nothing is scaled.
     ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and ignored.
 
     Returns a plain 0-d tensor: fp64 if any gradient is, else fp32. With ``error_if_nonfinite`` a NaN or infinite norm raises NonFinite (an

@@ -60,7 +60,7 @@ class Fused:
                 self._reserved[id(p)] = [self._zeros(p, group, touched=True) for _ in range(self._num_states(p, group))]
 
     def parameters_moved(self) -> None:
-        """Called after the parameters and their states have got other memory, with other rows. Drops caches of the old."""
+        """Called after parameters and their states have moved to other memory, with other rows. Drops caches of the old memory."""
         self._shards.clear()
         self._reserve()
 

@@ -1,4 +1,4 @@
-"""The backend of CPU tensors as FSDP2 asks it for memory: buffers of communication, which are used again."""
+"""The backend of CPU tensors, from which FSDP2 requests memory: buffers of communication, which are used again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def use_count(storage: torch.UntypedStorage) -> int:
 
 @dataclass
 class Reused:
-    """Memory of which tensors are views. It is free again once they are gone."""
+    """Memory of which tensors are views. It is free again once these tensors are gone."""
 
     memory: torch.Tensor
     storage: torch.UntypedStorage = field(init=False)
@@ -87,7 +87,7 @@ class CpuBackend:
         self._group.abort()
 
     def get_error(self) -> object:
-        """Returns torch's ErrorType of what ended the group."""
+        """Returns torch's ErrorType of the error that ended the group."""
         return error_type(self._group._native.failed())
 
     @property

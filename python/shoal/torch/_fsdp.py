@@ -1,7 +1,7 @@
 """FSDP2's all_gather and reduce_scatter in memory that the ranks of a host share.
 
 Ranks gather into one buffer: each copies its shard into it, and all read the whole there. For a reduction each rank's input lies in shared
-memory, and every rank reads its part of all inputs. So a collective moves no bytes besides, and needs one small all_reduce.
+memory, and every rank reads its part of all inputs. So a collective moves no further bytes, and needs one small all_reduce.
 """
 
 from __future__ import annotations

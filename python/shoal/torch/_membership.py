@@ -23,7 +23,7 @@ _KIND = "shoal"
 
 @dataclass(frozen=True)
 class Handle:
-    """A process as others name it. ``host``, ``port``: the address of its store, if that is a TCPStore; else empty and 0."""
+    """The name of a process for others. ``host``, ``port``: the address of its store, if that is a TCPStore; else empty and 0."""
 
     token: str
     host: str
@@ -47,7 +47,7 @@ def make_handle(store: dist.Store) -> Handle:
 
 
 def root_of(store: dist.Store) -> dist.Store:
-    """Returns the store without prefixes, which processes with other prefixes have as well."""
+    """Returns the store without prefixes, which processes with other prefixes share."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
@@ -67,7 +67,7 @@ class Members:
 
 
 def members_of(uuid: int, handles: set[str] | Sequence[str], own: Handle) -> Members:
-    """Returns the members: in the order of a list, and for a set in an order of their handles."""
+    """Returns the members: in the order of a list, or sorted by their handles for a set."""
     texts = sorted(handles) if isinstance(handles, (set, frozenset)) else list(handles)
     if not texts:
         raise InvalidArgument("a process group without members", hint="pass the handle of every member")
@@ -128,7 +128,7 @@ class Unformed:
 
 
 def error_type(error: BaseException | None) -> ErrorType:
-    """Returns torch's name for what ended a group. An abort was asked for, so it is no error."""
+    """Returns torch's name for the cause of a group's end. An abort was requested, so it is no error."""
     if error is None or isinstance(error, Cancelled):
         return ErrorType.SUCCESS
     if isinstance(error, DeadlineExceeded):

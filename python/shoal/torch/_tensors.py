@@ -129,7 +129,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory]:
 def joined_to_write(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory, Callable[[], None] | None]:
     """Returns one memory for the elements of all tensors behind each other, and its owner.
 
-    Third, it returns a function that copies the elements from there to the tensors, or None where these have that memory.
+    Its third result is a function that copies the elements from there to the tensors, or None where the tensors have that memory.
     """
     if not tensors:
         return None, NO_MEMORY, None

@@ -28,7 +28,7 @@ class Window:
     """Memory of every rank, into which the others put tensors: torch's ``Window`` for CPU tensors of ranks that share memory.
 
     A registered tensor moves to shared memory, with its elements. Each ``put`` ends with a signal to its target. ``wait_signal`` takes one
-    signal; the elements put before it are there then. Registrations are collective, other calls are not.
+    signal; by then the elements of the puts before it have arrived. Registrations are collective, other calls are not.
     """
 
     def __init__(self, group: ProcessGroup, tensor: torch.Tensor | None):

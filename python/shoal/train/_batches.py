@@ -66,8 +66,8 @@ def mixed(*numbers: int) -> int:
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of each batch that this worker reads, one after the other. ``of``: the number of parts. ``seeded``: generators of random
-    numbers are seeded before a part is read, so that its samples do not depend on the reader."""
+    """The parts of each batch that this worker reads, one after the other. ``of``: the number of parts. ``seeded``: random number
+    generators are seeded before a part is read, so that its samples do not depend on the worker that reads it."""
 
     mine: range
     of: int
@@ -76,7 +76,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Given:
-    """A part of a batch. ``samples``: its size; a part without samples has one all the same, and the number is 0."""
+    """A part of a batch. ``samples``: its size. A part without samples has one sample all the same, and its size is 0."""
 
     batch: Any
     part: int
@@ -91,7 +91,7 @@ class _Indices(list):
 
 
 class _Seeded:
-    """A dataset whose samples are read with generators seeded for their part. Else it is the loader's dataset."""
+    """The loader's dataset, but its samples are read with generators that are seeded for their part."""
 
     def __init__(self, dataset: Any):
         self.__dict__["_dataset"] = dataset
@@ -150,7 +150,7 @@ class _Parts:
             for part in self._shares.mine:
                 own = [indices[i] for i in part_of(len(indices), part, self._shares.of)]
                 self.sizes.append((part, len(own), len(indices)))
-                # A part without a sample is one all the same, whose gradients count 0, because every worker takes part in every step.
+                # A part without samples gets one sample, whose gradients have weight 0, because every worker takes part in every step.
                 given = own or indices[:1]
                 if self._shares.seeded:
                     given = _Indices(given)
@@ -159,7 +159,7 @@ class _Parts:
 
 
 class Feeder:
-    """This worker's parts of one epoch's batches, from a position on, read as the loader would read them."""
+    """This worker's parts of one epoch's batches, from a position on. They are read as the loader would read them."""
 
     def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, shares: Shares):
         self._parts = _Parts(loader, seed, epoch, first, shares)

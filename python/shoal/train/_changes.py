@@ -18,8 +18,8 @@ class Change:
     sizes. ``seconds``: the pause of the training; ``moved_bytes``: parameters and optimizer state that went to other owners. ``died``: the
     numbers of the workers whose processes have ended, in the order in which workers were created. ``phases``: the parts of the pause of the
     worker with the longest one, in seconds by name, in order. ``step``: ``State.step`` at the change, which is the last complete step.
-    ``cut_off``: another death has come before all trained again. The pause goes on in the next change, and the numbers of this one are
-    those of the workers that had reported theirs, if any had."""
+    ``cut_off``: another worker died before all trained again. The pause goes on in the next change, and the numbers of this change cover
+    only the workers that had reported."""
 
     generation: int
     workers_before: int
@@ -54,13 +54,13 @@ class Pause:
 
 @dataclass(frozen=True)
 class Transition:
-    """One worker's part in a change. The union of a change are the workers of the new generation, then those that leave.
+    """One worker's part in a change. The union of a change has the workers of the new generation, followed by those that leave.
 
-    ``union``: the environment of the union's process group; None if that is the present group. ``final``: the environment afterwards; None
-    for a worker that leaves. ``old_owners[i]``: the rank in the union of the worker that was rank i. ``old_index``: this worker's rank
-    before; None for a newcomer. ``recovers``: workers have died, and the step under way is finished or run again. ``base``: the generation
-    before, with which an interrupted change is made or dropped. ``again``: the loops have to run again. ``adopts``: ranks before whose
-    shards this worker takes over.
+    ``union``: the environment of the union's process group; None if that is the present group. ``final``: the environment after the change;
+    None for a worker that leaves. ``old_owners[i]``: the rank in the union of the worker that was rank i. ``old_index``: this worker's rank
+    before; None for a newcomer. ``recovers``: workers have died, and the step under way is finished or run again. ``base``: the former
+    generation, with which an interrupted change is completed or dropped. ``again``: the loops have to run again. ``adopts``: the former
+    ranks whose shards this worker takes over.
     """
 
     change: Change

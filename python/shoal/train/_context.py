@@ -13,9 +13,9 @@ from shoal.exceptions import InvalidArgument
 
 @dataclass(frozen=True)
 class TrainContext:
-    """This worker's ranks among the workers of its Trainer, of torchrun, or of ``shoal submit --num-workers``. ``joins``: this loop of an
-    elastic training, of a new worker or after a death, gets model, optimizers and State from loops that train already. So it needs no
-    checkpoint."""
+    """This worker's ranks among the workers of its Trainer, of torchrun, or of ``shoal submit --num-workers``. ``joins``: True in an
+    elastic training where the loop of a new worker, or a loop that runs again after a death, gets model, optimizers and State from loops
+    that train already. Such a loop needs no checkpoint."""
 
     world_size: int
     world_rank: int
@@ -77,12 +77,12 @@ def get_context() -> TrainContext:
 
 
 def report(metrics: dict[str, Any]) -> None:
-    """Sends this worker's metrics to the driver; rank 0's go into the Result. A barrier: every rank must report equally often.
+    """Sends this worker's metrics to the driver; rank 0's go into the Result. It is a barrier: every rank must report equally often.
 
-    A worker that joins an elastic training reports from its first step on; what it reports before is dropped. So are the reports in all but
-    the last part of a batch, with ``deterministic=True``.
+    A worker that joins an elastic training reports from its first step on; earlier reports are dropped. With ``deterministic=True``,
+    reports in all but the last part of a batch are dropped, too.
 
-    Outside a Trainer (torchrun, ``shoal submit``) it does nothing, so that a loop runs under any launcher.
+    Outside a Trainer (torchrun, ``shoal submit``) ``report`` does nothing, so that a loop runs under any launcher.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")

@@ -1,4 +1,4 @@
-"""The workers of a training, as one of them sees them: how they agree on a boundary, and how one of them changes its place."""
+"""The workers of a training, from the view of one of them: their agreement on a boundary, and this worker's change of place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WorkerLeaves(BaseException):
 
 
 class RunAgain(BaseException):
-    """Ends a loop that has to run again, because that of another worker does. ``gang``: it hands its state on."""
+    """Ends a loop that has to run again, because the loop of another worker has to. ``gang``: hands its state on to the next loop."""
 
     def __init__(self, gang: Gang):
         super().__init__("the loop runs again")
@@ -108,7 +108,7 @@ class Gang:
         unpack(new, luggage(old) | {"random": before._random})
         self._communicator, before._communicator = before._communicator, None
         self._next, self._store, self._met = before._next, before._store, before._met
-        # A death before all workers have these models is known to the store alone.
+        # Only the store learns of a death before all workers have these models.
         together = Exchange(f"again-{_Here.generation}", self.size, self.rank)
         together("models are placed", b"")
         for model in sharded_models(new):
@@ -119,16 +119,16 @@ class Gang:
         self._record.replaces, before._reported = before, _Here.reports
 
     def print_costs(self) -> None:
-        """Prints what the protection has cost, where that is known at the end only."""
+        """Prints the costs of the protection that are known only at the end."""
         self._record.print_costs(self.rank)
 
     def mark(self) -> None:
-        """Between two batches: the next step can run again from here."""
+        """Called between two batches: the next step can run again from here."""
         self._record.mark()
 
     def boundary(self) -> bool:
-        """Between two batches: enters the latest generation that one of the workers has received. Returns True if that changed the workers.
-        Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
+        """Called between two batches. Enters the latest generation that one of the workers has received. Returns True if that changed the
+        workers. Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
         if self._next is None:
             return False
         if self._joining:  # the others are behind this boundary already
@@ -147,7 +147,7 @@ class Gang:
         return Shares(blocks(self.parts.of, self.size)[self.rank], self.parts.of, seeded=True)
 
     def begin_part(self, given: Given) -> None:
-        """Prepares the backward pass of a part, and the generators of random numbers: they do not depend on the worker that runs it."""
+        """Prepares the backward pass of a part, and the random number generators, which do not depend on the worker that runs the part."""
         shares, state = self.shares, self._state
         share = given.samples * shares.of / given.global_samples
         if self.parts is None:
@@ -167,7 +167,7 @@ class Gang:
             _Here.holds = False
 
     def end_steps(self) -> None:
-        """At the end of a loop: the generators of random numbers do not depend on the last parts."""
+        """Called at the end of a loop. From here on, the random number generators do not depend on the last parts."""
         if self.parts is not None:
             seed_all(mixed(self._state.seed, self._state.epoch, self._state.batch, self.parts.of, _BODY))
 
@@ -224,8 +224,8 @@ class Gang:
         return here(self._store.port)
 
     def resume(self, error: Exception) -> bool:
-        """After an error that has ended the loop: recovers, and returns True if the loop has to run again. It then takes over the state of
-        this one. Returns False for an error of another cause."""
+        """Called after an error that has ended the loop. Recovers, and returns True if the loop has to run again; the next loop takes over
+        the state of this one. Returns False if no death caused the error."""
         if self.repeats:
             return False
         try:
@@ -244,8 +244,8 @@ class Gang:
         _Here.before, self.repeats = self, False
 
     def recover(self, error: Exception) -> None:
-        """After an error in a step: if a worker has died, goes on with the others, at the same step or the next one. Else raises it. Raises
-        RunAgain if the loop cannot go on, because that of another worker runs again."""
+        """Called after an error in a step. If a worker has died, goes on with the others, at the same step or the next one; else raises the
+        error. Raises RunAgain if the loop cannot go on, because the loop of another worker runs again."""
         while self._record.protects and may_come_of_a_death(error):
             phases = Phases()
             self._stop()  # an error of it is no death
@@ -282,7 +282,7 @@ class Gang:
             raise RunAgain(self)
 
     def _stop(self) -> None:
-        """Leaves all groups, which ends the waits of others in them, and drops the step under way."""
+        """Leaves all groups, which ends the waits of other workers there, and drops the step under way."""
         self.end_parts()
         self._next = None
         if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
@@ -372,10 +372,10 @@ class Gang:
             groups.leave_all()
 
     def _settle(self, transition: Transition) -> dict[int, AdoptedRank]:
-        """Decides with the other survivors if the step under way counts, and finishes it, or goes back to its begin."""
+        """Decides with the other survivors if the step under way counts. Finishes the step, or goes back to its begin."""
         builds, before = _Here.before is self, self._record.replaces
         if transition.again and _any_worker(builds) and not builds and before is not None:
-            # Loops run again, and a survivor has no new record: all go on from the records before.
+            # Loops run again, and one survivor has no new record: all go on from their former records.
             self._state, self._record, self.parts, self._random = before._state, before._record, before.parts, before._random
             _Here.before, _Here.reports = self, before._reported
         words = self._record.words(transition.adopts)
@@ -415,12 +415,14 @@ def _numbers() -> tuple[int, int]:
 
 
 def _open_store() -> dist.TCPStore:
-    """Returns a store in which the next generation can meet. It listens before the training pauses, so that newcomers wait connected."""
+    """Returns a store in which the next generation can meet. The store listens before the training pauses, so that newcomers connect and
+    wait."""
     return dist.TCPStore(session().host, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
 
 
 def _backend() -> str:
-    """The backend of the next default process group, as init_process_group takes it: that of the present one, on CPUs Shoal's."""
+    """The backend of the next default process group, as init_process_group takes it: the backend of the present group, and Shoal's for
+    CPUs."""
     config = dist.get_backend_config().replace("gloo", "shoal")
     one = {part.split(":")[1] for part in config.split(",")}
     return one.pop() if len(one) == 1 else config

@@ -1,10 +1,10 @@
 """The process group of a training, and the meetings in which its workers make the next one: all waits end when a worker dies.
 
-A store lies in the process of one worker. When that worker's host vanishes, without a word to the others, requests to the store end by the
-kernel after ``_SILENCE_S``; from then on the node's word of the loss decides.
+A store is in the process of one worker. If that worker's host is lost without a message to the others, the kernel ends requests to the
+store after ``_SILENCE_S``; then the node's report of the loss decides.
 
-Torch's threads call a store, too. Those of its NCCL group look for keys about every second, and take any exception for an answer. They wait
-for the GIL, which no call here holds while it waits.
+Threads of torch call a store, too. Threads of its NCCL group look for keys about every second, and treat any exception as an answer. They
+wait for the GIL, which no call here holds while it waits.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Guard:
         self._dead = _Here.driver.lost.remote(_Here.worker, generation, begun)  # the driver makes it ready
 
     def check(self) -> None:
-        """Raises Unavailable if one has died."""
+        """Raises Unavailable if such a worker has died."""
         if self._dead._ref.ready:
             raise Unavailable("another worker has died while this one waited for it", reason="ActorDied")
 
 
 class GuardedStore(dist.Store):
-    """A store whose waits end when a worker dies, those of torch, too. ``store``: has the keys. Its user keeps it: torch holds only the
-    part that is not Python. ``original``: the store of which this one is a clone."""
+    """A store whose waits end when a worker dies, also waits of torch. ``store``: has the keys. The caller has to keep this object: torch
+    holds only the part that is not Python. ``original``: the store of which this one is a clone."""
 
     def __init__(self, store: dist.Store, guard: Guard | None, original: GuardedStore | None = None):
         super().__init__()
@@ -74,8 +74,8 @@ class GuardedStore(dist.Store):
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Raises Unavailable if keys are missing and a worker has died: a caller that looks again and again ends, too. A store without a
-        connection has no keys; if no news of a death comes, the connection's error is raised."""
+        """Raises Unavailable if keys are missing and a worker has died, so that a caller that polls ends, too. A store without a connection
+        has no keys; if no death is reported, it raises the connection's error."""
         guard = self._original.guard
         if self._lost is None:
             try:
@@ -103,7 +103,7 @@ class GuardedStore(dist.Store):
     deleteKey, getNumKeys = delete_key, num_keys  # the names by which torch's C++ calls them
 
     def clone(self) -> GuardedStore:
-        """Returns a store with a connection of its own and this one's guard, for another thread. This one keeps it."""
+        """Returns a store with a connection of its own and this store's guard, for another thread. This store keeps the new one."""
         self._clones.append(GuardedStore(self._store.clone(), None, self._original))
         return self._clones[-1]
 
@@ -116,7 +116,8 @@ class GuardedStore(dist.Store):
 
 
 def _limit_silence(store: dist.Store) -> None:
-    """Lets the kernel end this process's connections to a store whose host answers nothing: a request of torch waits without a limit."""
+    """Makes the kernel end this process's connections to a store whose host answers nothing, because a request of torch waits without a
+    limit."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if not isinstance(store, dist.TCPStore):

@@ -25,7 +25,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Queued:
-    """A new worker waits for resources, so that the time of its start is unknown."""
+    """A new worker waits for resources, so the time of its start is unknown."""
 
     worker: int
 
@@ -62,9 +62,9 @@ class Died:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A worker has stopped its step, because another one is gone. ``generation``: the latest one of which it knows that every worker has a
-    step record; 0: none. In a change it can also go on with the generation that begins, if another worker knows that of it. ``again``: its
-    loop has to run again, so that it builds its model anew."""
+    """A worker has stopped its step, because another one is gone. ``generation``: the latest generation in which, as this worker knows,
+    every worker has a step record; 0: none. In a change, the worker can also go on with the new generation if another worker knows this of
+    that one. ``again``: its loop has to run again, and builds its model anew."""
 
     worker: int
     generation: int
@@ -88,7 +88,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Draining:
-    """These workers run on nodes that leave. It replaces the set of the last such event."""
+    """These workers run on nodes that leave. The set replaces that of the last such event."""
 
     workers: frozenset[int]
 
@@ -100,10 +100,10 @@ Event = Scaled | Queued | Placed | Ready | Failed | Died | Interrupted | Entered
 
 @dataclass(frozen=True)
 class Generation:
-    """The workers from a generation on, in the order of their ranks, and those of the generation before. ``dead``: those among ``previous``
-    whose processes have ended. ``recovers``: the step under way is finished, if it counts, or run again. ``base``: the number of the
-    generation before. ``again``: the loops of the workers have to run again. ``unjoined``: new workers that have died in a change that was
-    dropped."""
+    """The workers of a new generation, in the order of their ranks, and the workers of the generation before. ``dead``: those among
+    ``previous`` whose processes have ended. ``recovers``: the step under way is finished, if it counts, or run again. ``base``: the number
+    of the generation before. ``again``: the loops of the workers have to run again. ``unjoined``: new workers that have died in a change
+    that was dropped."""
 
     number: int
     members: tuple[int, ...]
@@ -149,7 +149,8 @@ class Publish:
 
 @dataclass(frozen=True)
 class Completed:
-    """Every worker of the generation trains in it. ``cut_off``: not every one, because another death has come, but all go on from it."""
+    """Every worker of the generation trains in it. ``cut_off``: not every worker does, because another one has died, but all go on from
+    this generation."""
 
     generation: Generation
     cut_off: bool = False
@@ -157,7 +158,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Answer:
-    """The request is fulfilled. ``changed`` is False if the number of workers was right already."""
+    """The request is fulfilled. ``changed`` is False if the training already had this number of workers."""
 
     ask: int
     changed: bool
@@ -180,7 +181,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """A worker that leaves has stopped in the change, which is made. It has nothing that the others need."""
+    """A worker that leaves has stopped during the change, which is complete. The others need nothing from it."""
 
     worker: int
 
@@ -208,9 +209,9 @@ class Phase(Enum):
 
 @dataclass
 class Membership:
-    """``members``: the workers of the current generation by rank, at first those that the training starts with. ``target``: the number
-    of workers that the training should have; as many as fit take part. A new worker whose loop fails lowers the target to the present
-    number, so that no loop of failures arises; so does the third one in a row whose process ends. While the others wait for it, because
+    """``members``: the workers of the current generation by rank, at first those that the training starts with. ``target``: the number of
+    workers that the training should have; as many as fit take part. A new worker whose loop fails lowers the target to the present number,
+    so that failures do not repeat for ever. So does the third new worker in a row whose process ends. While the others wait for it, because
     they are fewer than ``minimum``, a failed loop counts like an ended process, and the third one in a row ends the training.
     ``protected``: the training survives deaths."""
 
@@ -384,8 +385,8 @@ class Membership:
         return actions + self._go_on()
 
     def _is_made(self, change: Generation) -> bool:
-        """Returns True if every worker of the change has a step record of its generation: one of them knows it, or has left. The step
-        records of the generation before are there until a step of the new one counts. So without such a report all go back."""
+        """Returns True if every worker of the change has a step record of its generation: one worker has reported this, or has left. The
+        former step records exist until a step of the new generation counts. So without such a report all go back."""
         reports = [self.stopped[w] for w in change.union if w in self.stopped]
         return bool(self.left) or any(r.generation == change.number for r in reports)
 
@@ -439,7 +440,7 @@ class Membership:
         return [Remove(w) for w in gone]
 
     def _adjust(self, stay: int) -> list[Action]:
-        """Creates missing workers, or removes new ones that are too many: first those that are furthest from being ready."""
+        """Creates missing workers, or removes surplus new ones, first those that are furthest from being ready."""
         actions: list[Action] = []
         while stay + len(self.new) < self.target:
             self.new[self.next_worker] = Phase.PREPARES

@@ -59,7 +59,7 @@ class Parts:
         _Here.holds = not part.last
 
     def mean(self, value: float) -> float:
-        """The mean over all parts in the last one; before, the value itself. The n-th calls of all parts belong together."""
+        """Returns the mean over all parts in the last part, and the value itself before. The n-th calls of all parts belong together."""
         state, done = self._state, self._part.number - self._first
         if self._calls == len(self._values) and done == 0:
             self._values.append([])
@@ -84,7 +84,7 @@ class Parts:
 
 
 class _GatedScheduler:
-    """Comes before the class of a scheduler, which then steps in the last part of a batch only."""
+    """A mixin before the class of a scheduler, which then steps in the last part of a batch only."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         if not _Here.holds:
@@ -116,8 +116,8 @@ def _gate_optimizer(optimizer: Optimizer) -> None:
 
 
 def _function_of(method: Any) -> Callable:
-    """Returns the function of a method, which takes the object. A scheduler's wrapper of ``step`` has a weak reference to it, and takes
-    none."""
+    """Returns the function of a method, which takes the object as its first argument. A scheduler's wrapper of ``step`` takes no object,
+    because it has a weak reference to it."""
     return method.__func__ if ismethod(method) else lambda _, *args: method(*args)
 
 

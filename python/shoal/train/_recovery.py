@@ -37,7 +37,7 @@ def may_come_of_a_death(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """A survivor's contribution to the decision about the step under way."""
+    """A survivor's words: its part of the decision about the step under way."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     reports: int = 0
@@ -48,7 +48,8 @@ class Words:
 
 
 class Mark:
-    """The state of a training loop before a step, from which the step can run again: all but what the step record keeps."""
+    """The mark: the state of a training loop before a step, from which the step can run again. It lacks the values that the step record
+    keeps."""
 
     def __init__(self, step: int, state: State, buffers: dict[str, torch.Tensor]):
         self.step = step  # optimizer steps made before
@@ -72,7 +73,7 @@ class Mark:
 
 
 def progress_of(state: State) -> Any:
-    """Returns all but the buffers and the generators of random numbers, which are each worker's own."""
+    """Returns the progress without buffers and random number generators, which are each worker's own."""
     position = {name: getattr(state, name) for name in POSITION}
     objects = {n: copy.deepcopy(o.state_dict()) for n, o in state.objects.items() if not isinstance(o, (nn.Module, Optimizer))}
     options = [
@@ -120,7 +121,8 @@ class _Prepared:
 
 @dataclass
 class _Past:
-    """The generation before, in memory until a step of the present one counts: another worker may not know yet that it has begun."""
+    """The former generation, in memory until a step of the present one counts: another worker may not know yet that the present one has
+    begun."""
 
     before: Before | None
     protection: Protection | None
@@ -129,7 +131,7 @@ class _Past:
 
 
 class Record:
-    """This worker's step record, and those that it has adopted."""
+    """This worker's step record, and the records that it has adopted."""
 
     def __init__(self, state: State):
         self._state = state
@@ -143,7 +145,8 @@ class Record:
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
-        # The gang whose loop this one has run again, on the same mesh, until a step counts: another worker may have kept only that.
+        # The gang whose loop this gang has run again, on the same mesh, until a step counts: another worker may have kept only the former
+        # gang.
         self.replaces: Any = None
 
     @property
@@ -220,13 +223,13 @@ class Record:
         self._begun = self.protection.step
 
     def leave(self) -> None:
-        """The others have all that this worker had."""
+        """The other workers have everything that this worker had."""
         made, self._prepared = self._prepared, None
         if made is not None and made.before is not None:
             made.before.forget()
 
     def continue_from(self, base: int) -> None:
-        """After a death: begins the generation ``base``, if this worker is prepared for it, or goes back to it."""
+        """Called after a death. Begins the generation ``base`` if this worker is prepared for it, or goes back to it."""
         if self._prepared is not None:
             if self._prepared.generation == base:
                 self._enter()
@@ -254,15 +257,15 @@ class Record:
             past.before.forget()
 
     def pause(self) -> int:
-        """Before the model moves to another mesh. Returns the optimizer steps made so far."""
+        """Called before the model moves to another mesh. Returns the number of optimizer steps so far."""
         if self.protection is None:
             return 0
         self.protection.end()
         return self.protection.step
 
     def mark(self) -> None:
-        """Remembers the present point, unless batches were given since the last one without an optimizer step: their gradients add up, and
-        the step runs again from the first of them."""
+        """Sets the mark, unless batches without an optimizer step were yielded since the last mark: their gradients add up, and the step
+        runs again from the first of these batches."""
         if self.protection is None:
             return
         if self.protection.step > self._begun:
@@ -272,8 +275,8 @@ class Record:
             self._mark = Mark(self.protection.step, self._state, self._buffers)
 
     def abandon_step(self) -> None:
-        """Drops the step under way, and a change in which this worker has no record yet: the others then stop to wait for that record. It
-        needs no other worker."""
+        """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.
+        Needs no other worker."""
         if self._prepared is not None and self._prepared.protection is None and not self._prepared.leaves:
             self._go_back()
         made = None if self._prepared is None else self._prepared.protection
@@ -300,10 +303,11 @@ class Record:
         return Words(records, _Here.reports, mark.step, mark.reports, mark.progress, present)
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
-        """Brings this worker, and the dead ranks that it adopts, to the last step that counts, by the words of all workers."""
+        """Brings this worker, and the dead ranks that it adopts, to the last step that counts. The words of all workers decide which one
+        that is."""
         if self.protection is None:
             return {}
-        # On several hosts no survivor could read all records, so each was cut off in a step that none has begun: it runs again.
+        # On several hosts some records cannot be read. A step that no rank has begun runs again then, even if all have recorded it.
         one_host = not self.protection.actor.hosts
         committed = committed_step([w for of_one in everyone for w in of_one.records], one_host)
         self.protection.settle(committed)

@@ -12,7 +12,7 @@ Metrics = dict[str, Any]
 
 class Reports:
     """``members``: by generation, the workers in the order of their ranks. ``done``: workers whose loop has ended; ``dead``: those whose
-    process has ended; ``interrupted``: those that have stopped their step. The caller changes them, and calls ``check`` then."""
+    process has ended; ``interrupted``: those that have stopped their step. The caller changes these sets, and then calls ``check``."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Reports:
         self.check()
 
     def check(self) -> None:
-        """Completes reports of which no living worker is missing. Fails those that wait for a worker whose loop has ended, or that is
-        interrupted."""
+        """Completes the reports for which no living worker is missing. Fails reports that wait for a worker whose loop has ended, or that
+        is interrupted."""
         for key, calls in list(self._waiting.items()):
             callers = {caller for caller, _, _ in calls}
             missing = {w: rank for rank, w in enumerate(self._members[key[0]]) if w not in callers and w not in self._dead}
@@ -65,7 +65,8 @@ class Reports:
                     self._refuse(call, error)
 
     def continue_at(self, number: int) -> None:
-        """After a recovery the workers have made this number of reports. Records one that a death has stopped, if its step counts."""
+        """Called after a recovery, with the number of reports that the workers have made. Records a report that a death has stopped, if its
+        step counts."""
         self.undone = max(0, self._last - number)
         if self._aside is None:
             return

@@ -247,7 +247,7 @@ class Run:
         self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])
 
     def _on_leaves(self, incoming: Any, worker: int) -> None:
-        """The change is made, and this worker, which leaves, drops its part of the model after the answer."""
+        """The change is complete. This worker leaves, and drops its part of the model after the answer."""
         self._step(m.Returned(worker))
         self._reply(incoming, None)
 
@@ -410,8 +410,8 @@ def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Wor
 
 
 def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker], replicated: bool) -> dict[int, int]:
-    """By dead worker: the survivor that adopts its shard, on its node, whose memory has the shard. If there is none, a survivor on the node
-    of its buddy adopts the replica."""
+    """By dead worker: the survivor that adopts its shard. The survivor is on the same node, whose memory has the shard. If there is none, a
+    survivor on the node of the buddy adopts the replica."""
     alive = [w for w in g.previous if w not in g.dead]
     found = buddies([places[w].node for w in g.previous]) if replicated else (-1,) * len(g.previous)
     heirs: dict[int, int] = {}

@@ -21,7 +21,7 @@ from shoal.train._run import METHODS, REPORTS
 
 @contextlib.contextmanager
 def open_session(address: str, job: str, name: str) -> Iterator[Any]:
-    """Opens a session in the training's job, so that the command is no job of its own."""
+    """Opens a session in the training's job, so that the command does not count as a job."""
     try:
         folder, head = _native.find_session(address, os.environ.get("SHOAL_HOME", ""))
         state.session = _native.Session.open(

@@ -20,16 +20,16 @@ POSITION = ("epoch", "batch", "step", "seed")
 
 
 class State:
-    """The state of a training: what new workers get when they join, and the position among the data.
+    """The state of a training: the objects that new workers get when they join, and the position in the data.
 
-    ``objects``: the model, the optimizer, and all else that has ``state_dict`` and ``load_state_dict`` (schedulers, scalers, averages).
-    Parameters that ``shoal.fsdp.fully_shard`` has sharded, and their optimizers' state, move from their owners to the new owners. Other
-    objects, buffers, and the generators of random numbers of Python, NumPy and torch, travel whole to new workers.
+    ``objects``: the model, the optimizer, and other objects with ``state_dict`` and ``load_state_dict`` (schedulers, scalers, averages).
+    Parameters that ``shoal.fsdp.fully_shard`` has sharded, and their optimizers' state, move from their owners to the new owners. New
+    workers get whole copies of other objects, of buffers, and of the random number generators of Python, NumPy and torch.
     ``seed``: decides the order of the samples; the same on every worker. ``on_change``: called on every worker that goes on, after each
     change, with a :class:`Change`.
 
-    ``epoch`` is the current epoch, from 0; ``batch`` counts its batches that :func:`steps` has given, and ``step`` counts those of all
-    epochs. ``samples`` is the size of this worker's part of the current batch, and ``global_samples`` that of the whole batch.
+    ``epoch`` is the current epoch, from 0; ``batch`` counts the batches of this epoch that :func:`steps` has yielded, and ``step`` those of
+    all epochs. ``samples`` is the size of this worker's part of the current batch, and ``global_samples`` that of the whole batch.
     ``last_part``: False while a worker of a training with ``deterministic=True`` has further parts of the current batch to run.
     """
 

@@ -14,20 +14,21 @@ from shoal.train._state import State
 
 
 def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_steps: int | None = None) -> Iterator[Any]:
-    """Yields this worker's part of every batch of ``loader``, which is written as for one process: its batches are those of all workers.
+    """Yields this worker's part of every batch of ``loader``. Write the loader as for one process: its batches are divided among all
+    workers.
 
-    All workers see the same order of samples, which ``state.seed`` and the epoch decide. Each collates its part of a batch, as even as
-    possible. Gradients of sharded models are the mean over the whole batch. A loss that is a mean over its samples therefore trains alike
-    with any number of workers. Each sample is used once per epoch, also where workers come and go, or where a training continues
-    from ``State.load_state_dict``. A worker gets one sample that counts 0 where a batch has fewer samples than there are workers.
+    All workers see the same order of samples, which ``state.seed`` and the epoch decide. Each worker collates its part of a batch; the
+    parts are as even as possible. Gradients of sharded models are the mean over the whole batch. So a loss that is a mean over its samples
+    trains alike with any number of workers. Each sample is used once per epoch, also if workers come and go, or if a training continues
+    from ``State.load_state_dict``. If a batch has fewer samples than there are workers, a worker without a sample gets one with weight 0.
 
-    With ``ScalingConfig(deterministic=True)`` a batch has one part per logical rank, and the loop's body runs once for each of this
-    worker's. Steps of the optimizer and of schedulers in ``state``, ``zero_grad``, ``shoal.optim.clip_grad_norm_`` and ``report`` take
-    effect in the last part only. All else that belongs to the end of a step runs under ``if state.last_part:``.
+    With ``ScalingConfig(deterministic=True)`` a batch has one part per logical rank, and the loop's body runs once for each part of this
+    worker. Steps of the optimizer and of schedulers in ``state``, ``zero_grad``, ``shoal.optim.clip_grad_norm_`` and ``report`` take effect
+    in the last part only. Put other work of a step's end under ``if state.last_part:``.
 
-    ``epochs``: go on until that many epochs are complete. By default it ends with the current epoch; ``while state.epoch < epochs:``
-    around it leaves room for an evaluation. ``max_steps``: end at the latest when ``state.step`` is that number; without ``epochs`` there
-    are then as many epochs as it takes. In an elastic Trainer the number of workers changes between two batches.
+    ``epochs``: go on until that many epochs are complete. By default it ends with the current epoch; put it inside ``while state.epoch <
+    epochs:`` to evaluate between epochs. ``max_steps``: end at the latest when ``state.step`` is that number; without ``epochs``, epochs
+    follow each other until then. In an elastic Trainer the number of workers changes between two batches.
     Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State.
     """
     return _iterate(_checked(loader, state, epochs, max_steps))
@@ -57,11 +58,11 @@ def run(
 ) -> None:
     """Calls ``step(batch, state)`` for each batch that :func:`steps` would yield, with the same arguments.
 
-    A step can run again: if a worker of an elastic Trainer dies, the others stop their step. They finish it if it counts: it does once
-    every worker has recorded its part in ``optimizer.step()``. Else each runs it again, with its part of the same batch among the workers
-    that are left. All that a step changes is therefore in ``state``: models, the optimizer, and other objects with a ``state_dict``.
-    Generators of random numbers begin a repeated step as they began it first. A death may cut off what ``step`` does behind
-    ``optimizer.step()``. Calls that need other workers come before it, and ``report`` comes last.
+    A step can run again: if a worker of an elastic Trainer dies, the survivors stop their step. A step counts once every worker has
+    recorded its part in ``optimizer.step()``. The survivors finish a step that counts. They run any other step again, with the same batch
+    divided among them. So put everything that a step changes into ``state``: models, the optimizer, and other objects with a
+    ``state_dict``. Random number generators begin a repeated step in the state of its first attempt. A death may cut off the code behind
+    ``optimizer.step()``. Call functions that need other workers before it, and ``report`` last.
     """
     loop = _checked(loader, state, epochs, max_steps)
     try:

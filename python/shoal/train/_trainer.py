@@ -33,13 +33,14 @@ class ScalingConfig:
 
     ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
-    :func:`shoal.train.run` calls. ``initial_workers``: it has at most this number, instead of the maximum, until ``scale`` changes that.
-    ``protect``: an elastic training survives the deaths of workers without the loss of a step. States of the optimizer, which is one of
-    ``shoal.optim``'s Adam, AdamW and SGD, and gradients are then in memory of the nodes. With workers on several nodes, each worker's part
-    of the model also has a replica on another node, so that the loss of a node is survived. ``"host"``: without replicas.
-    ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The number of
-    ``logical_ranks`` decides them: a power of two up to 64, by default the next one from the maximum of workers on. Each worker plays some
-    of these ranks. See docs/training.md for what else stays the same.
+    :func:`shoal.train.run` calls. ``initial_workers``: the training has at most this number of workers, instead of the maximum, until
+    ``scale`` changes it.
+    ``protect``: an elastic training survives the deaths of workers without the loss of a step. The optimizer has to be ``shoal.optim``'s
+    Adam, AdamW or SGD. Its states and the gradients are then in memory of the nodes. With workers on several nodes, each worker's part of
+    the model also has a replica on another node, so that the training survives the loss of a node. ``"host"``: without replicas.
+    ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The bits depend on
+    the number of ``logical_ranks``: a power of two up to 64, by default the smallest that is not below the maximum of workers. Each worker
+    plays some of these ranks. See docs/training.md for what else stays the same.
     ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
     An elastic training runs on CPUs.
     """
@@ -140,13 +141,14 @@ class Result:
 class Trainer:
     """Runs ``train_loop_per_worker`` on ``scaling_config.num_workers`` workers, placed together or not at all.
 
-    The loop gets ``train_loop_config`` if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-    GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the order of their first
-    ranks, and rank 0 listens at MASTER_ADDR. A process group is initialised, so that ``fully_shard`` works at once: over gloo, and of
-    the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each worker's current
-    device is its own (*unverified on hardware*).
+    The loop gets ``train_loop_config`` as its argument, if given. Its environment has torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Local ranks count within a node, nodes are numbered in the
+    order of their first ranks, and rank 0 listens at MASTER_ADDR. A process group is initialised, so that ``fully_shard`` works at once:
+    over gloo, and of the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each
+    worker's current device is its own (*unverified on hardware*).
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
-    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them. The interface that this process has from its node stays with this host.
+    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them. An interface that this process has got from its node is valid on this
+    host only, and is not inherited.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 

@@ -1,4 +1,4 @@
-"""Workers that wait for others, in the driver: their waits end when one of these dies, or when no news of a death comes."""
+"""The driver's side of workers that wait for others: a wait ends when one of those others dies, or when no death is reported in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Watches:
-    """``dead``: the workers whose process has ended. The caller changes it, and calls ``died`` then."""
+    """``dead``: the workers whose process has ended. The caller changes this set, and then calls ``died``."""
 
     def __init__(self, dead: set[int], reply: Callable[[Any, Any], None]):
         self._dead, self._reply = dead, reply
@@ -31,8 +31,8 @@ class Watches:
 
 
 class Doubts:
-    """Waits of workers that an error has stopped, for the news of a death. ``doubt``: is called with the worker and the number of its wait
-    when the time is over, in a thread."""
+    """Waits of workers that an error has stopped, for the report of a death. ``doubt``: called in a thread when the time is over, with the
+    worker and the number of its wait."""
 
     def __init__(self, doubt: Callable[[int, int], None]):
         self._doubt = doubt

@@ -21,8 +21,8 @@ _UNANSWERED_S = 8.0  # the head counts a node as dead after 5 s without a heartb
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's part in a training: its number, the variables of its environment, if the number of workers may change, if it
-    survives deaths of workers (``protected``) and the loss of a host (``replicated``), and if it trains on a CUDA device.
+    """A worker's part in a training: its number and the variables of its environment. Flags: the number of workers may change, the training
+    survives deaths of workers (``protected``) and the loss of a host (``replicated``), the worker trains on a CUDA device.
     ``logical_ranks``: 0 unless the training is deterministic; ``threads``: torch's, if it is."""
 
     worker: int
@@ -104,8 +104,8 @@ def _run(loop, arguments: tuple) -> Any:
 
 
 def leave_all() -> None:
-    """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. After an exception
-    the driver reports that instead."""
+    """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. After an exception,
+    the driver reports that exception instead."""
     with contextlib.ExitStack() as last_first:
         for name in ("shoal.collective._group", "shoal.fsdp._engine.bootstrap", "shoal.checkpoint._saving"):
             if (module := sys.modules.get(name)) is not None:
@@ -130,7 +130,7 @@ def _backend(role: Role) -> str:
 
 def _init_process_group(dist, backends: str) -> None:
     """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
-    torchrun: an elastic training keeps its own group, which follows its workers and ends their waits when one of them dies."""
+    torchrun. An elastic training keeps its own group, which changes with its workers and ends their waits when one of them dies."""
     if _Here.elastic:
         from shoal.train._meeting import first_process_group  # late: it imports torch
 

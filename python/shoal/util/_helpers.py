@@ -1,4 +1,4 @@
-"""Helpers of programs for Ray: results in order of arrival, a check of what cannot be sent, messages logged once."""
+"""Helpers of programs for Ray: results in order of arrival, a check of values that cannot be sent, messages logged once."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = TIMEOUT_S,
 ) -> dict[str, list[str]]:
-    """The session's log files by writer: "head", "node", "local", "worker_out", "worker_err".
+    """Returns the names of the session's log files by writer: "head", "node", "local", "worker_out", "worker_err".
 
     All nodes of a host share a folder; ``node_id`` or ``node_ip`` restricts workers' files to that node. Files of another host are fetched
     from a living node there (Unavailable without one). ValueError for an unknown node."""

@@ -1,4 +1,4 @@
-"""Tables of a cluster's state: lists with filters, single rows, and summaries. The command or HTTP answers them."""
+"""Tables of a cluster's state: lists with filters, single rows, and summaries, which come from the ``shoal`` command or from HTTP."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ __all__ = ["Empty", "Full", "Queue"]
 
 
 class Empty(queue.Empty):
-    """There is nothing to get, or not so much."""
+    """The queue has fewer items than requested."""
 
 
 class Full(queue.Full):
-    """There is no room."""
+    """The queue has no room."""
 
 
 class Queue:

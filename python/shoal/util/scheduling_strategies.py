@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PlacementGroupSchedulingStrategy:
-    """Places it in a bundle of a placement group, with the group's resources; -1: in any bundle that has room.
+    """Places an actor or task in a bundle of a placement group, with the group's resources; -1: in any bundle that has room.
     ``placement_group_capture_child_tasks`` also places the actors and tasks that it creates."""
 
     placement_group: PlacementGroup
@@ -30,7 +30,7 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass(frozen=True)
 class NodeAffinitySchedulingStrategy:
-    """Places it on this node; with ``soft``, on another one if the node is gone or can never hold it."""
+    """Places an actor or task on this node; with ``soft``, on another one if the node is gone or can never hold it."""
 
     node_id: str
     soft: bool
@@ -75,7 +75,8 @@ class DoesNotExist:
 
 
 class NodeLabelSchedulingStrategy:
-    """Places it on a node whose labels match all of ``hard``. Among these, nodes with room that match all of ``soft`` are preferred."""
+    """Places an actor or task on a node whose labels match all of ``hard``. Among these, nodes with room that match all of ``soft`` are
+    preferred."""
 
     def __init__(self, hard: dict, *, soft: dict | None = None):
         if not hard and not soft:

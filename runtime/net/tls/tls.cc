@@ -152,7 +152,7 @@ Error refused_certificate(long why, const Fingerprint& wanted) {
   return invalid_argument("the certificate of the process that listens there cannot be trusted: " +
                           std::string(X509_verify_cert_error_string(why)))
       .with_reason("CertificateRefused")
-      .with_hint("an expired one is replaced when its host joins again (shoal start --address); compare the clocks of both hosts");
+      .with_hint("if it has expired, let its host join again (shoal start --address); compare the clocks of both hosts");
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ Result<void> MemoryHub::wait(Lock& lock, const Over& over, const Needs& needs, c
   const Duration limit = call.timeout > Duration{} ? call.timeout : Duration(kTimeout);
   changed_.wait_for(lock, limit, [&] { return over() || failure_ || first_ended() < ended_.size(); });
   if (over()) return {};
-  // If a rank failed alone, others could still touch its memory. So its failure becomes the failure of the group.
+  // If a rank failed alone, others could still touch its memory. So the failure of one rank is the failure of the group.
   if (!failure_) {
     const std::size_t r = first_ended();
     failure_ = r < ended_.size() ? *ended_[r] : deadline_exceeded(fmt::format("'{}' waited too long", call.label)).with_reason("Late");

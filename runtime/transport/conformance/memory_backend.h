@@ -22,7 +22,7 @@ class MemoryHub {
  public:
   explicit MemoryHub(int world_size) : ended_(static_cast<std::size_t>(world_size)), next_(make_round()) {}
   std::shared_ptr<CollectiveBackend> join(int rank);
-  // Ends a rank as the death of its process would: calls that still need the rank fail.
+  // Ends a rank, as its process's death would: calls that still need the rank fail.
   void kill(int rank, const std::string& cause);
 
  private:

@@ -6,10 +6,11 @@
 
 namespace shoal::runtime {
 
-// The table of this process, whose functions have no other place for the driver and the options: the first call decides on them.
+// The table of this process. Its functions have no other place for the driver and the options, so the first call decides on both.
 const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options);
 
-// Frees what ended communicators have kept because another rank might still use it. Returns the number of those that are left.
+// Frees the memory that ended communicators have kept because another rank might still use it. Returns the number of communicators that are
+// left.
 std::size_t sweep_cuda_ipc();
 
 }  // namespace shoal::runtime

@@ -170,7 +170,7 @@ Result<void> IpcComm::step_all_gather(Run& run) {
     run.phase = 1;
     return {};
   }
-  // Each rank begins with its own part and goes on with its neighbour's, so that not all read from one.
+  // Each rank begins with its own part and goes on with its neighbour's, so that not all ranks read from one.
   for (int i = 0; i < num_ranks(); ++i) {
     const int r = (rank_ + i) % num_ranks();
     const std::byte* from = o.input + run.done;

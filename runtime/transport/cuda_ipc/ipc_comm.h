@@ -2,7 +2,7 @@
 // rank order, with the bits of the transports of hosts. All functions belong to one thread at a time.
 //
 // Each rank copies its input in chunks into memory that all others have open. Then the others read it. advance() puts the next of these
-// steps on the stream once the other ranks have put theirs there.
+// steps on the stream once the other ranks have put their steps on their streams.
 #pragma once
 
 #include <deque>
@@ -28,13 +28,13 @@ class IpcComm {
   const Device& device() const { return *device_; }
   int num_ranks() const { return static_cast<int>(peers_.size()); }
   int rank() const { return rank_; }
-  // Begins what one group has called. To be called when advance() has returned true.
+  // Begins the operations of one group of calls. Call it when advance() has returned true.
   void begin(const std::vector<IpcOperation>& operations);
-  // Puts what it can on the stream. Returns true if nothing is left of what was begun, or of joining.
+  // Puts the possible steps on the stream. Returns true if nothing is left of the begun operations, or of joining.
   Result<bool> advance();
-  // Drops what is not on the stream yet. The memory is kept until retire().
+  // Drops all steps that are not on the stream yet. The memory is kept until retire().
   void end();
-  // Returns true once nothing on any device can use this rank's memory, which may then be freed. To be called after end().
+  // Returns true once no work on any device can use this rank's memory, which may then be freed. Call it after end().
   bool retire();
 
  private:

@@ -2,7 +2,7 @@
 // events, and counts of the work that each rank has put on its stream.
 //
 // A rank records one of its events behind each piece of work that others wait for, then counts it here. A reader of the count makes its own
-// stream wait for that event, or for a later one. So no host waits for a device. Each wait is for work that was on a stream before, and
+// stream wait for that event, or for a later one. So no host waits for a device. Each wait is for work that was on a stream before, so
 // waits cannot form a cycle.
 #pragma once
 
@@ -35,7 +35,7 @@ struct IpcSegment {
   };
   Rank ranks[kMaxRanks];
 
-  // Opens the one with this name, or makes it, all zero. Its memory exists until the last rank has let go of it.
+  // Opens the segment with this name, or makes it with zeros. Its memory exists until the last rank has closed it.
   static Result<std::shared_ptr<IpcSegment>> open(const std::string& name);
   // Takes the name away. The ranks that have it open keep it.
   static void forget(const std::string& name);

@@ -53,8 +53,8 @@ class ChunkStream {
     }
     ++begun_;
   }
-  // Counts chunks that have ended; true if there are any. DataLoss for a received chunk of another size. A send fails only with the
-  // connection, whose end the group reports with its cause.
+  // Counts chunks that have ended; true if there are any. DataLoss for a received chunk of another size. A send fails only when the
+  // connection ends; the group reports the cause of that end.
   Result<bool> collect() {
     const std::size_t before = ended_;
     for (; ended_ < begun_; ++ended_) {

@@ -50,7 +50,7 @@ Result<Header> decode(std::span<const std::byte> message) {
   Header h;
   if (message.size() < sizeof h) return fail(invalid_argument(fmt::format("a message of {} bytes has no header", message.size())));
   std::memcpy(&h, message.data(), sizeof h);
-  // Both sizes are the sender's: receivers copy `inline_bytes` into memory for `sent` bytes.
+  // The sender states both sizes, and receivers copy `inline_bytes` into memory for `sent` bytes.
   if (message.size() != sizeof h + h.inline_bytes || h.inline_bytes != (h.sent <= kInlineBytes ? h.sent : 0) ||
       h.collective > static_cast<std::uint8_t>(Collective::kBarrier) || h.dtype >= kNumDTypes || h.op >= kNumReduceOps) {
     return fail(invalid_argument(fmt::format("a message of {} bytes has a malformed header", message.size())));

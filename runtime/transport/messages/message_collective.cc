@@ -27,8 +27,8 @@ std::vector<std::size_t> shares_of(std::size_t bytes, std::size_t element, std::
   return out;
 }
 
-// The size of chunks, at most `limit`. It is so small that a rank has few bytes left to pass on once it has the last ones. Every rank
-// computes the same.
+// The size of chunks, at most `limit`. Chunks are so small that a rank has few bytes left to pass on when the last ones arrive. Every rank
+// computes the same size.
 std::size_t chunk_of(const CollectiveSpec& spec, std::size_t world, std::size_t limit) {
   std::size_t total = 0;
   if (spec.kind == Collective::kAllReduce || spec.kind == Collective::kBroadcast) total = spec.output.size();

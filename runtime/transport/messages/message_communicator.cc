@@ -261,7 +261,7 @@ Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& un
   }
   late_ = nullptr;
   if (!out || !group_.failure()) return out;
-  // Completes operations to which all ranks had contributed before the failure: what they sent may be on the way.
+  // Completes operations to which all ranks had contributed before the failure: their data may be on the way.
   if (!group_.closed()) {
     for (const auto until_then = clock_->now() + kInFlight; !over() && clock_->now() < until_then;) {
       if (!(group_.progress() | advance_all(Start::kRefused))) group_.layer()->wait(kInFlight / 4);

@@ -1,5 +1,5 @@
 // A Communicator over a MessageLayer, for ranks that share no memory: collectives and messages in chunks, several in flight, without
-// threads that spin. The layer is what distinguishes UCX from other networks.
+// threads that spin. Only the layer differs between UCX and other networks.
 #pragma once
 
 #include <atomic>
@@ -56,7 +56,8 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   Result<void> drive(const Over& over, const OperationPtr& until);
   enum class Start { kAllowed, kRefused };
   bool advance_all(Start start);
-  // The checks of a wait: late ranks, time limits, and, if nothing moves, ranks that have left. Their last messages may be on the way.
+  // The checks of a wait: late ranks, time limits, and, if nothing moves, ranks that have left. The last messages of such a rank may be on
+  // the way.
   void look(const OperationPtr& until, bool idle);
   void check_limit(const Operation& operation, TimePoint now);
   std::string describe(int rank) const;

@@ -186,7 +186,7 @@ void MessageGroup::close() {
   if (closed_) return;
   if (lost_.empty()) lost_ = lost();
   if (const auto cause = failure()) {
-    // Also to ranks that have the cause from another one: they do not take the end of the connections for the end of this rank.
+    // Also to ranks that have the cause from another rank. Otherwise they would take the end of the connections for the end of this rank.
     const Bytes body = encode_within(*cause, control_bytes_ - 1);
     (void)send_to_all(Control::kFailed, body.span(), kReporting);
   } else {
@@ -214,7 +214,7 @@ Result<std::vector<int>> MessageGroup::agree_on_survivors(Duration limit) {
       for (int r = 0; r < world_size(); ++r) {
         if (r == rank_ || reachable(r)) ranks.push_back(r);
       }
-      // Some may not have failed yet: their connections are made once they have.
+      // Some ranks may not have failed yet: connections to them are made once they have failed.
       if (!send_to_all(Control::kSurvivors, std::as_bytes(std::span(ranks)), until - clock_.now()))
         return shoal::fail(deadline_exceeded(fmt::format("rank {} waited for other ranks to form the group again", rank_))
                                .with_reason("Late")

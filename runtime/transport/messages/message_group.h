@@ -1,7 +1,7 @@
 // A rank's view of its group over a MessageLayer: the ranks that have left or are lost, and the group's failure.
 //
-// Ranks exchange control messages: a failure with its cause, that a rank leaves, and the ranks of the next generation. Apart from fail()
-// and failure(), everything belongs to the driving thread.
+// Ranks exchange control messages: a failure with its cause, a rank's leave, and the ranks of the next generation. Apart from fail() and
+// failure(), everything belongs to the driving thread.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,7 @@ class MessageGroup {
   // True when the group has failed. A lost rank that has not left fails it.
   bool has_failed();
   bool has_left(int rank) const { return peers_[static_cast<std::size_t>(rank)].left; }
-  // How a rank's process ended, if its node has reported that.
+  // The cause of the end of a rank's process, if its node has reported it.
   std::optional<std::string> death(int rank) const { return death_ ? death_(ranks_[static_cast<std::size_t>(rank)]) : std::nullopt; }
   std::vector<int> lost() const;
   // Reports the failure to the other ranks, if this rank found it, and ends all transfers. The layer then is in the next epoch.

@@ -53,7 +53,7 @@ class MessageCollective final : public MessageOperation {
   bool is_open(const ChunkStream& stream) const;  // may begin its next chunk
   bool reduce_next();
   bool copy_own_part();
-  // The data that this rank sends to another, and the size of those that it gets from it, apart from Channel::kResults.
+  // The data that this rank sends to another rank, and the size of the data that it gets from that rank, apart from Channel::kResults.
   std::span<const std::byte> data_to(int rank) const;
   std::size_t bytes_from(int rank) const;
   bool is_small_reduction() const;  // every rank gets all inputs in the headers
@@ -68,7 +68,7 @@ class MessageCollective final : public MessageOperation {
   const std::vector<std::size_t> begins_, receive_begins_, share_begins_;
   std::vector<Peer> peers_;
   std::vector<ChunkStream> streams_;
-  // The rest of this rank's own part, which it copies while data of the others travel.
+  // The rest of this rank's own part, which this rank copies while data of the other ranks travel.
   std::span<const std::byte> own_part_;
   std::byte* own_part_into_ = nullptr;
   // The reduction of this rank's share, chunk by chunk.

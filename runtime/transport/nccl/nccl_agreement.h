@@ -16,7 +16,7 @@ class NcclAgreement {
  public:
   explicit NcclAgreement(std::shared_ptr<Communicator> control) : control_(std::move(control)) {}
 
-  // Begins to compare an operation, once the one before it has been compared.
+  // Begins to compare an operation. Call it once the operation before has been compared.
   void begin(std::shared_ptr<NcclCollective> operation, Duration timeout);
   bool busy() const { return work_ != nullptr; }
   // Returns true after progress; the operation is then agreed, or a further exchange is under way. InvalidArgument/Diverged if ranks

@@ -20,7 +20,8 @@ struct NcclUniqueId {
   char bytes[128];
 };
 
-// The settings of a communicator, as NCCL 2.14 declared them. A later NCCL reads the version and takes its defaults for what it added.
+// The settings of a communicator, as NCCL 2.14 declared them. A later NCCL reads the version, and takes defaults for the fields that it
+// added.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;

@@ -1,7 +1,7 @@
 // One NCCL communicator with the stream that its operations run on. All functions belong to the thread that drives the group.
 //
-// No call blocks: the communicator is made with blocking=0, and ready() asks how far NCCL has got. NCCL has no time limit for
-// connecting, so the owner watches the clock and aborts.
+// No call blocks: the communicator is made with blocking=0, and ready() asks NCCL for its progress. NCCL has no time limit for connecting,
+// so the owner watches the clock and aborts.
 #pragma once
 
 #include <functional>
@@ -22,14 +22,14 @@ class NcclChannel {
   // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only.
   Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank);
   bool connected() const { return comm_.get() != nullptr; }
-  // False while NCCL is still at what was last begun.
+  // False while NCCL still works on the calls that were begun last.
   Result<bool> ready();
-  // Makes the calls in one group. To be called when ready() is true; then ready() is false until NCCL has put the calls on the stream.
+  // Makes the calls in one group. Call it when ready() is true; then ready() is false until NCCL has put the calls on the stream.
   Result<void> issue(const std::function<NcclStatus(NcclComm comm, CudaStream stream)>& calls, std::string_view what);
 
   CudaStream stream() const { return stream_.get(); }
   NcclComm comm() const { return comm_.get(); }
-  // Ends the communicator in good order: waits, in `pause`, at most until pause() returns false. Aborts it otherwise.
+  // Ends the communicator in order: waits for NCCL by calls of pause(). Once pause() returns false, it aborts the communicator.
   void close(const std::function<bool()>& pause);
   // Ends it at once. Work on the stream then ends without its effect.
   void abort();

@@ -1,7 +1,7 @@
 // The Communicator of ranks that have a CUDA device each. Its buffers are memory of the devices, which NCCL moves.
 //
-// A second communicator of the same ranks, the control communicator, carries what the hosts agree on. This is the id of the NCCL
-// communicator, the comparison of calls, failures with their first cause, and the survivors. A generation has NCCL
+// A second communicator of the same ranks, the control communicator, carries the agreements of the hosts: the id of the NCCL communicator,
+// the comparison of calls, failures with their first cause, and the survivors. A generation has NCCL
 // communicators of its own; a failure aborts them.
 //
 // NCCL adds in an order of its own, so sums may differ from other transports' in their last bits. They are the same on every rank.

@@ -1,4 +1,4 @@
-// The connection of a generation's ranks by NCCL: who has which device, and the id of the communicator.
+// The connection of a generation's ranks by NCCL: the device of each rank, and the id of the communicator.
 #pragma once
 
 #include "runtime/transport/communicator.h"

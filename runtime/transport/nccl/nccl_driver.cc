@@ -267,7 +267,7 @@ Result<void> NcclDriver::look() {
 
 Result<void> NcclDriver::look_at(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
   const auto gone = other < 0 ? lost.begin() : std::find(lost.begin(), lost.end(), other);
-  // A rank may leave once its own part is complete, while this rank's device is still busy with what comes before the operation.
+  // A rank may leave once its own part is complete, while this rank's device is still busy with work before the operation.
   const auto ready = operation.ready ? parts_.device->passed(operation.ready) : Result<bool>(true);
   if (gone == lost.end() || !ready || !*ready) {
     operation.lonely_since.reset();
@@ -346,7 +346,7 @@ void NcclDriver::abort_channels() {
     if (lane.channel() != nullptr) channels.push_back(lane.channel());
   }
   for (auto* const channel : channels) channel->abort();
-  // The device may still read and write the buffers until its streams have passed what was aborted.
+  // The device may still read and write the buffers until its streams have passed the aborted work.
   const auto until = parts_.clock->now() + kDraining;
   for (auto* const channel : channels) {
     auto end = parts_.device->make_event();

@@ -1,7 +1,7 @@
 // The thread that makes all calls of NCCL for a group, and the operations that it advances.
 //
 // The thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
-// communicator carries the group's failure: whatever goes wrong on one rank becomes the first cause on all.
+// communicator carries the group's failure: the first failure of one rank becomes the cause on all.
 #pragma once
 
 #include <condition_variable>
@@ -36,14 +36,15 @@ class NcclDriver {
 
   // ---- any thread ----
 
-  // Submits the operation that `make` makes from its number. It begins once `after` has come to this call; without one, at once.
+  // Submits the operation that `make` makes from its number. The operation begins once the stream `after` has come to this call; without a
+  // stream, at once.
   Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
   // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
   Result<void> wait(const NcclOperation& operation, const std::function<bool()>& interrupted);
   // Makes `stream` wait for an operation, and returns once the operation is on its way.
   Result<void> order_after(const NcclOperation& operation, CudaStream stream);
-  // Returns once nothing of a failed group is under way any more.
+  // Returns once no operation of a failed group is under way.
   void wait_until_closed();
 
  private:

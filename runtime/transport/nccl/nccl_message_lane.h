@@ -29,7 +29,7 @@ class NcclMessageLane {
 
   // Advances the head. Returns true after progress.
   Result<bool> advance(Duration timeout);
-  // Takes the head away, once it has passed or failed.
+  // Removes the head, once it has passed or failed.
   std::shared_ptr<NcclMessage> take();
   // Waits until the description uses its memory no more, after the control communicator has failed.
   void settle();

@@ -1,6 +1,6 @@
 // An operation on its way through NCCL: queued, begun on its channel, passed by the device, and ended with a result.
 //
-// The thread that drives the group advances it. Other threads read what is guarded by the driver's mutex.
+// The thread that drives the group advances it. Other threads read the fields that the driver's mutex guards.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ class NcclOperation {
   Stage stage() const { return stage_; }
   // Advances to the next stage, if the channel is ready for it. Returns true after progress. `end` is recorded behind the operation.
   Result<bool> advance(const NcclApi& api, const Device& device, NcclChannel& channel);
-  // When it was first seen to wait for a rank that is gone.
+  // The time at which it was first seen to wait for a rank that is gone.
   std::optional<TimePoint> lonely_since;
 
   // ---- guarded by the driver's mutex ----
@@ -42,7 +42,7 @@ class NcclOperation {
  private:
   // False if there is nothing to move.
   virtual bool moves() const = 0;
-  // Copies what this rank keeps, in the order of the stream.
+  // Copies the data that this rank keeps, in the order of the stream.
   virtual Result<void> copy_own(const Device& device, CudaStream stream) const = 0;
   virtual NcclStatus enqueue(const NcclApi& api, NcclComm comm, CudaStream stream) const = 0;
 
@@ -59,7 +59,7 @@ class NcclCollective final : public NcclOperation {
   // `entry` describes all of `specs`. `scratch`: memory of the device for a barrier.
   NcclCollective(Entry entry, std::vector<CollectiveSpec> specs, int rank, std::span<std::byte> scratch, Call call, TimePoint began);
 
-  // Ranks compare it: it is equal where their collectives with this number match.
+  // The fingerprint that ranks compare: it is equal if their collectives with this number match.
   std::int64_t fingerprint() const;
   // An all_to_all's counts, which are compared as well; else nullptr.
   const CollectiveSpec* pairwise() const { return specs_[0].kind == Collective::kAllToAll ? &specs_[0] : nullptr; }

@@ -42,7 +42,7 @@ class BackendCommunicator final : public Communicator {
   Result<void> run(const CollectiveSpec& spec, const Call& call);
   Result<void> scatter_reduced(ConstBytes input, MutableBytes output, Counts counts, const CollectiveSpec& spec, const Call& call);
   Result<void> reduce_everywhere(const CollectiveSpec& spec, const Call& call);
-  // The error of calls if this rank may make none any more, since it has left or the group has failed; else nullopt.
+  // The error of calls if this rank may make no more calls, because it has left or the group has failed; else nullopt.
   std::optional<Error> unusable(const Call& call) const;
 
   const int rank_, world_size_;

@@ -30,7 +30,7 @@ class ByteStream {
     bool blocked = false;  // the socket can move no more now
     bool ended = false;    // the other side has closed it
   };
-  // Fills two memories, one after the other. `last`: the socket has an end or error, so that a short read does not empty it.
+  // Fills two memories, one after the other. `last`: the socket has an end or error, so a short read does not mean that it is empty.
   Result<Moved> read(std::span<std::byte> first, std::span<std::byte> second, bool last);
   // Writes two memories, one after the other. After a call that wrote less than all, call it with the rest.
   Result<Moved> write(std::span<const std::byte> first, std::span<const std::byte> second);

@@ -1,5 +1,5 @@
-// Connections between two ranks after their introduction. Those of a channel move its messages. The end of the watch connection is the end
-// of the other rank.
+// Connections between two ranks after their introduction. The connections of a channel move its messages. The end of the watch connection
+// shows the end of the other rank.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace shoal::runtime {
 
-// Calls that connections make to their layer, which lets them live until it returns.
+// Calls that connections make to their layer. The layer keeps the connection until the call returns.
 class ConnectionEvents {
  public:
   virtual ~ConnectionEvents() = default;
@@ -41,12 +41,12 @@ class Connection final : public Pollable {
 
   int socket() const { return stream_.socket(); }
   void advance() override;
-  // Writes what is queued, as far as the socket takes it.
+  // Writes the queued pieces, as far as the socket takes them.
   void write();
   // After a receive was posted.
   void receive_posted();
   void begin_epoch(std::uint32_t epoch);
-  // Writes nothing any more: the queued sends are about to fail.
+  // Stops writing, because the queued sends are about to fail.
   void stop_writing();
   bool writes() const { return piece_.has_value(); }
 
@@ -79,7 +79,7 @@ class Connection final : public Pollable {
   std::size_t written_ = 0;  // bytes of header and piece
 };
 
-// Carries no messages. The kernel's keep-alive probes show that the other host exists, and a closed connection that the process ended.
+// Carries no messages. The kernel's keep-alive probes show that the other host exists; a closed connection shows that the process ended.
 class Watch final : public Pollable {
  public:
   Watch(Connection::Place place, ByteStream stream);

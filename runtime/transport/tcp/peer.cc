@@ -13,7 +13,7 @@ namespace shoal::runtime {
 
 namespace {
 
-// After the kernel's first probe. Further ones at each look let a rank survive the loss of single packets.
+// Called after the kernel's first probe. A further probe at each check lets a rank survive the loss of single packets.
 constexpr auto kProbeAgain = std::chrono::milliseconds(1100);
 
 struct Silence {
@@ -29,7 +29,7 @@ Silence silence_of(int socket) {
           info.tcpi_unacked > 0 || info.tcpi_probes > 0};
 }
 
-// Sends a keep-alive probe now: setting the time after which they begin has that effect once it has passed.
+// Sends a keep-alive probe now. Setting the time after which probes begin has this effect once that time has passed.
 void probe(int socket) {
   const int second = 1;
   (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);

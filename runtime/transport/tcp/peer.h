@@ -20,7 +20,7 @@ class ConnectionPlan {
   explicit ConnectionPlan(std::uint32_t per_bulk);
   std::uint32_t size() const { return static_cast<std::uint32_t>(channels_.size()) + 1; }
   MessageLayer::Channel channel(std::uint32_t number) const { return channels_[number - 1]; }
-  // The lower rank makes the watch, the higher one the rest: so both find out at once when the other one does not listen.
+  // The lower rank makes the watch, the higher one the other connections. So each finds out at once if the other rank does not listen.
   static bool is_made_by(std::uint32_t number, int rank, int other) { return (number == kWatch) == (rank < other); }
 
  private:
@@ -42,13 +42,14 @@ class Peer {
 
   void send(Channel channel, std::span<const std::byte> data, Transfer& transfer);
   void receive(Channel channel, std::span<std::byte> data, Transfer& transfer);
-  // Fails the sends, also later ones.
+  // Fails present and later sends.
   void refuse_sends();
-  // Receives the control messages that the kernel has.
+  // Receives the control messages that have arrived in the kernel.
   void drain_control();
-  // True if the other host's kernel has got all that was sent.
+  // True if the other host's kernel has received all sent bytes.
   bool flushed() const;
-  // How long the other host has sent nothing although this one waits for an answer. Zero if it does not wait, or for less than `limit`.
+  // The time in which the other host has sent nothing although this one waits for an answer. Zero if this one does not wait, or for less
+  // than `limit`.
   Duration silence(Duration limit) const;
 
   // Announces on the watch that the connections are about to close.

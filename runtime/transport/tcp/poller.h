@@ -1,4 +1,4 @@
-// The sockets of a layer that may advance, by edge-triggered epoll: a socket is looked at again only after it had nothing left.
+// The sockets of a layer that may advance, by edge-triggered epoll: a socket that had nothing left is served again only after an event.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace shoal::runtime {
 
-// Something with a socket. Its flags state what the socket may do without blocking; advance() clears them.
+// An object with a socket. Its flags state which calls the socket can take without blocking; advance() clears them.
 class Pollable {
  public:
   virtual ~Pollable() = default;
@@ -28,13 +28,14 @@ class Poller {
  public:
   Result<void> open();
   void add(int socket, Pollable& pollable);
-  // Before the socket gets another owner.
+  // Call it before the socket gets another owner.
   void remove(int socket);
-  // Call it before the pollable ends and its socket is closed. While a forked child holds the socket too, epoll reports a closed one.
+  // Call it before the pollable ends and its socket is closed. While a forked child also holds the socket, epoll still reports it after it
+  // was closed here.
   void forget(int socket, Pollable& pollable);
-  // Lets it advance in the next turn, without an event.
+  // Makes it advance in the next turn, without an event.
   void queue(Pollable& pollable);
-  // Queues what has events, and waits for them at most `limit` if nothing is queued. wake() ends the wait.
+  // Queues the pollables with events. If nothing is queued, it waits for events, at most `limit`; wake() ends the wait.
   void poll(Duration limit);
   void advance_queued();
   bool has_queued() const { return !queued_.empty(); }

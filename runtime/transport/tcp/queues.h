@@ -17,8 +17,9 @@ class PostedReceives {
  public:
   void post(std::span<std::byte> data, Transfer& transfer);
 
-  // The memory for a piece. Nullopt: its receive is not posted yet. Memory that is shorter than the piece: the message is longer than its
-  // receive, which has failed, and the piece is to be discarded. DataLoss for a piece that contradicts others of its message.
+  // Returns the memory for a piece, or nullopt if its receive is not posted yet. If the memory is shorter than the piece, the message is
+  // longer than its receive, which has failed: the piece is to be discarded. Returns DataLoss for a piece that contradicts others of its
+  // message.
   Result<std::optional<std::span<std::byte>>> room(const Frame& frame);
   // Records that the piece was received. Returns true if it was the last one of its message.
   bool arrived(const Frame& frame);

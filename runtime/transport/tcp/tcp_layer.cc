@@ -160,7 +160,7 @@ Result<void> TcpLayer::wait_for_connections() {
   return {};
 }
 
-// The end of any rank ends the wait for all of them: one that is still to connect may itself wait for the rank that is lost.
+// The end of any rank ends the wait for all ranks: a rank that has not connected yet may itself wait for the lost one.
 Result<void> TcpLayer::lost_while_connecting() {
   for (int r = 0; r < options_.world_size; ++r) {
     if (at(r).lost) return fail(Error(*at(r).lost).in("connecting to " + which(r)));
@@ -211,7 +211,7 @@ bool TcpLayer::concluded(Calling& calling) {
       departed(calling.rank);
       return true;
     case State::kHungUp:
-      // Its limit for callers, or its end: then the next attempt is refused.
+      // The other rank has reached its limit for callers, or has ended; in the latter case the next attempt is refused.
       if (!calling.again_at) calling.again_at = now() + kRetry;
       if (now() < *calling.again_at) return false;
       if (calling.attempts == kMaxAttempts) break;
@@ -289,7 +289,7 @@ void TcpLayer::check() {
   const auto time = now();
   if (time < check_at_) return;
   check_at_ = time + kCheck;
-  // This process was stopped, or did not drive: what it missed is no silence of the others.
+  // This process was stopped, or did not drive the layer: during that time the others were not silent, only unread.
   const bool paused = time - std::exchange(checked_at_, time) > kPause;
   gate_.tidy(time);
   for (auto& calling : calls_) {

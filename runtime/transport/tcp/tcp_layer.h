@@ -1,4 +1,4 @@
-// A MessageLayer over TCP sockets, with TLS 1.3 or without. It needs no library of the network, no thread and no copy.
+// A MessageLayer over TCP sockets, with TLS 1.3 or without. It needs no network library, no thread and no copy.
 //
 // Each pair of ranks has connections for each channel, so that a message without a receive blocks no other channel. One more connection,
 // the watch, shows the other rank's end. Large messages travel in pieces over all connections of their channel.
@@ -18,7 +18,7 @@ namespace shoal::runtime {
 struct TcpOptions {
   int rank = 0;
   int world_size = 1;
-  // Returns what each rank passed, in their order. Called once by every rank; the bytes are secret and travel over an authenticated
+  // Returns the bytes of each rank, in the order of ranks. Every rank calls it once; the bytes are secret and travel over an authenticated
   // channel.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
   std::string interface;  // "eth0", or an address of this host; empty: the first one that is up
@@ -27,10 +27,10 @@ struct TcpOptions {
 
   int connections = 2;                  // per channel with large messages, from 1 to 16; the same on every rank
   std::size_t piece_bytes = 256 << 10;  // a large message is cut into these; at most 16 MiB
-  // A rank whose host answers nothing for this long is lost. A rank that is stopped is not: its host answers.
+  // A rank is lost if its host answers nothing for this time. A rank that is stopped is not lost: its host answers.
   Duration unanswered = std::chrono::milliseconds(1500);
   Duration connecting = std::chrono::seconds(30);  // for all connections, when the layer opens
-  // Asked every 100 ms while the layer opens: an error ends that, such as the word of another rank's death. May be empty.
+  // Called every 100 ms while the layer opens. An error, such as the report of another rank's death, ends the opening. May be empty.
   std::function<Result<void>()> may_go_on;
 };
 

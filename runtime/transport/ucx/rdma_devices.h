@@ -10,8 +10,8 @@ namespace shoal::runtime {
 // another.
 std::vector<std::string> rdma_devices(const std::string& interface, const std::string& sys = "/sys");
 
-// The value of UCX_NET_DEVICES for an interface: its RDMA devices and itself. Empty if UCX is to choose: there is no interface, or only
-// others of the host have RDMA and the user has not `chosen` this one.
+// The value of UCX_NET_DEVICES for an interface: its RDMA devices and itself. Empty if UCX has to choose: there is no interface, or only
+// other interfaces have RDMA and the user has not `chosen` this one.
 std::string ucx_net_devices(const std::string& interface, bool chosen, const std::string& sys = "/sys");
 
 }  // namespace shoal::runtime

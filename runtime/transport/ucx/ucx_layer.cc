@@ -87,7 +87,7 @@ class UcxLayer final : public MessageLayer {
 Result<void> UcxLayer::open(const UcxOptions& options) {
   ucp_config_t* config = nullptr;
   if (const auto status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK) return fail(error("reading the settings", status));
-  // Ranks of one host share memory without UCX; its shared memory would be dropped under peer error handling in any case.
+  // Ranks of one host share memory without UCX. UCX would drop its shared memory under peer error handling in any case.
   if (std::getenv("UCX_TLS") == nullptr) (void)ucx_.config_modify(config, "TLS", "^posix,sysv,cma,knem,xpmem");
   if (!options.devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr) {
     if (const auto status = ucx_.config_modify(config, "NET_DEVICES", options.devices.c_str()); status != UCS_OK) {

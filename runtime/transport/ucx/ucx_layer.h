@@ -16,7 +16,7 @@ namespace shoal::runtime {
 struct UcxOptions {
   int rank = 0;
   int world_size = 1;
-  // Returns what each rank passed, in their order. Called once by every rank; the bytes travel over an authenticated channel.
+  // Returns the bytes of each rank, in the order of ranks. Every rank calls it once; the bytes travel over an authenticated channel.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
   std::string devices;  // as UCX_NET_DEVICES, which comes first: "mlx5_0:1,ib0"; empty: UCX chooses
 };

@@ -41,19 +41,21 @@ CLI::Validator kinds_of_faults() {
 
 void add_chaos(CommandLine& line) {
   auto& options = line.own<ChaosOptions>();
-  auto* verb = line.add_verb("chaos", "Inflict faults on an elastic training at random times, and show that it goes on");
-  verb->add_option("job", options.job, "Its submission id, or its id; `shoal list jobs` shows both")->required();
-  verb->add_option("--seed", options.seed, "Decides kinds, victims and times of the faults")->required();
-  verb->add_option("--rate", options.rate, "The mean number of faults per time: 4/min, 10/h")
+  auto* verb = line.add_verb("chaos", "Inflict faults on an elastic training at random times, and show whether it goes on");
+  verb->add_option("job", options.job, "The job's submission id or id; `shoal list jobs` shows both")->required();
+  verb->add_option("--seed", options.seed, "Number that decides the kinds, victims and times of the faults")->required();
+  verb->add_option("--rate", options.rate, "Mean number of faults per time, such as 4/min or 10/h")
       ->capture_default_str()
       ->check(like(R"((?=.*[1-9].*/)\d+(\.\d+)?/(s|min|m|h))", "rate", "4/min or 10/h"));
-  verb->add_option("--for", options.duration, "The time from the first to the last fault: 90s, 10m, 1h")
+  verb->add_option("--for", options.duration, "Length of the time with faults, such as 90s, 10m or 1h")
       ->capture_default_str()
       ->check(like(R"((?=.*[1-9])\d+(\.\d+)?(s|min|m|h)?)", "length of time", "90s, 10m or 1h"));
-  verb->add_option("--faults", options.faults, "Of kill (a worker's process), stop (it, for up to 5 s) and head (kill the cluster's)")
+  verb->add_option("--faults", options.faults,
+                   "Kinds of faults, separated by commas: kill (ends a worker's process), stop (stops it for up to 5 s), head (ends the "
+                   "cluster's head)")
       ->capture_default_str()
       ->check(kinds_of_faults());
-  verb->add_flag("--yes", options.yes, "Also in a training without protection, or a cluster that has other jobs");
+  verb->add_flag("--yes", options.yes, "Allow a training without protection, and a cluster with other jobs");
   line.on_run(verb, [&options](const Common& common) {
     std::vector<std::string> words = {std::to_string(options.seed), options.rate, options.duration, options.faults};
     if (options.yes) words.push_back("--yes");

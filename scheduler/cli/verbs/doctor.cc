@@ -183,6 +183,8 @@ int doctor(const Common& common) {
   return broken ? kFailed : kOk;
 }
 
-void add_doctor(CommandLine& line) { line.on_run(line.add_verb("doctor", "What this machine lacks, and what to do about it"), doctor); }
+void add_doctor(CommandLine& line) {
+  line.on_run(line.add_verb("doctor", "List what this machine lacks for Shoal, and how to mend it"), doctor);
+}
 
 }  // namespace shoal::scheduler::cli

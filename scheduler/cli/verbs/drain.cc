@@ -32,7 +32,7 @@ Result<NodeRow> find_node(Client& head, const std::string& id) {
     if (n.state == NodeState::kAlive && to_string(n.id).starts_with(id)) found.push_back(n);
   }
   if (id.empty() && found.size() > 1)
-    return fail(invalid_argument(fmt::format("there are {} nodes: say which with --node-id", found.size())));
+    return fail(invalid_argument(fmt::format("there are {} nodes: name one with --node-id", found.size())));
   if (found.empty()) return fail(not_found("no living node " + id).with_hint("see shoal list nodes"));
   if (found.size() > 1) return fail(invalid_argument(fmt::format("{} nodes have an id that begins with {}", found.size(), id)));
   return found.front();
@@ -96,22 +96,24 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
 void add_cordon(CommandLine& line) {
   auto& options = line.own<SchedulingOptions>();
   options.scheduling = NodeScheduling::kCordoned;
-  add_scheduling_verb(line, "cordon", "A node takes no new work", options);
+  add_scheduling_verb(line, "cordon", "Keep new work away from a node", options);
 }
 
 void add_uncordon(CommandLine& line) {
   auto& options = line.own<SchedulingOptions>();
   options.scheduling = NodeScheduling::kSchedulable;
-  add_scheduling_verb(line, "uncordon", "A cordoned or draining node takes work again", options);
+  add_scheduling_verb(line, "uncordon", "Let a cordoned or draining node take work again", options);
 }
 
 void add_drain(CommandLine& line) {
   auto& options = line.own<SchedulingOptions>();
   options.scheduling = NodeScheduling::kDraining;
-  auto* verb = add_scheduling_verb(line, "drain",
-                                   "A node leaves: actors that may restart move, what else runs there has until the deadline", options);
-  verb->add_option("--deadline", options.deadline_s, "Seconds")->capture_default_str()->check(CLI::Range(0.0, kLongestDrainS));
-  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait until it has left");
+  auto* verb =
+      add_scheduling_verb(line, "drain", "End a node: move actors that may restart, and let other work run until the deadline", options);
+  verb->add_option("--deadline", options.deadline_s, "Seconds until the node ends")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, kLongestDrainS));
+  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait until the node has left");
 }
 
 void add_drain_node(CommandLine& line) {
@@ -119,14 +121,14 @@ void add_drain_node(CommandLine& line) {
   options.scheduling = NodeScheduling::kDraining;
   options.deadline_s = kLongestDrainS;
   options.wait = false;
-  auto* verb = line.add_verb("drain-node", "The same with Ray's options; does not wait");
-  verb->add_option("--node-id", options.node, "The node's id (default: the only one that there is)");
+  auto* verb = line.add_verb("drain-node", "Drain a node, with Ray's options; does not wait");
+  verb->add_option("--node-id", options.node, "The node's id (default: that of the only node)");
   verb->add_option("--reason", options.reason,
-                   "Why: DRAIN_NODE_REASON_IDLE_TERMINATION (only if the node is idle), or DRAIN_NODE_REASON_PREEMPTION")
+                   "Reason: DRAIN_NODE_REASON_IDLE_TERMINATION (drains an idle node only) or DRAIN_NODE_REASON_PREEMPTION")
       ->required()
       ->check(CLI::IsMember({kIdleTermination, "DRAIN_NODE_REASON_PREEMPTION"}));
-  verb->add_option("--reason-message", options.message, "Why, in words")->required();
-  verb->add_option("--deadline-remaining-seconds", options.deadline_s, "Until it leaves (default: a week)")
+  verb->add_option("--reason-message", options.message, "Reason as text")->required();
+  verb->add_option("--deadline-remaining-seconds", options.deadline_s, "Seconds until the node ends (default: a week)")
       ->check(CLI::Range(0.0, kLongestDrainS));
   line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
 }

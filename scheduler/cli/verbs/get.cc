@@ -56,7 +56,8 @@ int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
 CLI::App* add_row_verb(CommandLine& line, const char* name, const char* about, GetOptions& options) {
   auto* verb = line.add_verb(name, about);
   verb->add_option("what", options.what, kKindsOfRows)->required();
-  verb->add_option("id", options.id, "Its id, or the beginning of it; `shoal list` shows the ids: shoal list actors, ..")->required();
+  verb->add_option("id", options.id, "Its id, or the unique beginning of the id; `shoal list` shows ids, as in `shoal list actors`")
+      ->required();
   return verb;
 }
 
@@ -108,14 +109,15 @@ int describe(const Common& common, const GetOptions& o) {
 
 void add_get(CommandLine& line) {
   auto& options = line.own<GetOptions>();
-  auto* verb = add_row_verb(line, "get", "All that is known of one of them", options);
-  verb->add_option("--format", options.format, "How it is shown")->check(CLI::IsMember({"json", "yaml"}));
+  auto* verb = add_row_verb(line, "get", "Show all fields of one actor, node, job or other row", options);
+  verb->add_option("--format", options.format, "Format of the output")->check(CLI::IsMember({"json", "yaml"}));
   line.on_run(verb, [&options](const Common& common) { return get(common, options); });
 }
 
 void add_describe(CommandLine& line) {
   auto& options = line.own<GetOptions>();
-  auto* verb = add_row_verb(line, "describe", "One of them, why it waits or ended, and what to do next", options);
+  auto* verb =
+      add_row_verb(line, "describe", "Show one actor, node, job or other row: why it waits or ended, and what to do next", options);
   line.on_run(verb, [&options](const Common& common) { return describe(common, options); });
 }
 

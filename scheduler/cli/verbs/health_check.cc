@@ -32,7 +32,7 @@ int health_check(const Common& common) {
 
 // Options: a struct from line.own(Options()), whose fields verb->add_option() and verb->add_flag() fill (status.cc).
 void add_health_check(CommandLine& line) {
-  line.on_run(line.add_verb("health-check", "Exits with 0 when the cluster answers and has a node"), health_check);
+  line.on_run(line.add_verb("health-check", "Exit with 0 if the cluster answers and has a node"), health_check);
 }
 
 }  // namespace shoal::scheduler::cli

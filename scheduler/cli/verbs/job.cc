@@ -216,18 +216,19 @@ namespace {
 
 void add_job_submit(CommandLine& line, CLI::App* group) {
   auto& options = line.own<JobOptions>();
-  auto* verb = line.add_verb("submit", "Run a shell command line (-- CMD) as a job and show what it prints", group);
+  auto* verb = line.add_verb("submit", "Run a shell command line (-- CMD) as a job, and show its output", group);
   line.takes_command(verb);
-  verb->add_option("--submission-id", options.submission_id, "Its id (default: made up)");
-  verb->add_option("--working-dir", options.working_dir, "The folder in which it runs (default: this one)");
-  verb->add_option("--runtime-env", options.runtime_env_file, "A YAML or JSON file: env_vars, working_dir, pip, py_modules, excludes");
-  verb->add_option("--runtime-env-json", options.runtime_env_json, "The same as JSON text");
-  verb->add_option("--metadata-json", options.metadata_json, "Strings by name, shown with the job");
-  verb->add_option("--entrypoint-num-cpus", options.num_cpus, "CPUs of its process (default: 0)")->check(amount());
-  verb->add_option("--entrypoint-num-gpus", options.num_gpus, "GPUs of its process")->check(amount());
-  verb->add_option("--entrypoint-memory", options.memory, "Bytes of memory of its process")->check(amount());
-  verb->add_option("--entrypoint-resources", options.resources_json, "JSON: amounts by name");
-  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for its end");
+  verb->add_option("--submission-id", options.submission_id, "The job's submission id (default: a new one)");
+  verb->add_option("--working-dir", options.working_dir, "Folder in which the job runs (default: the current one)");
+  verb->add_option("--runtime-env", options.runtime_env_file, "YAML or JSON file with env_vars, working_dir, pip, py_modules and excludes");
+  verb->add_option("--runtime-env-json", options.runtime_env_json, "The same as --runtime-env, as JSON text");
+  verb->add_option("--metadata-json", options.metadata_json, "JSON object of texts by name, which lists show with the job");
+  verb->add_option("--entrypoint-num-cpus", options.num_cpus, "CPUs of the job's process (default: 0)")->check(amount());
+  verb->add_option("--entrypoint-num-gpus", options.num_gpus, "GPUs of the job's process")->check(amount());
+  verb->add_option("--entrypoint-memory", options.memory, "Bytes of memory of the job's process")->check(amount());
+  verb->add_option("--entrypoint-resources", options.resources_json,
+                   "JSON object of other resources of the job's process: amounts by name");
+  verb->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for the job's end");
   line.on_run(verb, [&line, &options](const Common& common) {
     if (line.command().empty()) throw CLI::ValidationError("say what to run: shoal job submit [OPTIONS] -- CMD");
     options.words = line.command();
@@ -241,7 +242,7 @@ using JobAction = int (*)(const Common&, const JobOptions&);
 // Adds a verb for one job.
 CLI::App* add_job_verb(CommandLine& line, CLI::App* group, const char* name, const char* about, JobOptions& options, JobAction action) {
   auto* verb = line.add_verb(name, about, group);
-  verb->add_option("id", options.id, "Its submission id, or its id; `shoal list jobs` shows both")->required();
+  verb->add_option("id", options.id, "The job's submission id or id; `shoal list jobs` shows both")->required();
   line.on_run(verb, [&options, action](const Common& common) { return action(common, options); });
   return verb;
 }
@@ -249,15 +250,16 @@ CLI::App* add_job_verb(CommandLine& line, CLI::App* group, const char* name, con
 }  // namespace
 
 void add_job(CommandLine& line) {
-  auto* group = line.add_group("job", "Jobs: submit, status, logs, stop, list, delete");
+  auto* group = line.add_group("job", "Commands for jobs: submit, status, logs, stop, list, delete");
   add_job_submit(line, group);
   auto& options = line.own<JobOptions>();
-  add_job_verb(line, group, "status", "How a job is; exits with 1 when it failed or was stopped", options, job_status);
-  add_job_verb(line, group, "logs", "What a job printed", options, job_logs)->add_flag("-f,--follow", options.follow, "Go on as it prints");
-  add_job_verb(line, group, "stop", "Ask a job to end", options, job_stop)
-      ->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for its end");
-  add_job_verb(line, group, "delete", "Forget a job that has ended", options, job_delete);
-  line.on_run(line.add_verb("list", "Every job that is known", group), [](const Common& common) {
+  add_job_verb(line, group, "status", "Show the state of a job; exits with 1 if it failed or was stopped", options, job_status);
+  add_job_verb(line, group, "logs", "Show the output of a job", options, job_logs)
+      ->add_flag("-f,--follow", options.follow, "Also show later output, as it is printed");
+  add_job_verb(line, group, "stop", "Stop a job", options, job_stop)
+      ->add_flag_callback("--no-wait", [&options] { options.wait = false; }, "Do not wait for the job's end");
+  add_job_verb(line, group, "delete", "Delete the record of a job that has ended", options, job_delete);
+  line.on_run(line.add_verb("list", "List all jobs that the cluster remembers", group), [](const Common& common) {
     ListOptions jobs;
     jobs.what = "jobs";
     return list(common, jobs);

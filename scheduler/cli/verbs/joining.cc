@@ -66,7 +66,7 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
   if (!credentials.tls) {
     return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")
                     .with_reason("TlsRequired")
-                    .with_hint("--ca-fingerprint sha256:.. as `shoal start --head` printed it"));
+                    .with_hint("pass --ca-fingerprint sha256:.., as `shoal start --head` printed it"));
   }
   std::string host = public_host;
   if (host.empty()) {

@@ -185,12 +185,12 @@ int list(const Common& common, const ListOptions& o) {
 
 void add_list(CommandLine& line) {
   auto& options = line.own<ListOptions>();
-  auto* verb = line.add_verb("list", "Actors, nodes, workers, jobs or placement groups, a row each");
+  auto* verb = line.add_verb("list", "List actors, nodes, workers, jobs, placement groups, tasks, objects or environments, one per row");
   verb->add_option("what", options.what, kKindsOfRows)->required();
-  verb->add_option("-f,--filter", options.filters, "KEY=VALUE or KEY!=VALUE, as often as needed")->allow_extra_args(false);
-  verb->add_option("--limit", options.limit, "So many rows at most (default: of tasks and objects 100, else all; 0: all)");
-  verb->add_flag("--detail", options.detail, "All that is known of each");
-  verb->add_option("--format", options.format, "How it is shown")->check(CLI::IsMember({"json", "table", "yaml"}));
+  verb->add_option("-f,--filter", options.filters, "Show only rows with KEY=VALUE or KEY!=VALUE; may be repeated")->allow_extra_args(false);
+  verb->add_option("--limit", options.limit, "Maximum number of rows; 0 shows all (default: 100 for tasks and objects, else all)");
+  verb->add_flag("--detail", options.detail, "Show all fields of each row");
+  verb->add_option("--format", options.format, "Format of the output")->check(CLI::IsMember({"json", "table", "yaml"}));
   line.on_run(verb, [&options](const Common& common) { return list(common, options); });
 }
 

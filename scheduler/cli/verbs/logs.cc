@@ -100,8 +100,8 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
     SHOAL_TRY(const auto worker, worker_with(workers.workers, nodes.nodes, o));
     found_workers.insert(worker);
   }
-  if (never_before) return fail(not_found("actor " + id + " had no process before the one that it has"));
-  if (previous && found_workers.empty()) return fail(invalid_argument("--previous is of an actor that was started again"));
+  if (never_before) return fail(not_found("actor " + id + " has had no process before its present one"));
+  if (previous && found_workers.empty()) return fail(invalid_argument("--previous applies only to an actor that was started again"));
   if (names.size() > 1) {
     std::string list;
     for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
@@ -190,7 +190,7 @@ Result<std::string> kept_text(const ClusterConnection& cluster, const Nodes& nod
     if (text.error().code() != Code::kNotFound) return fail(text.error());
   }
   if (task.caller) {
-    return fail(not_found("no living node knows which call printed what in worker " + to_string(worker)).with_reason("Forgotten"));
+    return fail(not_found("no living node has a record of the calls that printed in worker " + to_string(worker)).with_reason("Forgotten"));
   }
   LogBook::Options folder;
   folder.folder = cluster.logs;
@@ -208,7 +208,7 @@ Result<void> print_kept(const Common& common, const ClusterConnection& cluster, 
         const std::string reason = text.error().reason();
         if (text.error().code() == Code::kNotFound && reason != "Forgotten") continue;  // the process has printed nothing
         if (reason == "NoMarks" || reason == "Forgotten") {
-          return fail(Error(text.error()).with_hint(fmt::format("shoal logs worker --pid {}: of all its calls", w.pid)));
+          return fail(Error(text.error()).with_hint(fmt::format("`shoal logs worker --pid {}` shows the output of all its calls", w.pid)));
         }
         return fail(text.error());
       }
@@ -284,7 +284,7 @@ Result<Files> files_of(const ClusterConnection& cluster, const LogsOptions& o) {
   out.folder = cluster.logs;
   if (o.node_id.empty() && o.node_ip.empty()) {
     if (!cluster.logs.empty()) return out;
-    return fail(invalid_argument("this host is not of the cluster: say of which node with --node-id or --node-ip")
+    return fail(invalid_argument("this host has no node of the cluster: name a node with --node-id or --node-ip")
                     .with_hint("see shoal list nodes"));
   }
   SHOAL_TRY(auto rows, cluster.head->list(ListRequest::What::kNodes));
@@ -311,9 +311,10 @@ Result<Files> files_of(const ClusterConnection& cluster, const LogsOptions& o) {
     why = client.error();
   }
   if (!cluster.logs.empty() && (!cluster.over_hosts || cluster.host == out.host)) return out;
-  return fail(unavailable("no node of " + out.host + " answers any more, and the files are there" + (why ? ": " + why->message() : ""))
-                  .with_reason("NodeGone")
-                  .with_hint("on that host: shoal logs cluster, or logs/ in the session's folder"));
+  return fail(
+      unavailable("no node of " + out.host + " answers any more, and only that host has the files" + (why ? ": " + why->message() : ""))
+          .with_reason("NodeGone")
+          .with_hint("run `shoal logs cluster` on that host, or read logs/ in its session's folder"));
 }
 
 // Prints the names of matching files, or the text of the only match, as Ray does.
@@ -369,7 +370,8 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
 int logs(const Common& common, const LogsOptions& options) {
   const bool of_task = options.kind == "task";
   if (of_task && options.follow) {
-    return failed(common, unimplemented("following one task").with_hint("shoal logs worker --pid PID -f: the process that runs it"));
+    return failed(common,
+                  unimplemented("following one task").with_hint("`shoal logs worker --pid PID -f` follows the process that runs it"));
   }
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -397,10 +399,10 @@ void add_kind(CLI::App& logs_verb, LogsOptions& options, const std::string& kind
   auto* verb = logs_verb.add_subcommand(kind, about);
   verb->fallthrough();
   if (kind == "cluster") {
-    verb->add_option("pattern", options.id, "Of the names of files (default: *)");
+    verb->add_option("pattern", options.id, "Pattern of file names (default: *)");
   } else {
-    verb->add_option("--id", options.id, "Its id, or the beginning of it");
-    if (kind != "job" && kind != "task") verb->add_option("--pid", options.pid, "Of its process");
+    verb->add_option("--id", options.id, "Its id, or the unique beginning of the id");
+    if (kind != "job" && kind != "task") verb->add_option("--pid", options.pid, "Number of its process (pid)");
   }
   verb->callback([&options, kind] { options.kind = kind; });
 }
@@ -410,7 +412,7 @@ void check_logs_options(const Common& common, const LogsOptions& options) {
   if (options.follow && options.previous) throw CLI::ValidationError("--previous and --follow exclude each other");
   if (options.follow && common.json) throw CLI::ValidationError("--json and --follow exclude each other");
   if (!options.kind.empty() && options.kind != "cluster" && options.id.empty() && options.pid == 0) {
-    throw CLI::ValidationError("say which with --id" + std::string(options.kind == "job" || options.kind == "task" ? "" : " or --pid"));
+    throw CLI::ValidationError("name one with --id" + std::string(options.kind == "job" || options.kind == "task" ? "" : " or --pid"));
   }
 }
 
@@ -418,20 +420,20 @@ void check_logs_options(const Common& common, const LogsOptions& options) {
 
 void add_logs(CommandLine& line) {
   auto& options = line.own<LogsOptions>();
-  auto* verb = line.add_verb("logs", "What a job, worker or actor printed; also after it ended");
+  auto* verb = line.add_verb("logs", "Show the output of a job, worker or actor, also after its end");
   verb->add_option("id", options.id,
-                   "Its id, or the beginning of it, or an actor's name or class (default: the latest job); or a pattern of log files");
-  verb->add_flag("-f,--follow", options.follow, "Go on as it prints");
-  verb->add_option("-n,--tail", options.tail_lines, "Only the last N lines of each stream (-1: all that is kept)");
-  verb->add_flag("--err", options.only_err, "Only what went to stderr");
-  verb->add_flag("--previous", options.previous, "Of an actor that was started again: its process before");
-  verb->add_option("--node-id", options.node_id, "The node of the process (--pid), or of the files");
-  verb->add_option("--node-ip", options.node_ip, "Likewise");
-  add_kind(*verb, options, "actor", "Of an actor (--id or --pid)");
-  add_kind(*verb, options, "worker", "Of a process (--pid or --id)");
-  add_kind(*verb, options, "job", "Of a job (--id: also the one that it was submitted with)");
-  add_kind(*verb, options, "task", "Of one call of a remote function or a method (--id)");
-  add_kind(*verb, options, "cluster", "Files of the session: which there are, or the one that the pattern fits");
+                   "An id or its unique beginning, an actor's name or class, or a pattern of log files (default: the latest job)");
+  verb->add_flag("-f,--follow", options.follow, "Also show later output, as it is printed");
+  verb->add_option("-n,--tail", options.tail_lines, "Show only the last N lines of each stream (-1: all stored lines)");
+  verb->add_flag("--err", options.only_err, "Show only stderr");
+  verb->add_flag("--previous", options.previous, "Show the former process of an actor that was started again");
+  verb->add_option("--node-id", options.node_id, "Id of the node with the process (--pid) or the files");
+  verb->add_option("--node-ip", options.node_ip, "IP address of that node");
+  add_kind(*verb, options, "actor", "Show the output of an actor (--id or --pid)");
+  add_kind(*verb, options, "worker", "Show the output of a process (--pid or --id)");
+  add_kind(*verb, options, "job", "Show the output of a job (--id, which may be its submission id)");
+  add_kind(*verb, options, "task", "Show the output of one call of a remote function or method (--id)");
+  add_kind(*verb, options, "cluster", "List the session's log files, or show the one that matches the pattern");
   line.on_run(verb, [&options](const Common& common) {
     check_logs_options(common, options);
     return logs(common, options);

@@ -137,15 +137,15 @@ int memory(const Common& common, MemoryOptions o) {
 
 void add_memory(CommandLine& line) {
   auto& options = line.own<MemoryOptions>();
-  auto* verb = line.add_verb("memory", "Which processes hold which objects, and what they take of each node's memory");
-  verb->add_option("--group-by", options.group_by, "What the rows are grouped by")
+  auto* verb = line.add_verb("memory", "List objects with the processes that hold them, and the memory that they take on each node");
+  verb->add_option("--group-by", options.group_by, "Key by which the rows are grouped")
       ->check(CLI::IsMember({"NODE_ADDRESS", "JOB", "PROCESS"}, CLI::ignore_case))
       ->capture_default_str();
-  verb->add_option("--sort-by", options.sort_by, "What the rows of a group are sorted by")
+  verb->add_option("--sort-by", options.sort_by, "Key by which the rows of a group are sorted")
       ->check(CLI::IsMember({"OBJECT_SIZE", "PID", "REFERENCE_TYPE"}, CLI::ignore_case))
       ->capture_default_str();
-  verb->add_option("-n,--num-entries", options.limit, "So many rows of each group; 0: all")->capture_default_str();
-  verb->add_flag("--stats-only", options.stats_only, "Only the sums");
+  verb->add_option("-n,--num-entries", options.limit, "Maximum number of rows of each group; 0 shows all")->capture_default_str();
+  verb->add_flag("--stats-only", options.stats_only, "Show only the sums");
   line.on_run(verb, [&options](const Common& common) { return memory(common, options); });
 }
 

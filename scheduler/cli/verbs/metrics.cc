@@ -63,7 +63,8 @@ int scrape_config(const Common& common) {
   const auto info = found->folder ? found->folder->info() : Result<actors::SessionInfo>(fail(not_found("")));
   if (!info || info->http.empty()) {
     const Error none = not_found("this host has no HTTP interface of the cluster, which is where Prometheus reads it");
-    return failed(common, Error(none).with_hint("ask on the head's host, of a cluster that was started with --include-dashboard true"));
+    return failed(common,
+                  Error(none).with_hint("run this on the head's host; the cluster has to be started with --include-dashboard true"));
   }
   const auto& folder = *found->folder;
   if (common.json) {
@@ -89,8 +90,8 @@ int scrape_config(const Common& common) {
 
 void add_metrics(CommandLine& line) {
   auto& for_prometheus = line.own(false);
-  auto* verb = line.add_verb("metrics", "What the cluster and its users measure, as Prometheus reads it");
-  verb->add_flag("--scrape-config", for_prometheus, "What Prometheus' configuration has to say to read it from this cluster");
+  auto* verb = line.add_verb("metrics", "Print the metrics of the cluster and of programs, in Prometheus' format");
+  verb->add_flag("--scrape-config", for_prometheus, "Print the configuration with which Prometheus reads this cluster's metrics");
   line.on_run(verb, [&for_prometheus](const Common& common) { return for_prometheus ? scrape_config(common) : metrics(common); });
 }
 

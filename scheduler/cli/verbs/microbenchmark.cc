@@ -24,9 +24,10 @@ int microbenchmark(const Common& common, const MicrobenchmarkOptions& options) {
 
 void add_microbenchmark(CommandLine& line) {
   auto& options = line.own<MicrobenchmarkOptions>();
-  auto* verb = line.add_verb_without_cluster("microbenchmark", "What this machine does per second, in a cluster of its own");
-  verb->add_option("--filter", options.filter, "Only figures with this in their names");
-  verb->add_option("--seconds", options.seconds, "For each figure")->capture_default_str()->check(CLI::Range(0.01, 600.0));
+  auto* verb =
+      line.add_verb_without_cluster("microbenchmark", "Measure calls and objects per second on this machine, in a private cluster");
+  verb->add_option("--filter", options.filter, "Measure only figures whose names contain this text");
+  verb->add_option("--seconds", options.seconds, "Seconds per figure")->capture_default_str()->check(CLI::Range(0.01, 600.0));
   line.on_run(verb, [&options](const Common& common) { return microbenchmark(common, options); });
 }
 

@@ -17,13 +17,14 @@ namespace shoal::scheduler::cli {
 using actors::SessionFolder;
 
 void add_store_options(CLI::App& app, etcd::Access& access) {
-  app.add_option("--store-ca-file", access.tls.authority,
-                 "With --store etcds://..: the certificate of the authority that signed etcd's (PEM; default: $SHOAL_STORE_CA_FILE)");
+  app.add_option(
+      "--store-ca-file", access.tls.authority,
+      "With --store etcds://..: certificate of the authority that signed etcd's certificate (PEM; default: $SHOAL_STORE_CA_FILE)");
   app.add_option("--store-cert-file", access.tls.certificate,
-                 "Likewise: the certificate by which etcd knows this cluster (default: $SHOAL_STORE_CERT_FILE)");
-  app.add_option("--store-key-file", access.tls.key, "Likewise: its key (default: $SHOAL_STORE_KEY_FILE)");
+                 "With --store etcds://..: certificate that the heads show to etcd (default: $SHOAL_STORE_CERT_FILE)");
+  app.add_option("--store-key-file", access.tls.key, "With --store etcds://..: key of that certificate (default: $SHOAL_STORE_KEY_FILE)");
   app.add_flag("--store-in-clear-text", access.in_clear_text,
-               "Let --store etcd://.. name servers on other hosts: whoever reaches them can run programs in this cluster (default: "
+               "Allow --store etcd://.. on other hosts. Everyone who reaches that etcd can then run programs in this cluster (default: "
                "$SHOAL_STORE_IN_CLEAR_TEXT, if it is 1)");
 }
 

@@ -75,7 +75,7 @@ Signalled signalled(pid_t pid) {
 // The stacks of all threads of the worker.
 Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   const auto path = offered_by(worker);
-  if (!path) return fail(not_found("it tells no stacks: it is no Python process, or on another host"));
+  if (!path) return fail(not_found("it offers no stacks: it is no Python process, or it is on another host"));
   const Fd file(open(path->c_str(), O_RDWR | O_CLOEXEC));
   if (!file || ftruncate(file.get(), 0) != 0) return fail(from_errno(errno, "its stacks"));
   const auto before = signalled(worker.pid).blocked;
@@ -88,7 +88,7 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   // The kernel clears "pending" a moment before it sets "blocked". So the handler counts as started only once the file has content.
   while ((size_of(file) == 0 || !done()) && context.clock->now() < end) context.run_until([] { return false; }, kLook);
   const std::size_t size = size_of(file);
-  if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or the kernel keeps it"));
+  if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or it waits in the kernel"));
   std::string text(size, '\0');
   const auto got = pread(file.get(), text.data(), size, 0);
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
@@ -126,8 +126,8 @@ int stack(const Common& common, const std::string& id) {
 
 void add_stack(CommandLine& line) {
   auto& id = line.own<std::string>();
-  auto* verb = line.add_verb("stack", "What Python threads of this host's workers run, also of those that hang");
-  verb->add_option("id", id, "Only of this actor, worker, job or process: its id or the beginning of it");
+  auto* verb = line.add_verb("stack", "Show the stacks of the Python threads of this host's workers, also of workers that hang");
+  verb->add_option("id", id, "Show only this actor, worker, job or process: its id or the unique beginning of the id");
   line.on_run(verb, [&id](const Common& common) { return stack(common, id); });
 }
 

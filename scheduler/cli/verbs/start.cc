@@ -79,16 +79,16 @@ int stay(const Common& common, const SessionFolder& folder, pid_t node, bool who
 
 Result<void> check_head(const StartOptions& options, const std::string& host) {
   if (host == "0.0.0.0" || host == "::") {
-    return fail(invalid_argument("--host " + host + " is every address of this host, and none that others could be told")
+    return fail(invalid_argument("--host " + host + " means every address of this host, but other hosts need one address")
                     .with_hint("name the address at which other hosts reach this one"));
   }
   if (!options.dashboard_host.empty() && !runtime::is_loopback(options.dashboard_host)) {
-    return fail(unimplemented("the HTTP interface is on loopback only: it speaks no TLS")
+    return fail(unimplemented("the HTTP interface is on loopback only, because it has no TLS")
                     .with_hint("leave --dashboard-host out, and reach it from elsewhere with: ssh -L 8265:127.0.0.1:8265 " + host));
   }
   if (options.data_tls && runtime::is_loopback(host)) {
     return fail(invalid_argument("--data-tls is for a cluster over several hosts, and this head would listen on loopback only")
-                    .with_hint("say --interface NAME, or --host ADDRESS"));
+                    .with_hint("pass --interface NAME, or --host ADDRESS"));
   }
   return {};
 }
@@ -286,7 +286,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
 }
 
 void add_node_options(CLI::App& verb, StartOptions& options) {
-  verb.add_option("--num-cpus", options.num_cpus, "CPUs that the node offers (logical; default: what the machine has)")->check(amount());
+  verb.add_option("--num-cpus", options.num_cpus, "Logical CPUs that the node offers (default: those of the machine)")->check(amount());
   verb.add_option("--num-gpus", options.num_gpus, "GPUs that the node offers")->check(amount());
   verb.add_option("--memory", options.memory, "Bytes of memory that the node offers")->check(amount());
   verb.add_option_function<std::uint64_t>(
@@ -294,14 +294,14 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
       [&options](std::uint64_t bytes) { options.resources.push_back("object_store_memory=" + std::to_string(bytes)); },
       "Bytes of memory that objects may take before they are moved to files (default: 30 % of the machine's)");
   verb.add_option("--object-spilling-directory", options.spill_folder,
-                  "Folder for those files, on a disk (default: the session's, or /var/tmp where that lies in memory)")
+                  "Folder on a disk for these files (default: the session's folder, or /var/tmp where that is in memory)")
       ->check(CLI::ExistingDirectory);
   verb.add_option(
           "--memory-usage-threshold", options.memory_threshold,
-          "A share of the memory: beyond it the node ends a worker; 0 or 1: never (default: $SHOAL_MEMORY_USAGE_THRESHOLD, or 0.95)")
+          "Share of the memory in use beyond which the node ends a worker; 0 or 1: never (default: $SHOAL_MEMORY_USAGE_THRESHOLD, or 0.95)")
       ->check(CLI::Range(0.0, 1.0));
-  verb.add_option("--resource", options.resources, "NAME=AMOUNT, as often as needed");
-  verb.add_option("--label", options.labels, "NAME=VALUE of the node, as often as needed; actors may ask for them");
+  verb.add_option("--resource", options.resources, "Another resource that the node offers: NAME=AMOUNT; may be repeated");
+  verb.add_option("--label", options.labels, "Label of the node, which actors may request: NAME=VALUE; may be repeated");
   verb.add_option_function<std::string>(
       "--resources",
       [&options](const std::string& text) {
@@ -309,37 +309,39 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
         if (!words) throw CLI::ValidationError(words.error().to_string());
         options.resources.insert(options.resources.end(), words->begin(), words->end());
       },
-      "The same as JSON: {\"NAME\": AMOUNT}");
+      "The same as --resource, as JSON: {\"NAME\": AMOUNT}");
   verb.add_option_function<std::string>(
       "--labels",
       [&options](const std::string& text) {
         const auto words = words_of_list(text);
         options.labels.insert(options.labels.end(), words.begin(), words.end());
       },
-      "The same in one word: NAME=VALUE,NAME=VALUE");
-  verb.add_flag("--block", options.block, "Stay, and end with a signal what was started");
+      "The same as --label, in one word: NAME=VALUE,NAME=VALUE");
+  verb.add_flag("--block", options.block, "Keep running; a signal then ends the processes that were started");
   for (const char* name : {"--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"}) {
     verb.add_option_function<std::uint16_t>(
         name,
         [name](std::uint16_t) { std::fprintf(stderr, "shoal: warning: %s has no effect: only the head's port can be chosen\n", name); },
-        "Ray's; has no effect");
+        "An option of Ray, without effect");
   }
 }
 
 void add_head_options(CLI::App& verb, StartOptions& options) {
   verb.add_option("--dashboard-port", options.http_port,
-                  "Port of the head's HTTP interface; 0 for any free one (default: 8265, or any free one when that is taken)");
-  verb.add_option("--dashboard-host", options.dashboard_host, "Address of the HTTP interface: loopback is all there is");
-  verb.add_option("--include-dashboard", options.http, "Whether the head has an HTTP interface")->capture_default_str();
-  verb.add_option("--store", options.store,
-                  "Where the head keeps its decisions: etcds://HOST:PORT[,HOST:PORT]/NAME, in TLS, or etcd://.. on this host, for a "
-                  "cluster with several heads (default: a database in its session's folder)");
+                  "Port of the head's HTTP interface; 0 chooses a free one (default: 8265, or a free one if that is taken)");
+  verb.add_option("--dashboard-host", options.dashboard_host, "Address of the HTTP interface, which has to be a loopback address");
+  verb.add_option("--include-dashboard", options.http, "Start the head with an HTTP interface")->capture_default_str();
+  verb.add_option(
+      "--store", options.store,
+      "Store of the head's decisions. For a cluster with several heads: etcds://HOST:PORT[,HOST:PORT]/NAME (TLS), or etcd://.. on "
+      "this host (default: a database in the session's folder)");
   add_store_options(verb, options.store_access);
   verb.add_option("--authority", options.authority,
-                  "A copy of the folder tls/ of the first head's session (a secret, as the token is); every further head with --host "
+                  "Copy of the folder tls/ of the first head's session, which is a secret, as the token is; every further head with --host "
                   "needs it");
   verb.add_option("--durability", options.durability,
-                  "process: a decision survives the death of any process, a power cut costs 100 ms of them; fsync: each waits for the disk")
+                  "process: decisions survive the death of any process, but a power cut loses the last 100 ms; fsync: each decision waits "
+                  "for the disk")
       ->check(CLI::IsMember({"process", "fsync"}))
       ->capture_default_str();
 }
@@ -388,13 +390,13 @@ void add_start(CommandLine& line) {
   auto* verb = line.add_verb("start", "Start a cluster (--head), or add a node to one (--address HOST:PORT)");
   verb->add_flag("--head", options.head, "Start a head and a node here");
   verb->add_option("--host,--node-ip-address", options.host,
-                   "Where other hosts reach this one: a head listens there, with TLS (default: loopback only); of a host that "
-                   "joins (default: its address on the way to the head)");
+                   "Address at which other hosts reach this one, with TLS (default: loopback only for a head; for a host that joins, its "
+                   "address on the way to the head)");
   verb->add_option("--interface", options.interface,
-                   "Instead of --host: this host's network interface for control and data, by name (eth1) or address");
+                   "Network interface of this host for control and data, by name (eth1) or address; replaces --host");
   verb->add_flag("--data-tls", options.data_tls,
-                 "With --head: ranks on several hosts exchange their data in TLS, for networks that are not trusted");
-  verb->add_option("--port", options.port, "Port of the head; 0 for any free one")->capture_default_str();
+                 "With --head: encrypt the data that ranks on several hosts exchange (TLS), for networks that are not trusted");
+  verb->add_option("--port", options.port, "Port of the head; 0 chooses a free one")->capture_default_str();
   add_node_options(*verb, options);
   add_head_options(*verb, options);
   line.on_run(verb, [verb, &options](const Common& common) {

@@ -99,8 +99,8 @@ int status(const Common& common, bool verbose) {
 
 void add_status(CommandLine& line) {
   auto& verbose = line.own(false);
-  auto* verb = line.add_verb("status", "What a cluster has and does, and why something waits");
-  verb->add_flag("-v,--verbose", verbose, "With its nodes and what is used of them");
+  auto* verb = line.add_verb("status", "Show the state of a cluster: its resources, its work, and why something waits");
+  verb->add_flag("-v,--verbose", verbose, "Also show the nodes and the use of their resources");
   line.on_run(verb, [&verbose](const Common& common) { return status(common, verbose); });
 }
 

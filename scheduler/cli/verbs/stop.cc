@@ -28,9 +28,10 @@ int stop(const Common& common, const StopOptions& options) {
                                                          : exit_code(found.error());
     }
     if (!found->folder) {
-      print_error(invalid_argument(found->address + " is not of this host")
-                      .with_hint("run `shoal stop` where it was started; on a host that joined it, that ends what it has there"),
-                  common.json);
+      print_error(
+          invalid_argument(found->address + " does not run on this host")
+              .with_hint("run `shoal stop` on the host where it was started; on a host that joined, it ends the processes of that host"),
+          common.json);
       return kUsage;
     }
     folders = {*found->folder};
@@ -60,9 +61,9 @@ int stop(const Common& common, const StopOptions& options) {
 void add_stop(CommandLine& line) {
   auto& options = line.own<StopOptions>();
   auto* verb = line.add_verb("stop", "End a cluster: its jobs, nodes and head");
-  verb->add_flag("--all", options.all, "Every cluster of this user");
+  verb->add_flag("--all", options.all, "End every cluster of this user");
   verb->add_option("-g,--grace,--grace-period", options.grace_s, "Seconds before processes are killed")->capture_default_str();
-  verb->add_flag("-f,--force", options.force, "Kill them at once");
+  verb->add_flag("-f,--force", options.force, "Kill processes at once");
   line.on_run(verb, [&options](const Common& common) { return stop(common, options); });
 }
 

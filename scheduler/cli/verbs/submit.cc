@@ -328,16 +328,16 @@ void add_submit(CommandLine& line) {
   auto* verb = line.add_verb("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code");
   line.takes_command(verb);
   line.set_usage_exit(verb, kSubmitUsage);
-  verb->add_option("--num-workers", options.num_workers, "A gang of N processes with torchrun's environment variables");
-  verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 in a gang, else 0)")->check(amount());
+  verb->add_option("--num-workers", options.num_workers, "Run N ranks, placed together, with torchrun's environment variables");
+  verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 with --num-workers, else 0)")->check(amount());
   verb->add_option("--num-gpus", options.num_gpus, "GPUs of each process")->check(amount());
-  verb->add_option("--resource", options.resources, "NAME=AMOUNT of each process, as often as needed");
+  verb->add_option("--resource", options.resources, "Another resource of each process: NAME=AMOUNT; may be repeated");
   verb->add_flag("--wait", options.wait, "Wait for nodes that can hold the job, even if none is present");
-  verb->add_option("--name", options.name, "Name of the job (default: the script's)");
+  verb->add_option("--name", options.name, "Name of the job (default: that of the script)");
   verb->add_option(
           "--detach-after", options.detach_after_s,
-          "Seconds. The first Ctrl-C ends this command and not the job, but a second one within that time stops the job (a cluster "
-          "that was made for the job ends with this command)")
+          "Seconds after the first Ctrl-C. The first one ends this command, but not the job; a second one within this time stops the job. "
+          "If the cluster was made for the job, the first one stops the job")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 24 * 3600.0));
   verb->prefix_command();  // words after the script's name belong to the script

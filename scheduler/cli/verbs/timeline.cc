@@ -38,8 +38,8 @@ int timeline(const Common& common, const std::string& file) {
 
 void add_timeline(CommandLine& line) {
   auto& file = line.own<std::string>("timeline.json");
-  auto* verb = line.add_verb("timeline", "What ran where and when, as a Chrome trace for Perfetto");
-  verb->add_option("-o,--output", file, "The file that is written; - for stdout")->capture_default_str();
+  auto* verb = line.add_verb("timeline", "Write the executed calls, with place and time, as a Chrome trace for Perfetto");
+  verb->add_option("-o,--output", file, "File to write; - for stdout")->capture_default_str();
   line.on_run(verb, [&file](const Common& common) { return timeline(common, file); });
 }
 

@@ -1,1 +1,1 @@
-"""Communication between devices: the ranks' groups, gathers into place, and what travels while the device computes."""
+"""Communication between devices: the ranks' groups, gathers into place, and transfers while the device computes."""

@@ -17,11 +17,11 @@ _REDUCTIONS = 1  # how many may be under way when the next one has begun; each h
 
 
 class Ahead:
-    """Which unit followed which, and what is under way.
+    """The order in which units followed each other, and the transfers under way.
 
     All ranks unshard in the same order, so they begin the same gathers. A gather that begins with the use of the unit before it lies behind
-    no kernel of that unit in the device's streams. A wrong guess costs a gather: what was begun stays valid until the version ends
-    or another forward begins.
+    no kernel of that unit in the device's streams. A wrong guess costs a gather: its result stays valid until the version ends or another
+    forward begins.
     """
 
     def __init__(self, depth: int):
@@ -34,7 +34,7 @@ class Ahead:
         self._reductions: deque[tuple[Pending, Callable[[], None]]] = deque()
 
     def used(self, gathered: Gathered) -> None:
-        """Records that a unit was unsharded, and begins the gathers of those that followed it the last time."""
+        """Records that a unit was unsharded, and begins the gathers of the units that followed it the last time."""
         self._begun.pop(gathered, None)
         if self._last is not None:
             self._next[self._before, self._last] = gathered
@@ -49,7 +49,7 @@ class Ahead:
             before, last = last, following
 
     def forward_begins(self) -> None:
-        """Drops gathers that no unit used in the model's forward or backward before, because the program may have written to parameters
+        """Drops gathers that no unit used in the model's last forward or backward, because the program may have written to parameters
         since. Where gradients are off, no version ends between two forwards."""
         self.version_ends()
 
@@ -61,7 +61,7 @@ class Ahead:
         self._before = self._last = None
 
     def reduces(self, pending: Pending, accumulate: Callable[[], None]) -> None:
-        """Records a reduction under way, whose result ``accumulate`` takes, and finishes those before it, in their order."""
+        """Records a reduction under way, whose result ``accumulate`` takes, and finishes the earlier reductions in their order."""
         self._reductions.append((pending, accumulate))
         while len(self._reductions) > _REDUCTIONS:
             self._finish_first()

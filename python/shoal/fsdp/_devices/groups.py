@@ -21,7 +21,7 @@ def open_mesh_group(ranks: tuple[int, ...], index: int, device: torch.device) ->
 
 
 class DeviceGroups:
-    """Groups by their ranks. All ranks of a group ask for it in the same order, because the first request of each opens it.
+    """Groups by their ranks. All ranks of a group have to request it in the same order, because the first request opens it.
 
     ``opens`` and ``device_types`` are attributes so that tests can take ranks without devices.
     """

@@ -53,7 +53,7 @@ def _slice_bytes(p: ShardedParameter) -> int:
 
 
 def _source(p: ShardedParameter, data: DataMesh) -> torch.Tensor:
-    """This rank's slice as it is sent: the parameter's own memory, if that is on the device and has the compute dtype."""
+    """This rank's slice to send: the parameter's own memory, if that is on the device and has the compute dtype."""
     return p.own.to(device=data.device, dtype=p.compute_dtype).contiguous()
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Registrations:
-    """Counts the modules and parameters registered in this process since the first model was sharded. While the count stands still, no
-    model has got new parameters."""
+    """Counts the modules and parameters that were registered in this process since the first model was sharded. While the count does not
+    change, no model has new parameters."""
 
     count = 0
     watched = False

@@ -33,14 +33,13 @@ _state = _Bootstrap()
 
 
 def add_in_rank_order() -> None:
-    """Lets meshes that are made from now on add gradients one rank after the other, where their ranks are on one host. ``shoal.spmd``
-    does so in one process, too."""
+    """Makes later meshes on one host add gradients one rank after the other. ``shoal.spmd`` does so in one process, too."""
     _state.in_rank_order = True
 
 
 def add_over(logical_ranks: int) -> None:
-    """Lets meshes that are made from now on add gradients along the tree over that many logical ranks, which their ranks divide among
-    themselves (``logical.blocks``). 0: over the ranks."""
+    """Makes later meshes add gradients along the tree over this number of logical ranks, which their ranks divide among themselves
+    (``logical.blocks``). 0: over the ranks."""
     _state.logical_ranks = logical_ranks
 
 
@@ -77,7 +76,7 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
 
 
 def keep_actor(ranks: tuple[int, ...], index: int, replicas: int, actor: _native.ShardActor) -> None:
-    """Makes ``shard_actor`` return this actor, until it is left: at the latest when the session closes."""
+    """Makes ``shard_actor`` return this actor until this process leaves it, at the latest when the session closes."""
     _state.actors[ranks, replicas, index] = actor
     if not _ends_of(actor):
         state.ending.append(_End(actor))

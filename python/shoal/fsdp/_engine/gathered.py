@@ -1,8 +1,8 @@
 """Parameters that collectives gather to private memory, because they cannot be read in the arena.
 
-These are parameters on devices, wrapper subclasses, tensors with all-gather extensions, and units with custom communication. So are
-parameters that their module writes in forward (an embedding with ``max_norm``). On devices, or with a custom reduce_scatter, gradients
-are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank. The mesh's process
+These are parameters on devices, wrapper subclasses, tensors with all-gather extensions, and units with custom communication. Parameters
+that their module writes in forward (an embedding with ``max_norm``) belong to them, too. On devices, or with a custom reduce_scatter,
+gradients are reduced here as well. The layout is FSDP2's: all parameters of a unit flat, one padded piece per rank. The mesh's process
 group moves the bytes, or on CUDA meshes Shoal's own communicator, if ``SHOAL_DEVICE_TRANSPORT`` names it (``_devices/groups.py``).
 """
 

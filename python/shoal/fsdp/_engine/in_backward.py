@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class BufferPool:
-    """Keeps the memory of freed gradients for later ones of equal shape and dtype. With the optimizer in backward it holds that of a few
-    units."""
+    """Keeps the memory of freed gradients for later ones of equal shape and dtype. With the optimizer in backward, it holds the memory of a
+    few units."""
 
     def __init__(self):
         self._free: dict[tuple, list[torch.Tensor]] = {}

@@ -66,8 +66,8 @@ class Unit:
         return actor.add_unit(self.state.name, specs, self.state.settings.engine, arena, self.native if arena else None)
 
     def move(self, data: DataMesh, actor: _native.ShardActor, native: _native.ShardedUnit, owns: list[torch.Tensor]) -> None:
-        """Continues on another mesh. ``owns``: this rank's slices there, which have their values. The sharded parameters stay the same
-        objects; gradients are dropped."""
+        """Continues on another mesh. ``owns``: this rank's slices there, with their values. The sharded parameters stay the same objects;
+        gradients are dropped."""
         if self.gathered is not None:
             self.gathered.forget()
         self.data, self.native, self.model = data, native, None
@@ -111,7 +111,7 @@ class Unit:
 
     @property
     def everywhere(self) -> bool:
-        """True if gradients are reduced over all replicas, as with one replica always."""
+        """True if gradients are reduced over all replicas. With one replica this is always so."""
         return self.state.settings.everywhere or self.data.replicas == 1
 
     @property

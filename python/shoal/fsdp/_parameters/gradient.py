@@ -221,7 +221,7 @@ class ParameterGradient:
             sharded.grad._local_tensor.add_(gradient._local_tensor)
 
     def _hooked(self, gradient: DTensor) -> DTensor:
-        """Runs the hooks of Tensor.register_hook on a reduced gradient, a DTensor, whose norm is that over all ranks."""
+        """Runs the hooks of Tensor.register_hook on a reduced gradient. It is a DTensor, so its norm is the norm over all ranks."""
         with torch.no_grad():
             for hook in tuple(self._views.sharded._backward_hooks.values()):
                 changed = hook(gradient)

@@ -32,7 +32,7 @@ def blocks(logical: int, workers: int) -> list[range]:
 
 class PartialSums:
     """Adds up gradients of ascending logical ranks along the tree. It holds one sum per level at most. The sum of all leaves of a node has
-    the bits that the engine's sum of them has; a rank without a gradient is left out."""
+    the bits of the engine's sum over them; a rank without a gradient is left out."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[int, torch.Tensor]] = []  # (the last leaf in it, a sum), in the order of leaves
@@ -41,7 +41,7 @@ class PartialSums:
         return bool(self._sums)
 
     def add(self, leaf: int, gradient: torch.Tensor) -> None:
-        """Adds the gradient of a leaf behind all leaves so far. Its memory may be overwritten."""
+        """Adds the gradient of a leaf behind all leaves so far. The memory of the gradient may be overwritten."""
         while len(self._sums) >= 2 and not self._last_two_meet_above(leaf):
             self._merge()
         self._sums.append((leaf, gradient))

@@ -103,7 +103,7 @@ class DataMesh:
         if not isinstance(original, DTensor):
             return self.sharded_spec(dim, _meta(original))
         placements: list[Placement] = [] if self.replicate_dim is None else [Replicate()]
-        # A tensor parallel parameter: the dims of its mesh come behind those of this one.
+        # The mesh of a tensor parallel parameter: this mesh's dims, followed by those of the parameter's.
         inner = original._spec
         if len(inner.placements) > 2:
             raise NotImplementedError(f"FSDP only supports 1D TP/EP or 2D EP+TP, not {inner.placements}")

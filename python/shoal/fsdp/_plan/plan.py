@@ -99,10 +99,10 @@ def plan(
     ``prefetch``: how many forwards or backwards ahead a unit is unsharded (default 1; 0: on demand). Units with their own list
     (``set_modules_to_forward_prefetch``) use that list.
     ``optimizer_in_backward``: an optimizer whose ``step`` can update some parameters without the others. It updates each unit as soon as
-    the unit's gradients are reduced, which are then freed. ``p.grad`` is None afterwards, and the loop's own ``optimizer.step()`` has no
-    effect. It excludes clipping by the global norm and a GradScaler, which need all gradients first. Before a backward that is not the
-    step's last, call ``set_is_last_backward(False)`` or ``set_requires_gradient_sync(False)``. Reading a unit again after its update
-    raises InvalidArgument. An exception in backward leaves a partial step.
+    the unit's gradients are reduced, and then frees them. ``p.grad`` is None afterwards, and the loop's own ``optimizer.step()`` has no
+    effect. Clipping by the global norm and a GradScaler do not work with it, because they need all gradients first. Before a backward that
+    is not the step's last, call ``set_is_last_backward(False)`` or ``set_requires_gradient_sync(False)``. Reading a unit again after its
+    update raises InvalidArgument. An exception in backward leaves a partial step.
     ``memory_budget``: bytes, or text such as "4GiB", on this host over all ranks, for parameters, gradients being reduced and own
     gradients. It excludes activations and optimizer state. On one host leases take no memory, so that it causes no resharding.
 

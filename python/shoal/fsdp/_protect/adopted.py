@@ -1,4 +1,4 @@
-"""Opens what a dead rank has left in memory of the node: rows, optimizer states, and their step."""
+"""Opens a dead rank's record in memory of the node: its rows, its optimizer states, and their step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AdoptedRank:
         self._actor.release(self._native)
 
     def arrays(self) -> list[AdoptedArray]:
-        """Every array of the shard; after ``settle`` of the committed step. Where "step" is 0, the states have no meaning."""
+        """Every array of the shard; after ``settle`` of the committed step. If "step" is 0, the states have no meaning."""
         return [
             AdoptedArray(name, unit, parameter, *piece, values.view(getattr(torch, dtype)))
             for name, unit, parameter, dtype, piece, values in self._native.arrays

@@ -1,4 +1,4 @@
-"""Replicas of step records on other hosts: which rank holds whose, and what this rank sends and holds."""
+"""Replicas of step records on other hosts: the choice of each rank's buddy, and this rank's transfers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shoal import _native
 def buddies(hosts: Sequence[Hashable]) -> tuple[int, ...]:
     """Returns, by rank, the rank of another host that holds its replica; -1 for all if there is one host. ``hosts``: by rank.
 
-    Ranks hold as equal numbers of replicas as possible. A rank of the next host comes first, so that the replicas of one host's ranks are
-    on few other hosts. Every process computes the same.
+    Ranks hold numbers of replicas that are as equal as possible. A rank of the next host comes first, so that the replicas of one host's
+    ranks are on few other hosts. Every process computes the same buddies.
     """
     order = list(dict.fromkeys(hosts))
     held = [0] * len(hosts)
@@ -27,7 +27,7 @@ def buddies(hosts: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 class Replicas:
-    """This rank's replica at its buddy, and those that it holds for others."""
+    """This rank's replica at its buddy, and the replicas that this rank holds for others."""
 
     def __init__(self, actor: _native.ShardActor, model: _native.ShardedModel, record: _native.ProtectedShard, step: int):
         self._link = actor.replicate(model, record, buddies(actor.hosts))
@@ -45,7 +45,7 @@ class Replicas:
         self.stale = False
 
     def committed(self, step: int) -> None:
-        """The step counts; the replicas that this rank holds make it in the background."""
+        """Called once the step counts: the replicas that this rank holds make the step in the background."""
         self._link.committed(step)
 
     def stop(self) -> None:

@@ -61,7 +61,7 @@ class Protection:
         self._opened: list[Any] = []  # records of all ranks, after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
-        # The names that records and replicas of the other ranks have at this node, if they are there.
+        # The names of the records and replicas of other ranks at this node, if they exist.
         self.keys_of_others: list[str] = []
         self._made: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
         self._check()
@@ -141,8 +141,8 @@ class Protection:
         return self.record.bytes + (0 if self.shared is None else self.shared.bytes // len(self.root.units[0].data.ranks))
 
     def _share_arrays(self, specs: list[tuple[int, int, str, str]]) -> tuple[_native.SharedArrays | None, bool]:
-        """Returns the memory of the ranks for states and gradients, if they can share one, and if all arrays are zeros. A mesh of before
-        may have left it, with its values."""
+        """Returns the memory that the ranks share for states and gradients, or None if they cannot share one, and whether all arrays are
+        zeros. A former mesh may have left this memory, with its values."""
         first, units = self.root.states[0], [u.native for u in self.root.units]
         before = shared_arrays.get(first)
         if before is not None and before.fits(units, specs):
@@ -151,8 +151,8 @@ class Protection:
         return made, True
 
     def take_states(self, fresh: bool = False) -> None:
-        """Moves the optimizer's present states to their homes. A death in between loses them, and the record reports that. ``fresh``: the
-        homes are zeros."""
+        """Moves the optimizer's present states to their places in the record. A death during the move loses them, which the record shows.
+        ``fresh``: these places are zeros."""
         self.record.set_usable(False)
         names: dict[int, list[str]] = {}  # by id of the sharded parameter
         for owner, name in self._homes:
@@ -192,7 +192,7 @@ class Protection:
             self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in names) else 0.0)
 
     def gradient(self, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient in the record, which is copied there if it lies elsewhere."""
+        """Returns the gradient in the record; copies it there if it is elsewhere."""
         home = self.home(p, "grad")
         if gradient.data_ptr() == home.data_ptr():
             return home
@@ -234,8 +234,8 @@ class Protection:
         self._made.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
-        """After a death: True if every rank of the mesh has recorded the step all the same, by the records in memory of this node. It keeps
-        them until ``settle``: with the last holder the node drops one."""
+        """Called after a death. True if every rank of the mesh has recorded the step all the same, as the records in memory of this node
+        show. It holds these records until ``settle``, because the node drops a record with its last holder."""
         try:
             for rank in range(len(self.root.units[0].data.ranks)):
                 self._opened.append(adopt(self.actor, self.record.key_of(rank)))
@@ -244,7 +244,7 @@ class Protection:
             return False
 
     def settle(self, committed: int) -> None:
-        """After a death: finishes this rank's own update, if an error stopped it although the step counts (``committed_step``). The
+        """Called after a death. Finishes this rank's own update if an error stopped it although the step counts (``committed_step``). The
         successors of dead ranks have adopted their records before. A step that does not count leaves no new states: not every rank has
         them, and SGD's momentum begins with the step that counts."""
         self._release_opened()
@@ -260,7 +260,7 @@ class Protection:
         self._made.clear()
 
     def adopt(self, rank: int) -> AdoptedRank:
-        """Opens what a dead rank has left: its record, if it was a rank of this host, or else its replica. NotFound: neither is here."""
+        """Opens a dead rank's record if it was a rank of this host, or else its replica. Raises NotFound if neither is here."""
         return adopt(self.actor, self.record.key_of(rank) if self._is_here(rank) else self.record.replica_key_of(rank))
 
     def held_by(self, rank: int) -> list[AdoptedRank]:
@@ -337,7 +337,7 @@ class _GradientHome:
 
     @property
     def idle(self) -> bool:
-        """True if no gradient lies there that something still holds."""
+        """True if no object still holds a gradient in this memory."""
         return uses(self._home) == self._idle_uses
 
     def put(self, buffer: torch.Tensor) -> None:

@@ -10,8 +10,8 @@ from shoal.fsdp._reshard.memory import NewMesh, leave
 
 
 class Before:
-    """The old mesh of a model that has moved, with its memory, until ``forget``. As long as nothing has written to the new rows,
-    ``restore`` brings model and optimizers back, on this rank alone. An arena that the new mesh has taken over holds the rows of both.
+    """The old mesh of a model that has moved, with its memory, until ``forget``. Until the first write to the new rows, ``restore`` brings
+    model and optimizers back, without other ranks. An arena that the new mesh has taken over holds the rows of both.
     ``leaves``: this rank is not on the new mesh."""
 
     def __init__(self, contents: Contents, leaves: bool):
@@ -23,7 +23,7 @@ class Before:
         self._states: list[list[tuple[Any, dict[str, Any]]]] = [[(p, dict(s)) for p, s in o.state.items()] for o in contents.optimizers]
 
     def restore(self) -> None:
-        """Goes back to the old mesh. A rank that was to leave is there still."""
+        """Goes back to the old mesh, where a rank that was to leave still has its place."""
         if self.leaves:
             return
         contents = self._contents

@@ -70,8 +70,7 @@ def reshard(
     its own. Its values, which may be on the meta device, are replaced, and so are its optimizers' options.
 
     ``adopted``: by rank of the old mesh, the shards of dead ranks that this process brings, settled at the committed step. ``old_owners``
-    then names this process for each of them. Unless it is None, on all ranks, the step under way is dropped, and nothing waits for a dead
-    rank.
+    then names this process for each of them. If it is given, on all ranks, the step under way is dropped, and no rank waits for a dead one.
 
     ``keep_old``: keep the old mesh with its memory in ``Report.before``, so that this rank can go back.
 
@@ -275,7 +274,7 @@ class _Change:
     # ---- the change ----
 
     def _commit(self) -> Before:
-        """Changes this rank's model. Returns the way back, on a rank that leaves from a model that is unchanged."""
+        """Changes this rank's model. Returns the way back; on a rank that leaves, the model is unchanged."""
         contents = self._contents
         before = Before(contents, leaves=self._new is None)
         if self._new is not None:

@@ -200,7 +200,8 @@ class Contents:
 
 
 def _arena_of(u: Unit) -> str:
-    """The arena of a unit that another mesh can take over, or "". Rows of a rank on another host may be of an earlier step there."""
+    """The arena of a unit that another mesh can take over, or "". Ranks on several hosts take none over, because another host's rows may be
+    of an earlier step there."""
     return u.native.arena_key if u.native.fits_any_mesh and not u.actor.hosts else ""
 
 
@@ -259,7 +260,7 @@ class DescribedOptimizer:
 
 @dataclass
 class Described:
-    """The contents on one participant. Old ranks have the same; of a newcomer only the fingerprint counts."""
+    """The contents on one participant. Old ranks have equal contents; of a newcomer only the fingerprint counts."""
 
     fingerprint: list[str]
     roots: list[tuple[int, list[int], bool]]  # the positions of a root's state and of its states, and ``preliminary``
@@ -279,7 +280,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Summary:
-    """Digests of a description. Newcomers have the old ranks' ``names``, and old ranks have all in common."""
+    """Digests of a description. Newcomers have the old ranks' ``names``; old ranks have all digests in common."""
 
     world_size: int
     names: str

@@ -96,8 +96,8 @@ def leave(contents: Contents) -> None:
 class Ledger:
     """The tensors that move, as entries of the plan, and the replicated ones that newcomers need.
 
-    ``old_shard``: this rank's place on the old mesh, None if it has none. ``adopted``: by shard, what dead ranks have left. ``taken_over``:
-    by unit, True if its arena moves as it is. ``shared``: the arrays that do, as SharedArrays has them.
+    ``old_shard``: this rank's place on the old mesh, None if it has none. ``adopted``: by shard, the adopted records of dead ranks.
+    ``taken_over``: by unit, True if the new mesh takes its arena over. ``shared``: the arrays that it takes over, as SharedArrays has them.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Ledger:
 
 
 class Copies:
-    """The tensors of which every rank has a whole copy, and which one old rank sends to newcomers."""
+    """The tensors of which every rank has a whole copy; one old rank sends them to newcomers."""
 
     def __init__(self, contents: Contents, described: Described, newcomer: bool):
         self._contents, self._described = contents, described

@@ -6,7 +6,7 @@ import time
 
 
 class Phases:
-    """A stopwatch: each ``end`` ends the phase that began with the one before. ``seconds``: by phase, in order."""
+    """A stopwatch: each ``end`` ends the phase that began at the previous ``end``. ``seconds``: by phase, in order."""
 
     def __init__(self, began: float | None = None):
         self._began = self._at = time.perf_counter() if began is None else began
@@ -18,7 +18,7 @@ class Phases:
         self._at = now
 
     def end_in(self, phases: dict[str, float], phase: str) -> None:
-        """Ends a phase that consists of other ones, with their durations, and the rest of it under ``phase``."""
+        """Ends a phase that has parts: records their durations, and the remaining time under ``phase``."""
         self._at += sum(phases.values())
         for name, seconds in phases.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds

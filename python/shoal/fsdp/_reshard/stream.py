@@ -192,7 +192,7 @@ class _Buffer:
 
 
 def _checksum(rows: torch.Tensor, number: int) -> int:
-    """CRC-32 of a message's rows, begun with its number, so that a message in another's place is found."""
+    """CRC-32 of a message's number and rows, so that a message in the place of another is found."""
     return zlib.crc32(rows.numpy(), number)
 
 

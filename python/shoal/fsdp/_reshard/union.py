@@ -53,7 +53,8 @@ class Union:
         work.wait()
 
     def agree(self, value: Any, error: Exception | None) -> list[Any]:
-        """Returns every participant's value. If one has an error, all raise: this rank its own, the others one that names the rank."""
+        """Returns every participant's value. If one participant has an error, all raise: that one its own error, the others one that names
+        its rank."""
         if len(self.ranks) == 1 and error is None:
             return [value]
         answers = [pickle.loads(a) for a in self.all_gather(pickle.dumps((value, None if error is None else _portable(error))))]

@@ -85,7 +85,7 @@ class Chaos:
             raise Ended(str(error)) from None
 
     def inflict(self, fault: Fault) -> Outcome:
-        """Waits for the fault's time, and until all workers train. Then waits until they do so again."""
+        """Waits for the fault's time, and until all workers train. Inflicts the fault, and waits until they train again."""
         self._pause.wait(max(0.0, self._began + fault.at_s - time.monotonic()))
         before = self._wait(lambda s: possible(s, fault), _NO_VICTIM_S)
         at = time.monotonic() - self._began

@@ -1,4 +1,4 @@
-"""The cluster's head as the victim of a fault: a function beside it finds its process, and sees that another one is started."""
+"""The cluster's head as the victim of a fault: a function on its host finds its process, and checks that another one is started."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def living_heads(folder: Path) -> list[Process]:
 
 
 def latest_head() -> Process | None:
-    """Runs beside the head. Returns None for a cluster inside a program, whose head is no process of its own."""
+    """Runs on the head's host. Returns None for a cluster inside a program, whose head is no process of its own."""
     heads = living_heads(Path(os.environ["SHOAL_SESSION"], "pids"))
     return heads[-1] if heads else None
 
 
 def replace_head() -> float:
-    """Runs beside the head. Kills it, and returns the seconds until another one runs; -1 if none does."""
+    """Runs on the head's host. Kills the head, and returns the seconds until another one runs; -1 if none does."""
     began, head = time.monotonic(), latest_head()
     if head is not None:
         head.send(signal.SIGKILL)
@@ -57,7 +57,7 @@ def _beside_head(function: Any) -> RemoteFunction:
 
 
 def check_head() -> None:
-    """Raises InvalidArgument for a head that nothing would start again."""
+    """Raises InvalidArgument for a head that no node would start again."""
     if get(_beside_head(latest_head).remote(), timeout=_ANSWER_S) is None:
         raise InvalidArgument(
             "the head of this cluster runs inside a program, and nothing would start it again",

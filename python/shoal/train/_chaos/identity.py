@@ -1,4 +1,5 @@
-"""A process that a signal cannot miss: its pid with its start time, because the kernel gives the pid of an ended process to another one."""
+"""The identity of a process for signals: its pid with its start time, because the kernel may give the pid of an ended process to another
+one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def sequence(seed: int, per_second: float, seconds: float, kinds: Sequence[str])
 
 
 def targets(status: Status, kind: str) -> list[Worker]:
-    """Returns the workers whose fault the training can survive, by rank: another worker has to take over the part of one that dies. A
+    """Returns the workers whose fault the training can survive, by rank. If a worker dies, another one has to take over its part. A
     training without protection survives no death, so all of its workers are targets."""
     if kind == "stop" or not status.protected:
         return list(status.workers)

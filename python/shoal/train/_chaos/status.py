@@ -21,8 +21,8 @@ class Worker:
 @dataclass(frozen=True)
 class Status:
     """A training as its driver sees it. ``elastic``: the number of its workers may change. ``workers``: by rank. ``steady``: all workers
-    train in this generation. ``reports``: the number of complete reports. ``undone``: those whose steps the present generation has undone.
-    ``pause_s`` belongs to the change that has led to it, ``died`` has the dead of all changes."""
+    train in this generation. ``reports``: the number of complete reports. ``undone``: the reports whose steps the present generation has
+    undone. ``pause_s``: the pause of the change that led to this generation. ``died``: the dead workers of all changes."""
 
     generation: int
     steady: bool

@@ -1,5 +1,5 @@
-"""``python stop.py PIDFD SECONDS``: stops a process for so long. It is a process of its own, so that it continues the victim even if the
-worker that has started it dies meanwhile."""
+"""``python stop.py PIDFD SECONDS``: stops a process for this time. It is a process of its own, so that it lets the victim continue even if
+the worker that started it dies."""
 
 from __future__ import annotations
 

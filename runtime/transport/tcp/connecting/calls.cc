@@ -22,7 +22,7 @@ TimePoint now() { return std::chrono::steady_clock::now(); }
 void set(int socket, int level, int option, int value) { (void)setsockopt(socket, level, option, &value, sizeof value); }
 
 // Messages leave at once, and the kernel asks an idle host every second whether it exists. The layer decides when a silent host is lost,
-// and itself sends about ten probes a second meanwhile (peer.cc): the kernel's own limit of unanswered ones must come later.
+// and itself sends about ten probes a second (peer.cc). So the kernel's own limit of unanswered probes must come later.
 void set_up(int socket) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -94,7 +94,7 @@ void OutgoingCall::start(const RankAddress& from) {
     return;
   }
   set_up(socket->get());
-  // From the chosen interface, also where the route would choose another one.
+  // Calls from the chosen interface, also where the route would choose another one.
   set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the port is chosen by the whole connection, of which there are many
   if (own.family() == address.family()) (void)::bind(socket->get(), own.get(), own.length);
   const int connecting = ::connect(socket->get(), address.get(), address.length);

@@ -49,8 +49,8 @@ class OutgoingCall final : public Pollable {
   Error why_ = unavailable("");
 };
 
-// The listening socket and the callers that have not introduced themselves. Their number and time are bounded; a stranger's connection is
-// closed without an answer.
+// The listening socket, and the callers that have not introduced themselves. The number of these callers and their time are bounded; a
+// stranger's connection is closed without an answer.
 class Gate final : public Pollable {
  public:
   static constexpr std::size_t kMaxCallers = 64;
@@ -70,10 +70,10 @@ class Gate final : public Pollable {
   void advance() override;  // accepts
   // Closes callers beyond their limit, and accepts others in their place.
   void tidy(TimePoint now);
-  // Those that have introduced themselves since the last call.
+  // Returns the callers that have introduced themselves since the last call.
   std::vector<Guest> take_guests();
   std::size_t num_callers() const { return callers_.size(); }
-  // Why it accepts no callers now, if so.
+  // The reason why it accepts no callers now; nullopt if it does.
   const std::optional<Error>& obstacle() const { return obstacle_; }
 
  private:

@@ -2,7 +2,7 @@
 // of the called rank. Pure: bytes in, bytes or an Error out.
 //
 // The caller proves itself with one message, because no thread drives a rank that computes. Within TLS the proofs cover a secret of that
-// session, so that a man in the middle cannot forward them.
+// TLS session, so a man in the middle cannot forward them.
 #pragma once
 
 #include <array>
