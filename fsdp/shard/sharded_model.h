@@ -40,7 +40,7 @@ class ShardedModel {
   // `control` and `slots` are the model's memories, of control_bytes and slot_bytes bytes, which the ranks of a host share.
   ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
                Options options);
-  ~ShardedModel();
+  ~ShardedModel();  // leaves
 
   static std::size_t control_bytes(const Units& units, int world_size) { return Control::bytes(world_size, units.size()); }
   static std::size_t slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots);
@@ -92,7 +92,8 @@ class ShardedModel {
   // Waits for the others' next need of this rank: a unit's gradients, its write window, or nothing when all have joined.
   Result<Asked> asked();
 
-  // This rank no longer uses the model (Peers::leave). Returns once other hosts have what they still need of it.
+  // This rank no longer uses the model (Peers::leave). Returns once other hosts have what they still need of it. A forked child is no rank,
+  // so it does nothing there.
   void leave();
 
   Peers& peers() { return peers_; }
