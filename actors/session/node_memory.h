@@ -2,33 +2,27 @@
 // given back to the node when it is unmapped. One that is unmapped after the session's end goes back when this process ends.
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
-#include <shared_mutex>
 #include <string>
 
 #include "actors/session/link/node_client.h"
+#include "actors/session/outlived.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::actors {
 
 class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
  public:
-  explicit NodeMemory(NodeClient& node);
+  explicit NodeMemory(NodeClient& node) : node_(node) {}
 
   // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the membership page
   // at the memory's start. Not on the loop.
   Result<std::shared_ptr<runtime::Mapping>> open(const std::string& name, std::size_t bytes, int member);
   // The node's client ends after this call, which waits for calls under way. Memories stay mapped.
-  void close();
+  void close() { node_.end(); }
 
  private:
-  void drop(const std::string& name);
-
-  std::shared_mutex mutex_;  // held by close() alone, and by calls of the client together
-  const pid_t pid_;          // a forked child gives nothing back
-  NodeClient* node_;         // null after close()
+  Outlived<NodeClient> node_;  // a forked child gives nothing back
 };
 
 }  // namespace shoal::actors

@@ -38,6 +38,7 @@ Session::Session(SessionOptions options)
       loop_thread_(loop_.loop()) {}
 
 Session::~Session() {
+  outlived_->end();
   memory_->close();
   reporter_.send_last_metrics(kLeaveWithin);
   if (identity_.owns_job) {

@@ -28,6 +28,7 @@
 #include "actors/session/link/session_loop.h"
 #include "actors/session/logs/job_logs.h"
 #include "actors/session/node_memory.h"
+#include "actors/session/outlived.h"
 #include "runtime/loop/loop_thread.h"
 #include "runtime/loop/random.h"
 
@@ -86,6 +87,8 @@ class Session {
 
   SessionLoop& loop() { return loop_; }
   NodeClient& node() { return node_; }
+  // This session for objects that may outlive it, and of which forked children have copies.
+  const std::shared_ptr<Outlived<Session>>& outlived() const { return outlived_; }
   // The node's shared memories that this process opens by name. Their users may outlive the session.
   const std::shared_ptr<NodeMemory>& memory() const { return memory_; }
   HeadClient& head() { return head_; }
@@ -125,6 +128,7 @@ class Session {
   JobLogs logs_;
   ClusterClient cluster_;
   ProcessReporter reporter_;
+  const std::shared_ptr<Outlived<Session>> outlived_ = std::make_shared<Outlived<Session>>(*this);
   runtime::LoopThread loop_thread_;
 };
 

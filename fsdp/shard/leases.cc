@@ -43,6 +43,7 @@ Result<void> Leases::check_models() {
 }
 
 Result<void> Leases::enter() {
+  SHOAL_OK(peers_.check_process());
   // An earlier wait for a window failed (signal, timeout) and left the gate in kLeaving: that window is opened first.
   if (gate_.phase() == VersionGate::Phase::kLeaving) SHOAL_OK(open_window("a window that was waited for before"));
   if (window_open()) {
@@ -78,6 +79,7 @@ void Leases::drop_all() {
 }
 
 Result<void> Leases::open_window(const std::string& caller) {
+  SHOAL_OK(peers_.check_process());
   if (window_open()) return {};
   drop_all();
   if (gate_.leave()) peers_.notify_all();

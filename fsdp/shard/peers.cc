@@ -76,6 +76,18 @@ Peers::Peers(Control& control, int rank, const Hosts& hosts, const Units& units,
       clock_(std::move(clock)),
       options_(std::move(options)) {}
 
+Result<void> Peers::check_process() const {
+  if (!forked()) return {};
+  return fail(unavailable("this process was forked from one that is a rank of the model")
+                  .with_reason("Forked")
+                  .with_hint("use the model in the parent; a child may have copies of its values, such as those of state_dict()"));
+}
+
+Result<void> Peers::check() const {
+  SHOAL_OK(check_process());
+  return first_lost() < 0 ? Result<void>() : fail(lost(first_lost()));
+}
+
 void Peers::leave() {
   // this rank's actor was killed: peers must get that cause
   if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;
@@ -84,6 +96,7 @@ void Peers::leave() {
 }
 
 void Peers::at(Doing doing, std::size_t unit) {
+  if (forked()) return;
   control_.rank(rank_).place.store(encode_place({doing, static_cast<std::uint16_t>(unit), step()}), std::memory_order_relaxed);
 }
 

@@ -5,6 +5,9 @@
 // a time, except for mark_gone() and at().
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,8 +48,12 @@ class Peers {
   Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
   // Serves a reduction, if one is due. Returns true after progress.
   Result<bool> serve();
-  // Fails if a rank is gone without a call of leave().
-  Result<void> check() const { return first_lost() < 0 ? Result<void>() : fail(lost(first_lost())); }
+  // Fails if a rank is gone without a call of leave(), and in a forked child.
+  Result<void> check() const;
+  // True in a child that was forked from the rank's process: it shares the rank's words, and is no rank.
+  bool forked() const { return getpid() != process_; }
+  // Fails in a forked child.
+  Result<void> check_process() const;
   // Wakes all ranks that wait, also on other hosts. Call it after a store that another rank may wait for.
   void notify_all() {
     control_.membership_page().notify_all();
@@ -104,6 +111,7 @@ class Peers {
   HostLink* const link_;
   const std::shared_ptr<runtime::Clock> clock_;
   const Options options_;
+  const pid_t process_ = getpid();
   std::function<bool()> interrupt_by_;
   std::uint64_t num_waits_ = 0;
 };

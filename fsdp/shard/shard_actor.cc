@@ -46,7 +46,7 @@ Result<std::shared_ptr<ShardActor>> ShardActor::place(actors::Session& session, 
 ShardActor::~ShardActor() { leave(); }
 
 void ShardActor::leave() {
-  if (session_ == nullptr) return;
+  if (!is_open()) return;
   std::vector<std::shared_ptr<ShardedModel>> models;
   {
     const std::lock_guard lock(mutex_);
@@ -59,31 +59,35 @@ void ShardActor::leave() {
   for (const auto& model : models) {
     if (model) model->leave();
   }
-  for (const auto& key : arenas_) session_->node().drop_arena(key);
-  session_ = nullptr;
+  free_unheld(arenas_);
+  left_ = true;
 }
 
 void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes) {
+  if (session_->forked()) return;  // a thread that does not exist here may hold the mutex
   {
     const std::lock_guard lock(mutex_);
     rows_ -= rows;
     bytes_ -= bytes;
     std::erase_if(models_, [](const auto& weak) { return weak.expired(); });
   }
-  if (session_ == nullptr) return;
+  if (left_) return;
   for (const auto& key : arenas) {
     const auto held = std::ranges::find(arenas_, key);  // one of several, if this process has opened it several times
     if (held == arenas_.end()) continue;
     arenas_.erase(held);
-    session_->node().drop_arena(key);
+    free_unheld({key});
   }
   if (!members_.empty()) report_attributes();
 }
 
 Result<void> ShardActor::await_gang() {
   if (!members_.empty()) return {};
-  if (session_ == nullptr) return fail(left());
-  SHOAL_OK(session_->loop().wait([this] { return placed_.ready(); }));
+  if (!is_open()) return fail(left());
+  Result<void> waited;
+  session_->call([&](actors::Session& s) { waited = s.loop().wait([this] { return placed_.ready() || session_->ending(); }); });
+  SHOAL_OK(std::move(waited));
+  if (!placed_.ready()) return fail(left());
   const auto& placed = placed_.peek();
   if (!placed) return fail(Error(placed.error()).in(fmt::format("placing ShardActor rank {} of {}", options_.rank, options_.world_size)));
   members_ = placed->members;
@@ -97,21 +101,24 @@ std::string ShardActor::memory_name() const {
 }
 
 Result<Fd> ShardActor::open_memory(const std::string& key, std::size_t bytes, int member) {
-  SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, member));
-  arenas_.push_back(key);
-  return memory;
+  return open_arena(key, bytes, member, /*lasting=*/false);
 }
 
 Result<Fd> ShardActor::open_lasting(const std::string& key, std::size_t bytes) {
-  SHOAL_TRY(Fd memory, session_->node().open_arena(key, bytes, /*member=*/-1, /*lasting=*/true));
-  arenas_.push_back(key);
+  return open_arena(key, bytes, /*member=*/-1, /*lasting=*/true);
+}
+
+Result<Fd> ShardActor::open_arena(const std::string& key, std::size_t bytes, int member, bool lasting) {
+  Result<Fd> memory = fail(left());
+  session_->call([&](actors::Session& s) { memory = s.node().open_arena(key, bytes, member, lasting); });
+  if (memory) arenas_.push_back(key);
   return memory;
 }
 
 Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std::vector<Parameter> parameters, ShardedUnit::Options options,
                                                           const std::string& arena_key, const ShardedUnit* before) {
   if (const auto dead = killed()) return fail(*dead);
-  if (session_ == nullptr) return fail(left());
+  if (!is_open()) return fail(left());
   if (parameters.size() > Control::kMaxParameters)
     return fail(invalid_argument(
         fmt::format("unit {} has {} parameters, but at most {} are possible", name, parameters.size(), Control::kMaxParameters)));
@@ -167,7 +174,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   // Ranks that outnumber the cores must not spin.
   if (hosts.ranks(hosts.host_of(options_.rank)).size() > std::thread::hardware_concurrency()) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
-                                             session_->loop().clock(), std::move(options));
+                                             clock_, std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key + "/control", key + "/gradients"}, 0, 0);
@@ -183,7 +190,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
 
 Result<std::shared_ptr<SharedArrays>> ShardActor::share_arrays(const Units& units, std::vector<StateSpec> states, const std::string& key,
                                                                const std::shared_ptr<SharedArrays>& before) {
-  if (session_ == nullptr) return fail(left());
+  if (!is_open()) return fail(left());
   if (!options_.model.host_of_rank.empty() || !SharedArrays::possible(units)) return std::shared_ptr<SharedArrays>();
   const std::string name = key.empty() ? fmt::format("{}/arrays-{}", memory_name(), num_shared_++) : key;
   const auto open = [this](const std::string& k, std::size_t bytes) { return open_lasting(k, bytes); };
@@ -197,7 +204,7 @@ Result<std::shared_ptr<SharedArrays>> ShardActor::share_arrays(const Units& unit
 
 Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& model, const std::vector<StateSpec>& states,
                                                             std::uint64_t step, std::shared_ptr<SharedArrays> shared) {
-  if (session_ == nullptr) return fail(left());
+  if (!is_open()) return fail(left());
   const auto open = [this](const std::string& key, std::size_t bytes) { return open_lasting(key, bytes); };
   for (const auto& unit : model.units()) {  // the arenas become lasting ones
     SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
@@ -214,9 +221,9 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
 
 Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr<ShardedModel>& model,
                                                            const std::shared_ptr<ProtectedShard>& shard, const std::vector<int>& buddies) {
-  if (session_ == nullptr) return fail(left());
+  if (!is_open()) return fail(left());
   ReplicaLink::Options options;
-  options.clock = session_->loop().clock();
+  options.clock = clock_;
   options.buddy = buddies.at(static_cast<std::size_t>(options_.rank));
   std::vector<std::string> keys;
   for (int rank = 0; rank < options_.world_size; ++rank) {
@@ -244,18 +251,21 @@ Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr
 }
 
 Result<std::shared_ptr<AdoptedShard>> ShardActor::adopt(const std::string& key) {
-  if (session_ == nullptr) return fail(left());
+  if (!is_open()) return fail(left());
   SHOAL_TRY(AdoptedShard shard, AdoptedShard::open(key, [this](const std::string& name) -> Result<Fd> {
-              SHOAL_TRY(Fd memory, session_->node().find_arena(name));
-              arenas_.push_back(name);
+              Result<Fd> memory = fail(left());
+              session_->call([&](actors::Session& s) { memory = s.node().find_arena(name); });
+              if (memory) arenas_.push_back(name);
               return memory;
             }));
   return std::make_shared<AdoptedShard>(std::move(shard));
 }
 
 void ShardActor::free_unheld(const std::vector<std::string>& keys) {
-  if (session_ == nullptr) return;
-  for (const auto& key : keys) session_->node().drop_arena(key);
+  if (left_) return;
+  session_->call([&](actors::Session& s) {
+    for (const auto& key : keys) s.node().drop_arena(key);
+  });
 }
 
 void ShardActor::report_attributes() {
@@ -265,7 +275,7 @@ void ShardActor::report_attributes() {
     const std::lock_guard lock(mutex_);
     m.attributes = {{"rows", std::to_string(rows_)}, {"bytes", std::to_string(bytes_)}, {"units", std::to_string(num_units_)}};
   }
-  session_->hosting().set_attributes(m);
+  session_->call([&](actors::Session& s) { s.hosting().set_attributes(m); });
 }
 
 std::optional<Error> ShardActor::killed() const {

@@ -36,7 +36,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     // For ranks on several hosts (model.host_of_rank): makes the messages of one model. Every rank calls it, with the same name.
     std::function<Result<std::shared_ptr<runtime::MessageLayer>>(const std::string& name)> open_layer = {};
   };
-  // Requests placement from the head without waiting for the other ranks. The session outlives the actor, or the actor calls leave() first.
+  // Requests placement from the head without waiting for the other ranks. An actor that outlives the session, and a forked child's copy,
+  // ask it for nothing.
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 
@@ -72,7 +73,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   void free_unheld(const std::vector<std::string>& keys);
 
   // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped
-  // memory.
+  // memory. Does nothing in a forked child.
   void leave();
 
   int rank() const { return options_.rank; }
@@ -91,7 +92,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   void on_kill(const Error& cause) override;
 
  private:
-  ShardActor(actors::Session& session, Options options, ActorId id) : session_(&session), options_(std::move(options)), id_(id) {}
+  ShardActor(actors::Session& session, Options options, ActorId id)
+      : session_(session.outlived()), clock_(session.loop().clock()), options_(std::move(options)), id_(id) {}
   Result<void> await_gang();
   // The first part of the names of this host's memories.
   std::string memory_name() const;
@@ -102,10 +104,15 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<Fd> open_lasting(const std::string& key, std::size_t bytes);
   // Frees the memory of a destroyed unit or model. Not on the loop.
   void give_back(const std::vector<std::string>& arenas, std::int64_t rows, std::size_t bytes);
+  Result<Fd> open_arena(const std::string& key, std::size_t bytes, int member, bool lasting);
+  // False after leave().
+  bool is_open() const { return !left_ && !session_->forked(); }
   void report_attributes();
   std::string describe() const;
 
-  actors::Session* session_;  // null after leave()
+  const std::shared_ptr<actors::Outlived<actors::Session>> session_;
+  const std::shared_ptr<runtime::Clock> clock_;
+  bool left_ = false;
   const Options options_;
   const ActorId id_;
   runtime::Future<actors::HostedActor> placed_;

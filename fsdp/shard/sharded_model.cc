@@ -50,11 +50,13 @@ ShardedModel::ShardedModel(int rank, Grid grid, Units units, runtime::Mapping co
       reductions_(control_, rank, grid.world_size, units_, peers_, reducer_) {}
 
 ShardedModel::~ShardedModel() {
+  if (peers_.forked()) return;
   leases_.drop_all();
   leave();
 }
 
 void ShardedModel::leave() {
+  if (peers_.forked()) return;
   peers_.leave();
   if (link_) link_->leave();
 }

@@ -40,7 +40,7 @@ class ShardedModel {
   // `control` and `slots` are the model's memories, of control_bytes and slot_bytes bytes, which the ranks of a host share.
   ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
                Options options);
-  ~ShardedModel();
+  ~ShardedModel();  // leaves
 
   static std::size_t control_bytes(const Units& units, int world_size) { return Control::bytes(world_size, units.size()); }
   static std::size_t slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots);
@@ -92,7 +92,8 @@ class ShardedModel {
   // Waits until the other ranks need this rank again: for a unit's gradients, for its write window, or for nothing if all have joined.
   Result<Asked> asked();
 
-  // This rank no longer uses the model (Peers::leave). Returns once other hosts have the data that they still need of it.
+  // This rank no longer uses the model (Peers::leave). Returns once other hosts have the data that they still need of it. Does nothing in a
+  // forked child, which is no rank.
   void leave();
 
   Peers& peers() { return peers_; }

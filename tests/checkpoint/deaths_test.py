@@ -52,6 +52,25 @@ def test_a_lost_first_rank_commits_nothing_over_the_next_save(tmp_path, where):
     assert present.read("manifest.json", 99) == b"of the present one"
 
 
+def test_a_lost_first_rank_writes_nothing_while_the_next_save_deletes_its_folder(tmp_path, monkeypatch):
+    lost, tries = LocalStore(tmp_path / "c"), []
+    lost.begin(OLD)
+    put(lost, OLD)
+
+    class Between(_disk.Disk):
+        def remove_folder(self, path):
+            with pytest.raises(FileNotFoundError):
+                lost.create(OLD, "manifest.json")
+            tries.append(path)
+            super().remove_folder(path)
+
+    with monkeypatch.context() as m:
+        m.setattr(_disk, "disk", Between())
+        LocalStore(tmp_path / "c").begin(NEW)
+    assert len(tries) == 1
+    assert leftovers(tmp_path / "c") == [f".saving-{NEW}"]
+
+
 def test_a_lost_first_rank_deletes_nothing_of_the_next_save(tmp_path, monkeypatch):
     path = tmp_path / "c"
     checkpoint.save(path, build(1))
@@ -72,6 +91,50 @@ def test_a_lost_first_rank_deletes_nothing_of_the_next_save(tmp_path, monkeypatc
     monkeypatch.setattr(_disk, "disk", Late())
     lost.commit(OLD, OLD, [FILE], b"{}")
     expect_saved(path, 2)
+
+
+@pytest.mark.parametrize("kind", [LocalStore, RemoteStore])
+@pytest.mark.parametrize("stage", ["writes", "commits"])
+def test_a_lost_single_rank_that_fails_deletes_nothing_of_the_next_save(tmp_path, kind, stage):
+    """It has no group whose failure would stop it. The next save has written the same contents, under the same name on a disk."""
+    path = str(tmp_path / "c") if kind is LocalStore else f"memory://lost-single-rank-{stage}"
+    lost, present = (kind(tmp_path / "c" if kind is LocalStore else path) for _ in range(2))
+    lost.begin(OLD)
+    put(lost, OLD)
+    present.begin(NEW)
+    put(present, NEW)
+    folder = NEW
+    if kind is LocalStore:
+        folder = "c" * 16  # by contents
+        (tmp_path / "c" / folder).mkdir()
+        present.create(NEW, "optimizer").close()
+        (tmp_path / "c" / f".saving-{NEW}" / "optimizer").rename(tmp_path / "c" / folder / "optimizer")
+    lost.abandon(OLD, "" if stage == "writes" else folder if kind is LocalStore else OLD)
+    names = [FILE, "optimizer"][: 1 + (kind is LocalStore)]
+    if kind is LocalStore:
+        assert (tmp_path / "c" / folder / "optimizer").exists()
+    present.commit(NEW, folder, names[:1], b"of the present one")
+    assert present.read("manifest.json", 99) == b"of the present one"
+    assert present.open(f"{folder}/{FILE}").num_bytes == len(NEW)
+
+
+def test_a_manifest_whose_write_failed_on_the_way_back_has_its_files(monkeypatch):
+    """The object store has it, and the answer is lost."""
+    path = "memory://answer-lost"
+    checkpoint.save(path, build(1))
+    pipe_file = type(RemoteStore(path)._fs).pipe_file
+
+    def lose(self, *arguments, **more):
+        pipe_file(self, *arguments, **more)
+        raise ConnectionResetError("the answer is lost")
+
+    with monkeypatch.context() as m:
+        m.setattr(type(RemoteStore(path)._fs), "pipe_file", lose)
+        with pytest.raises(InvalidArgument, match="the answer is lost"):
+            checkpoint.save(path, build(2))
+    expect_saved(path, 2)
+    checkpoint.save(path, build(3))
+    assert len(RemoteStore(path).list()) == 2  # the manifest, and the folder that it names
 
 
 def leftovers(path):
@@ -157,8 +220,29 @@ def test_the_error_of_a_death_is_printed_and_not_raised(tmp_path, ranks, capfd):
     checkpoint.save_async(tmp_path / "c", build())
     _saving.settle()
     _saving.abandon()
+    _saving.tell_survivors(True)
     checkpoint.wait()
     assert "c was not saved, and the training goes on: rank 1 has died" in capfd.readouterr().err
+
+
+def test_the_first_of_the_survivors_prints_the_error_when_the_first_rank_has_died(tmp_path, ranks, capfd):
+    ranks.death, ranks.error = 4, Unavailable("rank 0 has died")
+    for number, (first, ends_late) in enumerate([(True, False), (True, True), (False, False)]):
+        path, go = tmp_path / f"c{number}", threading.Event()
+        pending = save_with(path, build(), None, state=None, about=About(before=go.wait))
+        pending._ranks.rank = 1  # rank 0 has written no word of it
+        if ends_late:
+            _saving.abandon()
+            _saving.tell_survivors(first)
+        go.set()
+        _saving.settle()
+        if not ends_late:
+            _saving.abandon()
+            assert capfd.readouterr().err == ""
+            _saving.tell_survivors(first)
+        checkpoint.wait()
+        expected = f"shoal: the checkpoint {path} was not saved, and the training goes on: rank 0 has died\n"
+        assert capfd.readouterr().err == (expected if first else "")
 
 
 def test_the_cause_is_the_death_and_not_the_end_of_its_groups(tmp_path, ranks, capfd, monkeypatch):
@@ -174,6 +258,7 @@ def test_the_cause_is_the_death_and_not_the_end_of_its_groups(tmp_path, ranks, c
     checkpoint.save_async(tmp_path / "c", build())
     go.set()
     checkpoint.wait()
+    _saving.tell_survivors(True)
     assert capfd.readouterr().err.endswith("was not saved, and the training goes on: a rank has died\n")
 
 
@@ -183,6 +268,7 @@ def test_a_complete_checkpoint_is_not_called_unsaved(tmp_path, ranks, capfd):
     checkpoint.save_async(tmp_path / "c", build(3))
     _saving.settle()
     _saving.abandon()
+    _saving.tell_survivors(True)
     checkpoint.wait()
     expect_saved(tmp_path / "c", 3)
 

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -276,6 +277,24 @@ def test_a_drain_of_the_node_is_a_preemption(monkeypatch):
                 assert not thread.is_alive()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("name", [".saving", ".saving-0123456789abcdef", "0123456789abcdef"])
+def test_what_a_symbolic_link_in_a_run_names_is_deleted_by_no_save(tmp_path, name):
+    """Another user may write to the folder, and give a link a name that saves use."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis").write_text("mine")
+    of = Checkpoints(tmp_path / "run", keep=1)
+    save(of, 1)
+    for times in range(2):  # a save over the checkpoint, then one that deletes it
+        for folder in (of.path(1), of.path(2)):
+            Path(folder).mkdir(exist_ok=True)
+            (Path(folder) / name).symlink_to(home)
+        save(of, 1 + times)
+        assert (home / "thesis").read_text() == "mine"
+    assert of.steps() == [2]
+    assert not Path(of.path(1)).exists()
 
 
 def test_a_run_lies_at_an_address_of_fsspec():

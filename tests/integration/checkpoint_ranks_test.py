@@ -330,6 +330,28 @@ def test_a_save_in_which_a_rank_came_too_late_fails_no_later_one(tmp_path, backe
     assert run(loading, 1, path=str(tmp_path / "next"))[0][0] == {"which": "next"}
 
 
+def saving_beside_groups_of_some_ranks(config):
+    import functools
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from shoal.checkpoint import Checkpoints
+
+    dist.new_group = functools.partial(dist.new_group, timeout=timedelta(seconds=30))
+    dist.new_group([0])  # a group of one rank alone, as of one that logs
+    model, optimizer = make(config)
+    step(model, optimizer)
+    run = Checkpoints(config["path"], on_preemption=True, every=5)
+    asked = [run.should_save(n) for n in (1, 5)]
+    run.save(5, model, optimizer).wait()
+    return asked, run.steps()
+
+
+def test_ranks_may_have_different_numbers_of_groups(tmp_path):
+    assert run(saving_beside_groups_of_some_ranks, 3, path=str(tmp_path / "run")) == [([False, True], [5])] * 3
+
+
 def test_any_mesh_loads_what_any_other_saved(tmp_path):
     """Meshes of one and two dims, and replicas: each part is written once, and the values are those of the whole tensors."""
 

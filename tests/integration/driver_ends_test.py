@@ -355,3 +355,89 @@ def test_memories_that_outlive_the_session_harm_nothing(shoal_command, tmp_path)
     ranks = [shoal_command.program([sys.executable, str(script), str(tmp_path / "store"), str(r)], **env) for r in range(2)]
     for rank in ranks:
         assert (rank.code(), rank.out) == (0, "trained\n"), rank.err
+
+
+USES = """
+import gc
+import os
+import signal
+import sys
+import torch
+import torch.distributed as dist
+import shoal
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+model = torch.nn.Linear(16, 1)
+fully_shard(model)
+optimizer = AdamW(model.parameters(), lr=0.1)
+
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 16)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train(2)
+"""
+
+
+def run_ranks(shoal_command, tmp_path, text):
+    """Runs USES and this text on two ranks. Memory that is freed is overwritten."""
+    script = shoal_command.script(USES + text, "rank.py")
+    env = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165", "SHOAL_TIMEOUT": "30"}
+    return [shoal_command.program([sys.executable, str(script), str(tmp_path / "store"), str(r)], **env) for r in range(2)]
+
+
+def test_a_forked_child_drops_its_copy_of_a_sharded_model_and_the_ranks_train_on(shoal_command, tmp_path):
+    ranks = run_ranks(
+        shoal_command,
+        tmp_path,
+        """
+child = os.fork() if dist.get_rank() == 0 else -1
+if child == 0:
+    signal.alarm(20)  # ends a child that waits for its parent's threads
+    for use in (lambda: model(torch.ones(2, 16)), lambda: model.unshard(), lambda: train(1)):
+        try:
+            use()
+            os._exit(1)
+        except shoal.exceptions.Unavailable as error:
+            if error.reason != "Forked":
+                os._exit(2)
+    found = os.open("/dev/null", os.O_RDWR)  # it may get the number of a connection that the child has closed
+    del model, optimizer, train, use
+    gc.collect()
+    os._exit(7)
+if child > 0:
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+dist.barrier()
+train(3)
+dist.destroy_process_group()
+print("trained")
+""",
+    )
+    for rank, out in zip(ranks, ("child 7\ntrained\n", "trained\n"), strict=True):
+        assert (rank.code(), rank.out) == (0, out), rank.err
+
+
+def test_an_end_that_is_interrupted_leaves_no_model_that_uses_the_session(shoal_command, tmp_path):
+    ranks = run_ranks(
+        shoal_command,
+        tmp_path,
+        """
+from shoal._core.process import state
+
+def interrupt():
+    raise KeyboardInterrupt  # as Ctrl-C does, before the models are left
+
+dist.barrier()
+held = [model]
+held.append(held)  # the interpreter's end collects it, after the session's
+state.ending.append(interrupt)
+dist.destroy_process_group()
+print("trained")
+""",
+    )
+    for rank in ranks:
+        assert (rank.code(), rank.out) == (0, "trained\n"), rank.err

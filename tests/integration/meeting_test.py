@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from leak_check import wait_until
 
 from shoal.exceptions import Unavailable
 from shoal.train._meeting import GuardedStore
+from shoal.train._sockets import open_fds, peer_of
 
 LIMIT_S = 120  # hang guard; the kernel gives up an unanswered request after a quarter of an hour
 
@@ -128,6 +130,30 @@ def test_a_wait_of_torch_in_another_thread_ends_with_a_death_and_holds_no_gil(st
         assert "a worker has died" in str(Caller(call).ended().error)
     outer.set("a", "1")
     assert outer.check(["a"])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_kernel_ends_a_silent_connection_to_a_store_and_no_other_socket_changes(host):
+    """The program's limit for its own new connections is none of sockets that are there."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore(host, server.port, is_master=False)
+    ours, theirs = socket.socketpair()
+    blocking = {fd: os.get_blocking(fd) for fd in open_fds() if peer_of(fd) or fd in (ours.fileno(), theirs.fileno())}
+    socket.setdefaulttimeout(30)
+    try:
+        store = GuardedStore(client, Guard())
+    finally:
+        socket.setdefaulttimeout(None)
+    assert {fd: os.get_blocking(fd) for fd in blocking} == blocking
+    limits = {}
+    for fd in (fd for fd in blocking if peer_of(fd)):
+        connection = socket.socket(fileno=os.dup(fd))
+        limits[peer_of(fd)[1] == server.port] = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        connection.close()
+    assert limits == {True: 8000, False: 0}  # False: the server's end of the connection
+    assert not store.check(["never"])
+    for end in (ours, theirs):
+        end.close()
 
 
 def test_a_lost_store_leaves_the_decision_to_the_guard(server, store):

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
+import secrets
 import stat
 import warnings
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from shoal.checkpoint import _manifest
 from shoal.exceptions import ShoalError
 
 SAVING = ".saving"
+_OF_A_SAVE = re.compile(r"\.saving(-[0-9a-f]{1,16})?")  # releases before this one have no token in the name
 _DIRECT_BYTES = 1 << 20  # shorter writes go through the page cache
 ALIGNMENT = 4096  # addresses, sizes and positions of direct reads and writes are multiples
 
@@ -166,8 +169,11 @@ class LocalStore:
             with contextlib.suppress(PermissionError):  # a folder in which this process may only look up names
                 disk.sync_folder(os.fspath(self.path.parent))
         for left in sorted(self.path.iterdir()):  # by a save that did not finish
-            if _is_of_a_save(left) and left.is_dir():
-                _remove_tree(left)
+            if _is_of_a_save(left):
+                aside = self._saving(secrets.token_hex(8))
+                with contextlib.suppress(FileNotFoundError):  # a lost rank 0 has deleted it meanwhile
+                    disk.move(os.fspath(left), os.fspath(aside))  # from here on, its files are gone for a lost rank 0
+                    _remove_tree(aside)
         disk.make_folder(os.fspath(self._saving(token)))
 
     def create(self, token: str, name: str) -> NewFile:
@@ -192,13 +198,14 @@ class LocalStore:
         disk.move(os.fspath(saving / _manifest.FILE), os.fspath(self.path / _manifest.FILE))
         disk.sync_folder(os.fspath(self.path))
         for old in [saving, *unused]:
-            if old.is_dir():
-                _remove_tree(old)
+            _remove_tree(old)
 
     def abandon(self, token: str, folder: str) -> None:
-        """Deletes what a save has written that was not committed. ``folder``: its name for its files, or "" if it had none yet."""
-        if (saving := self._saving(token)).is_dir():
-            _remove_tree(saving)
+        """Deletes what a save has written that was not committed. ``folder``: its name for its files, or "" if it had none yet. Does
+        nothing once another save has begun, which may use that name for the same contents."""
+        if not (saving := self._saving(token)).is_dir():
+            return
+        _remove_tree(saving)
         named = (self.path / _manifest.FILE).exists()
         if _manifest.FOLDER.fullmatch(folder) and (self.path / folder).is_dir() and not (named and self._names(folder)):
             _remove_tree(self.path / folder)
@@ -225,8 +232,7 @@ class LocalStore:
 
 
 def _is_of_a_save(entry: Path) -> bool:
-    """Releases before this one have no token in the name."""
-    return entry.name == SAVING or entry.name.startswith(f"{SAVING}-")
+    return _OF_A_SAVE.fullmatch(entry.name) is not None
 
 
 def _make_folders(path: Path) -> bool:
@@ -254,11 +260,11 @@ def _may_stay(path: Path) -> Iterator[None]:
 
 
 def _remove_tree(path: Path) -> None:
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            _remove_tree(entry)
-        else:
-            with _may_stay(entry):
-                disk.remove(os.fspath(entry))
+    """Deletes a file, or a folder with all that is in it. A symbolic link goes, and what it names stays: another user may have made it."""
     with _may_stay(path):
+        if path.is_symlink() or not path.is_dir():
+            disk.remove(os.fspath(path))
+            return
+        for entry in sorted(path.iterdir()):
+            _remove_tree(entry)
         disk.remove_folder(os.fspath(path))

@@ -92,7 +92,9 @@ def own_group(ranks: list[int], purpose: str) -> dist.ProcessGroup:
         _groups.pop(old, None)
     key = (world, tuple(ranks), purpose)
     if key not in _groups:
-        _groups[key] = dist.new_group(ranks, backend=cpu_backend(), use_local_synchronization=True)
+        # Torch names a group by the calls so far, which are the same on all ranks, or else by the number of this process's groups.
+        everyone = ranks == list(range(dist.get_world_size()))
+        _groups[key] = dist.new_group(ranks, backend=cpu_backend(), use_local_synchronization=not everyone)
     return _groups[key]
 
 

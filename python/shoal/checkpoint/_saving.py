@@ -56,6 +56,9 @@ class PendingSave:
         self._plan, self._ranks, self._about = plan, ranks, about
         self._error: BaseException | None = None
         self._raised = self._committed = self._abandoned = False
+        self._prints: bool | None = ranks.rank == 0  # None: after a death, until the survivors have new numbers
+        self._unsaid = ""
+        self._telling = threading.Lock()
         self._snapshot = snapshot
         self.snapshot_bytes = self._snapshot.num_bytes if self._snapshot else 0
         self._thread = threading.Thread(target=self._run, name="shoal-checkpoint")
@@ -110,19 +113,32 @@ class PendingSave:
         self._committed = True
 
     def abandon(self) -> None:
-        """A rank has died. Prints an error that the death causes, and every later one, instead of raising it."""
-        self._abandoned = True
+        """A rank has died. An error that the death causes, and every later one, is printed instead of raised: by ``tell_survivors``, because
+        the first rank may be the dead one."""
+        self._abandoned, self._prints = True, None
         if self._error is not None and self._ranks.failed:
             self._warn()
 
     def _warn(self) -> None:
-        """Neither ``wait`` nor the next save raises the error. Rank 0 prints it."""
-        if self._raised:
-            return
-        self._raised = True
-        if self._ranks.rank == 0:
+        """Neither ``wait`` nor the next save raises the error. One rank prints it."""
+        with self._telling:
+            if self._raised:
+                return
+            self._raised = True
             what = "was saved, but not all that follows a save was done" if self._committed else "was not saved"
-            sys.stderr.write(f"shoal: the checkpoint {self.path} {what}, and the training goes on: {self._cause()}\n")
+            self._unsaid = f"shoal: the checkpoint {self.path} {what}, and the training goes on: {self._cause()}\n"
+            self._say()
+
+    def tell_survivors(self, first: bool) -> None:
+        with self._telling:
+            if self._prints is None:
+                self._prints = first
+            self._say()
+
+    def _say(self) -> None:
+        if self._prints is not None:
+            text, self._unsaid = self._unsaid, ""
+            sys.stderr.write(text if self._prints else "")
 
     def _cause(self) -> str:
         if self._abandoned and self._ranks.failed and not isinstance(self._error, Unavailable):
@@ -200,6 +216,7 @@ def wait() -> None:
     if (pending := _current) is not None:
         pending._thread.join()  # Ctrl-C ends this wait, and the next one still knows of the save
         _current = None
+        pending.tell_survivors(pending._ranks.rank == 0)  # after an abandoned save that no recovery has followed
         if not pending._raised:
             pending.wait()
 
@@ -224,6 +241,12 @@ def abandon() -> None:
     if _current is not None:
         _current.abandon()
         settle_all()  # the values are written, and move to other ranks
+
+
+def tell_survivors(first: bool) -> None:
+    """After ``abandon``, once the survivors have new numbers: the first of them prints the save's error, also if the thread ends later."""
+    if _current is not None:
+        _current.tell_survivors(first)
 
 
 leave_all = wait  # before the process groups end, as in shoal.fsdp

@@ -93,8 +93,10 @@ class RemoteStore:
         self._drop(token, present)
 
     def abandon(self, token: str, folder: str) -> None:
-        """Deletes what a save has written that was not committed."""
-        self.begin("")
+        """Deletes what a save has written that was not committed, and nothing of another save. ``folder``: "" before the commit, whose
+        error leaves open which manifest the store has: the next save deletes the files that it does not name."""
+        if not folder:
+            self._drop("", [token])
 
     def _drop(self, used: str, names: list[str]) -> None:
         """Deletes those of the folders that no manifest names."""

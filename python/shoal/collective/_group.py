@@ -177,7 +177,8 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None, device: torc
         if dist.get_rank() not in ranks:
             raise InvalidArgument(f"rank {dist.get_rank()} is not in the group of ranks {list(ranks)}")
         found = _groups[ranks, device] = _open(ranks, ranks.index(dist.get_rank()), device)
-        state.ending.append(leave_all)
+        if leave_all not in state.ending:
+            state.ending.append(leave_all)
     return found
 
 

@@ -246,6 +246,13 @@ class Gang:
     def recover(self, error: Exception) -> None:
         """Called after an error in a step. If a worker has died, goes on with the others, at the same step or the next one; else raises the
         error. Raises RunAgain if the loop cannot go on, because the loop of another worker runs again."""
+        try:
+            self._recover_from(error)
+        finally:
+            if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
+                saving.tell_survivors(self.rank == 0)
+
+    def _recover_from(self, error: Exception) -> None:
         while self._record.protects and may_come_of_a_death(error):
             phases = Phases()
             self._stop()  # an error of it is no death

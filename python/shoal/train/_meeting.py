@@ -23,6 +23,7 @@ import shoal.torch  # noqa: F401  it registers the backend
 from shoal._distributed import ranks
 from shoal.exceptions import Unavailable
 from shoal.train._context import _Here
+from shoal.train._sockets import addresses_of, open_fds, peer_of, set_option
 
 _TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
 _CHECK_S = 0.002  # between two looks for keys
@@ -123,26 +124,13 @@ def _limit_silence(store: dist.Store) -> None:
     if not isinstance(store, dist.TCPStore):
         return
     with contextlib.suppress(OSError):  # no such host any more
-        hosts = {found[4][0] for found in socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)}
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # it is no socket, or has been closed
-                _limit_silence_of(int(name), hosts, store.port)
-
-
-def _limit_silence_of(fd: int, hosts: set[str], port: int) -> None:
-    connection = socket.socket(fileno=fd)
-    try:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        peer = connection.getpeername()
-        if peer[1] != port or peer[0].removeprefix("::ffff:") not in hosts:
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for an answer that is lost behind an acknowledged request
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
-    finally:
-        connection.detach()  # torch's
+        hosts = set(addresses_of(store.host, store.port))
+        for fd in open_fds():
+            if (peer := peer_of(fd)) is not None and peer[1] == store.port and peer[0] in hosts:
+                set_option(fd, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for an answer lost behind an acknowledged request
+                set_option(fd, socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+                set_option(fd, socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+                set_option(fd, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
 
 
 def first_process_group(backend: str) -> GuardedStore:

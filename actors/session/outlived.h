@@ -1,0 +1,47 @@
+// A pointer to an object that may end before its users do, such as a session that a Python object still refers to. A forked child has a
+// copy of the pointer, and no use of the object.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <shared_mutex>
+
+namespace shoal::actors {
+
+template <class T>
+class Outlived {
+ public:
+  explicit Outlived(T& target) : target_(&target) {}
+
+  // Calls use(target) and returns true. Returns false without a call once the target ends, and in a forked child, where a thread that does
+  // not exist may hold the mutex.
+  template <class Use>
+  bool call(Use&& use) {
+    if (forked()) return false;
+    const std::shared_lock lock(mutex_);
+    if (target_ == nullptr) return false;
+    use(*target_);
+    return true;
+  }
+  bool forked() const { return getpid() != process_; }
+  // True as soon as end() waits: a long call returns then.
+  bool ending() const { return ending_; }
+
+  // The target ends after this call, which waits for calls under way.
+  void end() {
+    ending_ = true;
+    const std::lock_guard lock(mutex_);
+    target_ = nullptr;
+  }
+
+ private:
+  const pid_t process_ = getpid();
+  std::atomic<bool> ending_ = false;
+  std::shared_mutex mutex_;  // held by end() alone, and by calls together
+  T* target_;                // null after end()
+};
+
+}  // namespace shoal::actors
