@@ -57,8 +57,8 @@ class PendingSave:
         self._error: BaseException | None = None
         self._raised = self._committed = self._abandoned = False
         self._prints: bool | None = ranks.rank == 0  # None: after a death, until the survivors have new numbers
-        self._unsaid = ""
-        self._telling = threading.Lock()
+        self._unprinted = ""
+        self._printing = threading.Lock()
         self._snapshot = snapshot
         self.snapshot_bytes = self._snapshot.num_bytes if self._snapshot else 0
         self._thread = threading.Thread(target=self._run, name="shoal-checkpoint")
@@ -113,7 +113,7 @@ class PendingSave:
         self._committed = True
 
     def abandon(self) -> None:
-        """A rank has died. An error that the death causes, and every later one, is printed instead of raised: by ``tell_survivors``, because
+        """A rank has died. An error that the death causes, and every later one, is printed instead of raised: by ``print_error``, because
         the first rank may be the dead one."""
         self._abandoned, self._prints = True, None
         if self._error is not None and self._ranks.failed:
@@ -121,23 +121,23 @@ class PendingSave:
 
     def _warn(self) -> None:
         """Neither ``wait`` nor the next save raises the error. One rank prints it."""
-        with self._telling:
+        with self._printing:
             if self._raised:
                 return
             self._raised = True
             what = "was saved, but not all that follows a save was done" if self._committed else "was not saved"
-            self._unsaid = f"shoal: the checkpoint {self.path} {what}, and the training goes on: {self._cause()}\n"
-            self._say()
+            self._unprinted = f"shoal: the checkpoint {self.path} {what}, and the training goes on: {self._cause()}\n"
+            self._print()
 
-    def tell_survivors(self, first: bool) -> None:
-        with self._telling:
+    def print_error(self, first: bool) -> None:
+        with self._printing:
             if self._prints is None:
                 self._prints = first
-            self._say()
+            self._print()
 
-    def _say(self) -> None:
+    def _print(self) -> None:
         if self._prints is not None:
-            text, self._unsaid = self._unsaid, ""
+            text, self._unprinted = self._unprinted, ""
             sys.stderr.write(text if self._prints else "")
 
     def _cause(self) -> str:
@@ -216,7 +216,7 @@ def wait() -> None:
     if (pending := _current) is not None:
         pending._thread.join()  # Ctrl-C ends this wait, and the next one still knows of the save
         _current = None
-        pending.tell_survivors(pending._ranks.rank == 0)  # after an abandoned save that no recovery has followed
+        pending.print_error(pending._ranks.rank == 0)  # after an abandoned save that no recovery has followed
         if not pending._raised:
             pending.wait()
 
@@ -243,10 +243,10 @@ def abandon() -> None:
         settle_all()  # the values are written, and move to other ranks
 
 
-def tell_survivors(first: bool) -> None:
+def print_error(first: bool) -> None:
     """After ``abandon``, once the survivors have new numbers: the first of them prints the save's error, also if the thread ends later."""
     if _current is not None:
-        _current.tell_survivors(first)
+        _current.print_error(first)
 
 
 leave_all = wait  # before the process groups end, as in shoal.fsdp

@@ -250,7 +250,7 @@ class Gang:
             self._recover_from(error)
         finally:
             if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
-                saving.tell_survivors(self.rank == 0)
+                saving.print_error(self.rank == 0)
 
     def _recover_from(self, error: Exception) -> None:
         while self._record.protects and may_come_of_a_death(error):
