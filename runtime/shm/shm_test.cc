@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -91,6 +92,27 @@ TEST(Memory, PopulateMakesHugePagesThatOtherMappingsHaveToo) {
   const Mapping other = map(fd, kBytes, Access::kRead).value();
   for (std::size_t i = 0; i < kBytes; i += 4096) ASSERT_EQ(other.data()[i], std::byte{0});
   EXPECT_EQ(huge_bytes("populated"), 16 * kHuge);
+}
+
+std::size_t bytes_with_memory(const Fd& fd) {
+  struct stat info {};
+  EXPECT_EQ(fstat(fd.get(), &info), 0);
+  return static_cast<std::size_t>(info.st_blocks) * 512;
+}
+
+TEST(Memory, PopulateGivesMemoryToThePagesOfItsRangeAlone) {
+  constexpr std::size_t kPage = 4096, kBytes = 100 * kPage - 1;
+  if (madvise(private_memory(kPage).value().data(), kPage, MADV_POPULATE_WRITE) != 0) GTEST_SKIP() << "a kernel before 5.14";
+  const Fd fd = make_memory("small", kBytes).value();
+  const Mapping mapping = map(fd, kBytes, Access::kReadWrite).value();
+  mapping.populate(kPage + 1, 2 * kPage);  // a part of the second page, the third, and a part of the fourth
+  EXPECT_EQ(bytes_with_memory(fd), 3 * kPage);
+  mapping.populate(0, 0);
+  EXPECT_EQ(bytes_with_memory(fd), 3 * kPage);
+  mapping.populate_part(2, 3);
+  EXPECT_EQ(bytes_with_memory(fd), (3 + 32) * kPage);  // two parts have 34 pages, and the last one the rest
+  for (std::size_t i = 0; i < 2; ++i) mapping.populate_part(i, 3);
+  EXPECT_EQ(bytes_with_memory(fd), 100 * kPage);
 }
 
 TEST(Memory, PopulateKeepsWhatAnotherProcessWritesMeanwhile) {

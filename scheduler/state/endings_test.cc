@@ -12,21 +12,23 @@ using EndingsTest = ClusterStateTest;
 
 TEST_F(EndingsTest, ARequestedEndIsNoCrashOfTheWorker) {
   const JobId job = driver();
-  join(1, {{"CPU", 2}});
-  const auto killed = gang(job, 1, {{"CPU", 1}}), crashed = gang(job, 1, {{"CPU", 1}});
-  ASSERT_TRUE(state_.step(GangRequested{killed}));
-  ASSERT_TRUE(state_.step(GangRequested{crashed}));
+  join(1, {{"CPU", 3}});
+  const auto killed = gang(job, 1, {{"CPU", 1}}), crashed = gang(job, 1, {{"CPU", 1}}), short_of_memory = gang(job, 1, {{"CPU", 1}});
+  for (const auto& g : {killed, crashed, short_of_memory}) ASSERT_TRUE(state_.step(GangRequested{g}));
   const auto started = taken<StartWorkerOn>();
-  ASSERT_EQ(started.size(), 2u);
-  ASSERT_TRUE(state_.step(ActorKilled{killed.actors[0].id}));
+  ASSERT_EQ(started.size(), 3u);
+  for (const auto& g : {killed, short_of_memory}) ASSERT_TRUE(state_.step(ActorKilled{g.actors[0].id}));
   for (const auto& s : started) {
-    const Error cause = unavailable("was killed by SIGKILL").with_reason("WorkerDied");
+    const bool is_short = s.message.worker == started[2].message.worker;
+    const Error cause = is_short ? unavailable("out of memory").with_reason(actors::kOutOfMemory)
+                                 : unavailable("was killed by SIGKILL").with_reason("WorkerDied");
     state_.step(WorkerUpdated{s.node, {s.message.worker, WorkerState::kExited, 1000, "", 137, cause, {}, {}}});
   }
   std::map<WorkerId, std::string> why;
   for (const auto& w : state_.list({actors::ListRequest::What::kWorkers, {}}).workers) why[w.id] = w.cause->message();
   EXPECT_NE(why.at(started[0].message.worker).find("it was killed by shoal.kill"), std::string::npos);
   EXPECT_EQ(why.at(started[1].message.worker), "was killed by SIGKILL");
+  EXPECT_EQ(why.at(started[2].message.worker), "out of memory");
 }
 
 TEST_F(EndingsTest, ADriverThatReportsAnExceptionFailsItsJob) {

@@ -88,6 +88,14 @@ def test_a_checkpoint_has_the_values_of_its_call(tmp_path, held, kind):
     assert pending.snapshot_bytes >= sum(t.nbytes for t in expected.values())
 
 
+def test_a_save_that_a_death_ends_needs_no_present_value_any_more(tmp_path, held):
+    model, optimizer = trained()
+    checkpoint.save_async(tmp_path / "c", model, optimizer)
+    assert len(_snapshot._active) == 1
+    _saving.abandon()  # the values move to other ranks behind it
+    assert not _snapshot._active
+
+
 def test_an_optimizer_without_hooks_is_copied_before_the_call_returns(tmp_path, held):
     class Plain:
         """Only looks like an optimizer."""

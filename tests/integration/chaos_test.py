@@ -1,5 +1,6 @@
 """``shoal chaos``: faults from a seed under a training that goes on."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -7,11 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from leak_check import wait_until
 
 from shoal.exceptions import InvalidArgument
-from shoal.train._chaos.__main__ import Outcome, Total
+from shoal.train._chaos import __main__ as chaos
+from shoal.train._chaos.__main__ import Chaos, Outcome, Total
 from shoal.train._chaos.harm import kill_process, stop_process
 from shoal.train._chaos.head import living_heads
 from shoal.train._chaos.identity import Process, start_time
@@ -19,6 +23,7 @@ from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, 
 from shoal.train._chaos.status import Status, Worker
 
 TRAIN = """
+import time
 import shoal
 from shoal.train import ScalingConfig, Trainer, report, run
 
@@ -29,6 +34,7 @@ def step(batch, state):
     loss.backward()
     state.optimizer.step()
     state.optimizer.zero_grad()
+    time.sleep(0.01)  # leaves processor time to the command
     report({"step": state.step, "loss": mean})
 
 def loop(config):
@@ -60,11 +66,12 @@ def train(shoal_command, bounds=(1, 3), protect=True):
 def test_a_training_survives_kills_and_stops(shoal_command):
     shoal_command.start(cpus=3)
     driver, job = train(shoal_command)
-    said = shoal_command.json("chaos", job, "--seed", "5", "--rate", "1/s", "--for", "6s")
-    expected = sequence(5, 1.0, 6.0, ("kill", "stop"))
-    assert {f.kind for f in expected} == {"kill", "stop"}
+    said = shoal_command.json("chaos", job, "--seed", "1148", "--rate", "1/s", "--for", "3s")
+    expected = sequence(1148, 1.0, 3.0, ("kill", "stop"))
+    assert [f.kind for f in expected] == ["kill", "stop", "kill"]
+    assert expected[1].hold_s > 4  # a long stop
     assert [f["fault"]["kind"] for f in said["faults"]] == [f.kind for f in expected]
-    assert (said["schema"], said["job_id"], said["seed"]) == ("shoal.chaos/1", job, 5)
+    assert (said["schema"], said["job_id"], said["seed"]) == ("shoal.chaos/1", job, 1148)
     assert (said["injected"], said["survived"], said["steps_lost"]) == (len(expected), len(expected), 0)
     kills = [f for f in said["faults"] if f["fault"]["kind"] == "kill"]
     assert all(f["pause_s"] > 0 for f in said["faults"])
@@ -82,10 +89,10 @@ def test_a_training_survives_kills_and_stops(shoal_command):
 def test_a_training_survives_deaths_of_the_head(shoal_command):
     cluster = shoal_command.start(cpus=3)
     driver, job = train(shoal_command)
-    head, *words = cluster.pid("head"), "chaos", job, "--seed", "6", "--rate", "1/s", "--for", "4s"
+    head, *words = cluster.pid("head"), "chaos", job, "--seed", "1557", "--rate", "1/s", "--for", "3s"
     said = shoal_command.json(*words, "--faults", "kill,head")
-    kinds = [f.kind for f in sequence(6, 1.0, 4.0, ("kill", "head"))]
-    assert set(kinds) == {"kill", "head"}
+    kinds = [f.kind for f in sequence(1557, 1.0, 3.0, ("kill", "head"))]
+    assert kinds == ["head", "kill", "head"]
     assert [(f["fault"]["kind"], f["worker"] is None) for f in said["faults"]] == [(kind, kind == "head") for kind in kinds]
     assert (said["injected"], said["survived"], said["steps_lost"]) == (len(kinds), len(kinds), 0)
     assert cluster.pid("head") != head
@@ -131,11 +138,13 @@ def test_chaos_refuses_a_training_that_would_not_survive(shoal_command):
 
 
 FIXED = """
+import time
 import shoal
 from shoal.train import ScalingConfig, Trainer, report
 
 def loop(config):
     while True:
+        time.sleep(0.01)  # leaves processor time to the command
         report({})
 
 if __name__ == "__main__":
@@ -212,6 +221,61 @@ def test_the_last_line_has_the_planned_faults_that_did_not_come():
     assert not Total.of(faults, []).passed
 
 
+class Scripted(Chaos):
+    """Inflicts faults on a training of which it sees these states, one after the other; the last one stays. Its waits take no time."""
+
+    def __init__(self, *states):
+        self._states, self._began, self._pause, self.now = list(states), 0.0, self, 0.0
+
+    def status(self):
+        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
+
+    def wait(self, seconds):
+        self.now += seconds
+
+    def monotonic(self):
+        return self.now
+
+
+def seen(generation, steady=True, **more):
+    return Status(generation, steady, True, True, tuple(Worker(n, "a", Process(n, n)) for n in range(2)), **more)
+
+
+KILL, STOP = Fault(0.0, "kill", 0.0), Fault(0.0, "stop", 0.0, 0.1)
+BEFORE = seen(1, reports=5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "states", "survived", "steps_lost"),
+    [
+        (KILL, [BEFORE, BEFORE, seen(1, False), seen(2, died=frozenset((0,)), pause_s=0.5, undone=2)], True, 2),
+        (KILL, [BEFORE, BEFORE, seen(1, False)], False, 0),
+        (KILL, [BEFORE, BEFORE], False, 0),  # the worker is not dead
+        (STOP, [BEFORE, BEFORE, BEFORE, seen(1, reports=6, undone=9)], True, 0),  # undone in an earlier change
+        (STOP, [BEFORE, BEFORE, BEFORE, seen(2, reports=6, undone=1)], True, 1),
+        (STOP, [BEFORE, BEFORE, BEFORE], True, 0),  # it reports seldom
+        (STOP, [BEFORE, BEFORE, seen(1, False)], False, 0),
+    ],
+)
+def test_a_training_has_survived_a_fault_once_all_workers_train_again(monkeypatch, fault, states, survived, steps_lost):
+    scripted, said = Scripted(*states), []
+    monkeypatch.setattr(chaos, "time", scripted)
+    monkeypatch.setattr(chaos, "on_node", lambda function, node: SimpleNamespace(remote=lambda *_: True))
+    monkeypatch.setattr(chaos, "get", lambda answer, timeout: answer)
+    (outcome,) = chaos.run(scripted, [fault] if survived else [fault, fault], said.append)
+    assert (outcome.survived, outcome.steps_lost, outcome.worker) == (survived, steps_lost, 0)
+    assert len(said) == 1
+    assert Total.of([fault], [outcome]).passed == (survived and not steps_lost)
+
+
+def test_a_seed_without_a_fault_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(chaos, "open_session", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(chaos, "Chaos", lambda *_: SimpleNamespace(check=lambda *_: None))
+    monkeypatch.setattr(sys, "argv", ["chaos", "address", "job", "1", "1/h", "1s", "kill"])
+    assert chaos.main() == 1
+    assert "seed 1 has no fault within 1s at 1/h" in capsys.readouterr().err
+
+
 @pytest.fixture
 def bystander():
     with subprocess.Popen(["sleep", "1000"]) as process:
@@ -225,18 +289,22 @@ def test_a_signal_goes_to_the_process_that_was_meant(bystander):
     assert not stop_process(reused, 1000.0)
     assert bystander.poll() is None
     assert not kill_process(Process(bystander.pid, 0))
-    assert kill_process(Process.of(bystander.pid))
+    living = Process.of(bystander.pid)
+    assert kill_process(living)
+    os.waitid(os.P_PID, bystander.pid, os.WEXITED | os.WNOWAIT)
+    assert not kill_process(living)  # it has ended, and its parent has not asked for that yet
     assert bystander.wait() == -signal.SIGKILL
-    assert not kill_process(Process.of(bystander.pid))
+    assert not kill_process(living)
 
 
 def test_a_stopped_process_goes_on_although_the_one_that_stopped_it_dies(bystander):
     code = "import sys; from shoal.train._chaos.harm import *; stop_process(Process(*map(int, sys.argv[1:])), 2.0)"
     victim = Process.of(bystander.pid)
-    with subprocess.Popen([sys.executable, "-c", code, str(victim.pid), str(victim.started)]) as other:
-        assert os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT).si_code == os.CLD_STOPPED
-        other.kill()
-    assert os.waitid(os.P_PID, victim.pid, os.WCONTINUED | os.WNOWAIT).si_code == os.CLD_CONTINUED
+    words = [sys.executable, "-c", code, str(victim.pid), str(victim.started)]
+    with subprocess.Popen(words, start_new_session=True) as other:
+        wait_until(lambda: os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG), 60, "the stop")
+        os.killpg(other.pid, signal.SIGKILL)  # as the node ends a worker
+    wait_until(lambda: os.waitid(os.P_PID, victim.pid, os.WCONTINUED | os.WNOWAIT | os.WNOHANG), 60, "the end of the stop")
 
 
 def test_a_file_of_a_head_that_was_killed_names_no_process(tmp_path):

@@ -2,11 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from shoal.train import State, run
+from shoal.train import State, get_context, run
 from shoal.train._context import _Here
 from shoal.train._gang import Gang
 from shoal.train._recovery import Mark, Record
@@ -101,3 +102,12 @@ def test_a_loop_behind_run_may_run_again():
     state.gang.repeats = True  # a death in run sets it
     run(lambda batch, state: None, DataLoader(range(4)), state)
     assert not state.gang.repeats
+
+
+@pytest.mark.parametrize(("newcomer", "before", "joins"), [(False, None, False), (True, None, True), (False, "a gang", True)])
+def test_a_loop_joins_if_it_is_a_new_workers_or_runs_again(monkeypatch, newcomer, before, joins):
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_Here, "newcomer", newcomer)
+    monkeypatch.setattr(_Here, "before", before)
+    assert get_context().joins is joins

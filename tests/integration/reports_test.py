@@ -1,5 +1,7 @@
 """The driver of a training without workers: a report that a death has stopped counts if its step does. Waits for the news of a death."""
 
+import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from shoal.train import _membership as m
 from shoal.train import _run
 from shoal.train._ranks import Place
 from shoal.train._reports import Reports
+from shoal.train._watches import Doubts
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -32,14 +35,55 @@ def test_a_report_that_a_death_has_stopped_is_that_of_the_lowest_rank(order, tog
     assert recorded == [{"rank": 0}]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_complete_report_is_that_of_the_lowest_rank(order):
+    replied, recorded = [], []
+    reports = Reports({1: (7, 8)}, set(), set(), {}, lambda call, _: replied.append(call), None, recorded.append)
+    for rank in order:
+        reports.add(f"call of {rank}", (7, 8)[rank], 1, 1, {"rank": rank})
+    assert (sorted(replied), recorded, reports.complete) == (["call of 0", "call of 1"], [{"rank": 0}], 1)
+    reports.continue_at(0)
+    assert reports.undone == 1
+
+
+def run_of(members):
+    session = SimpleNamespace(host_queue=lambda name: "queue", know=lambda *_: None)
+    membership = m.Membership(1, 2, members, 2, number=1, protected=True)
+    return _run.Run(session, SimpleNamespace(on_report=None), membership, [f"handle of {w}" for w in members])
+
+
 @pytest.mark.parametrize(("node", "seconds"), [("a", _run._NEWS_S), ("b", _run._NEWS_OF_NODES_S)])
 def test_a_worker_that_a_change_has_stopped_waits_for_the_news_of_all_nodes_of_the_change(node, seconds):
-    session = SimpleNamespace(host_queue=lambda name: "queue", know=lambda *_: None)
-    membership = m.Membership(1, 2, (0,), 2, number=1, protected=True)
-    membership.published = m.Generation(2, (0, 1), (0,), base=1)
-    run = _run.Run(session, SimpleNamespace(on_report=None), membership, ["handle of 0"])
+    run = run_of((0,))
+    run._membership.published = m.Generation(2, (0, 1), (0,), base=1)
     run._places = {0: Place("a", "host of a", 1), 1: Place(node, "its host", 1)}
     waits = []
     run._doubts = SimpleNamespace(begin=lambda worker, limit: waits.append((worker, limit)))
     run._on_interrupted("call", 0, 1, False, run._places[0])
     assert waits == [(0, seconds)]
+
+
+def test_a_doubt_comes_when_its_time_is_over_unless_the_training_ends_before():
+    doubted = queue.Queue()
+    doubts = Doubts(lambda *doubt: doubted.put(doubt))
+    first = doubts.begin(3, 0.0)
+    assert doubted.get(timeout=60) == (3, first)
+    assert doubts.begin(3, 1000.0) != first
+    doubts.close()
+    assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
+    assert doubted.empty()
+
+
+@pytest.mark.parametrize(
+    ("ticket", "recovering", "refused"),
+    [(2, False, ["NobodyDied"]), (1, False, []), (2, True, [])],
+    ids=["nobody", "an earlier wait", "a death"],
+)
+def test_a_doubt_ends_the_wait_to_which_it_belongs_if_nobody_has_died(ticket, recovering, refused):
+    run, reasons = run_of((0, 1)), []
+    run._membership.recovering = recovering
+    run._reply, run._refuse = lambda *_: None, lambda call, error: reasons.append(error.reason)
+    run._interrupted[0] = 2
+    run._on_doubted("call", 0, ticket)
+    assert reasons == refused
+    assert (0 in run._interrupted) == (not refused)

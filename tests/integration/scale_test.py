@@ -6,6 +6,7 @@ import pytest
 from leak_check import wait_until
 
 TRAIN = """
+import time
 import shoal
 from shoal.train import ScalingConfig, Trainer, get_context, report
 
@@ -29,6 +30,7 @@ def loop(config):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(0.01)  # leaves processor time to the command
         report({"loss": state.mean(loss), "workers": get_context().get_world_size()})
         if changes and changes[-1].generation == config["last"]:
             break

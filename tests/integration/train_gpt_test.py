@@ -106,7 +106,7 @@ def test_the_losses_fall_and_equal_one_plain_process(run):
 def shown(train, module_home, tmp_path_factory):
     """A run of two workers, which a third one joins, and one of which is killed."""
     out = tmp_path_factory.mktemp("shown") / "out"
-    return out, train(out, "--steps=1200", "--validate-every=300", "--loaders=0", "--lr=3e-3")
+    return out, train(out, "--steps=600", "--validate-every=150", "--loaders=0", "--lr=3e-3")
 
 
 def test_a_worker_joins_and_one_is_killed_and_the_losses_are_those_of_one_plain_process(shown):
@@ -116,12 +116,12 @@ def test_a_worker_joins_and_one_is_killed_and_the_losses_are_those_of_one_plain_
     ours, reference = losses(out), losses(out, "reference")
     assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4)  # differences of rounding grow
     assert ours["loss"][: changes[1]["step"] + 50] == pytest.approx(reference["loss"][: changes[1]["step"] + 50], rel=1e-5)
-    assert [step for step, _ in ours["validation"]] == [300, 600, 900, 1200]
+    assert [step for step, _ in ours["validation"]] == [150, 300, 450, 600]
     for change, name in zip(changes, ("a worker joins: 2 -> 3", "a worker is killed: 3 -> 2"), strict=False):
         line = f"  after step {change['step']}: {name} workers, pause {change['seconds']:.2f} s ("
         assert line in said
     assert "0 steps were lost, 0 were applied twice." in said
-    assert checkpoint.read_manifest(out / "checkpoint").state["step"] == 1200
+    assert checkpoint.read_manifest(out / "checkpoint").state["step"] == 600
 
 
 def test_lost_and_repeated_steps_are_counted():

@@ -1,4 +1,4 @@
-"""Collectives on a group of the backend shoal beside the same calls on a group of gloo: results are equal. argv: a function, a folder."""
+"""Collectives on a group of the backend shoal beside the same calls on a group of gloo: results are equal. argv: functions, a folder."""
 
 import sys
 import time
@@ -417,7 +417,8 @@ def main():
     assert dist.get_backend() == "shoal"
     gloo = dist.new_group(backend="gloo")
     torch.manual_seed(dist.get_rank())
-    globals()[sys.argv[1]](gloo)
+    for part in sys.argv[1].split(","):
+        globals()[part](gloo)
     dist.barrier()
     dist.destroy_process_group()
 

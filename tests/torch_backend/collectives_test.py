@@ -4,13 +4,17 @@ import pytest
 from ranks import check
 
 PROGRAM = "collectives_program.py"
-ALONE = ["reductions", "scattered", "averages", "copies", "exchanges", "in_place_and_async", "not_contiguous", "queried", "overlapping"]
+MANY = ["reductions", "scattered", "copies"]  # many sizes, dtypes and reductions
+FEW = [  # run one after the other in one group
+    "averages,exchanges,in_place_and_async,not_contiguous,queried,overlapping",
+    "coalesced,objects,groups,sparse,mistakes",
+]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("part", [*ALONE, "coalesced", "objects", "groups", "sparse", "mistakes"])
-def test_results_are_those_of_gloo(part, world_size):
-    check(PROGRAM, part, world_size)
+@pytest.mark.parametrize("parts", [*MANY, *FEW])
+def test_results_are_those_of_gloo(parts, world_size):
+    check(PROGRAM, parts, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -27,7 +27,8 @@ def run(program: str, function: str, world_size: int, **env: str) -> tuple[int, 
 
 
 def check(program: str, function: str, world_size: int, **env: str) -> str:
-    """Runs the function and fails the test with the ranks' output if a rank failed. Returns the output."""
+    """Runs the function, or several with commas between them if the program does. Fails the test with the ranks' output if a rank failed.
+    Returns the output."""
     code, text = run(program, function, world_size, **env)
     assert code == 0, f"{function} on {world_size} ranks: exit code {code}\n{text[-8000:]}"
     return text

@@ -115,15 +115,20 @@ def futures(group):
     store = dist.distributed_c10d._get_default_store()
     if group.rank() == 0:
         messages = [dist.irecv(torch.zeros(2), 1, tag=tag) for tag in (0, 7)]
-        late = [work.get_future() for work in messages]
-        assert dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()[0].item() == 2
+        with dist.distributed_c10d._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
+            dist.irecv(torch.zeros(2), 1, tag=9)
+        late = [work.get_future() for work in (*messages, *manager.works)]
+        future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        store.set("asked", "")  # the other rank has not begun, so a thread completes the future
+        assert future.wait()[0].item() == 2
         assert not any(future.done() for future in late)
         store.set("send", "")
-        assert [future.wait()[0].tolist() for future in late] == [[3.0, 3.0]] * 2
+        assert [future.wait()[0].tolist() for future in late] == [[3.0, 3.0]] * 3
     else:
+        store.wait(["asked"])
         dist.all_reduce(torch.ones(1))
         store.wait(["send"])
-        for tag in (0, 7):
+        for tag in (0, 7, 9):
             dist.send(torch.full((2,), 3.0), 0, tag=tag)
 
 

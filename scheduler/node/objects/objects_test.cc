@@ -18,6 +18,7 @@
 #include "runtime/shm/memory.h"
 #include "runtime/shm/spill_file.h"
 #include "runtime/sim/sim_world.h"
+#include "scheduler/node/objects/fake_head.h"
 
 namespace shoal::scheduler {
 namespace {
@@ -37,49 +38,15 @@ using runtime::Peer;
 constexpr JobId kJob{1};
 constexpr std::size_t kMaxReferences = 1000;
 
-Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
-
-// A fake head that answers where nodes are, refuses to answer, or is silent.
-class Head final : public runtime::PeerHandler {
- public:
-  explicit Head(runtime::SimWorld& world) : world_(world), network_(world.fabric().attach("head", 1)) {
-    listener_ = *network_->listen(Endpoint::tcp("head", 0), [this](std::unique_ptr<runtime::Connection> c) {
-      peers_.push_back(std::make_unique<Peer>(std::move(c), world_.clock(), *this));
-    });
-  }
-  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
-    EXPECT_EQ(request.method, number(Method::kWatchNode));
-    if (silent) return unanswered_.push_back(std::move(responder));
-    if (refuses) return responder.fail(unavailable("this head leads no more"));
-    actors::ListReply reply;
-    reply.nodes.push_back(rows.at(from_bytes<actors::NodeRef>(request.message.body)->node));
-    responder.reply(body(to_bytes(reply)));
-  }
-  void on_notice(Peer&, runtime::Request) override {}
-  void on_closed(Peer&, const Error&) override {}
-  void hang_up() { peers_.clear(); }
-  const Endpoint& endpoint() const { return listener_->endpoint(); }
-
-  std::map<NodeId, actors::NodeRow> rows;
-  bool silent = false, refuses = false;
-
- private:
-  runtime::SimWorld& world_;
-  std::unique_ptr<runtime::SimNetwork> network_;
-  std::vector<runtime::Responder> unanswered_;
-  std::vector<std::unique_ptr<Peer>> peers_;
-  std::unique_ptr<runtime::Listener> listener_;
-};
-
 // The part of a node that handles objects, with a process of that node.
 class Side final : public runtime::PeerHandler {
   runtime::SimWorld& world_;
-  Head& head_;
+  FakeHead& head_;
   const std::string host_;
   std::unique_ptr<runtime::SimNetwork> network_;
 
  public:
-  Side(runtime::SimWorld& world, Head& head, const std::string& host, NodeId id)
+  Side(runtime::SimWorld& world, FakeHead& head, const std::string& host, NodeId id)
       : world_(world), head_(head), host_(host), network_(world.fabric().attach(host, 100 + static_cast<pid_t>(id.value))) {
     const auto accept = [this](std::unique_ptr<runtime::Connection> c) {
       clients_.emplace(clients_.size(), Client{std::make_unique<Peer>(std::move(c), world_.clock(), *this, clients_.size()), {}});
@@ -233,7 +200,7 @@ class ObjectsTest : public testing::Test {
 
   static constexpr WorkerId kOne{11}, kTwo{12};
   runtime::SimWorld world_{{}};
-  Head head_{world_};
+  FakeHead head_{world_};
   Side a_{world_, head_, "a", NodeId{1}}, b_{world_, head_, "b", NodeId{2}};
   std::optional<Result<std::uint64_t>> got_;
 };
@@ -308,6 +275,24 @@ TEST_F(ObjectsTest, AConnectionThatBreaksInTheMiddleOfATransferIsMadeAgain) {
     world_.run_for(10ms);
     world_.fabric().disconnect("a", "b");
   }
+  EXPECT_TRUE(comes());
+}
+
+TEST_F(ObjectsTest, ANodeBehindACutLinkFailsTheGetAfterAWhileAndIsReachedAgainLater) {
+  get(of_b(ObjectId{5}, 100));
+  ASSERT_TRUE(comes());
+  world_.fabric().set_partitions(/*broken_per_mille=*/1000, /*give_up=*/10s);
+  world_.fabric().partition("a", "b");
+  const auto key = of_b(ObjectId{6}, 100);
+  get(key);
+  world_.run_for(35s);
+  EXPECT_FALSE(got_);  // the connection has been broken for less than PeerNodes::Options::unreachable_after
+  ASSERT_TRUE(world_.run_until([this] { return got_.has_value(); }, 15s));
+  ASSERT_FALSE(*got_);
+  EXPECT_EQ(got_->error().reason(), "ObjectLost");
+  EXPECT_NE(got_->error().message().find("on host b"), std::string::npos) << got_->error().message();
+  world_.fabric().heal();
+  get(key);
   EXPECT_TRUE(comes());
 }
 
@@ -420,7 +405,7 @@ TEST(ObjectsOfThreeNodes, ExistForTheirHoldersAndAreFreedInTheEnd) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     runtime::SimWorld world{{.seed = seed}};
     auto& random = world.random();
-    Head head(world);
+    FakeHead head(world);
     std::vector<std::unique_ptr<Side>> sides;
     std::map<WorkerId, Side*> all;
     for (std::uint64_t i = 0; i < 3; ++i) {
