@@ -56,7 +56,7 @@ class PendingSave:
         self._plan, self._ranks, self._about = plan, ranks, about
         self._error: BaseException | None = None
         self._raised = self._committed = self._abandoned = False
-        self._prints: bool | None = ranks.rank == 0  # None: after a death, until the survivors have new numbers
+        self._prints: bool | None = ranks.rank == 0  # unknown after a death, until the survivors have new numbers
         self._unprinted = ""
         self._printing = threading.Lock()
         self._snapshot = snapshot

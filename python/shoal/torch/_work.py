@@ -105,8 +105,8 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for the end of the operation; raises its error.
 
-        ``timeout``: raises ``DeadlineExceeded`` after this time, and the operation goes on. By default, and for zero, only the operation's
-        own time limit counts.
+        ``timeout``: raises ``DeadlineExceeded`` then, and the operation goes on. By default, and for zero, only the operation's own time
+        limit counts.
         """
         if timeout:
             self._wait_at_most(timeout.total_seconds())

@@ -247,25 +247,22 @@ class Gang:
         """Called after an error in a step. If a worker has died, goes on with the others, at the same step or the next one; else raises the
         error. Raises RunAgain if the loop cannot go on, because the loop of another worker runs again."""
         try:
-            self._recover_from(error)
+            while self._record.protects and may_come_of_a_death(error):
+                phases = Phases()
+                self._stop()  # an error of it is no death
+                phases.end("stop")
+                try:
+                    return self._recover(error, phases)
+                except WorkerLost:
+                    raise
+                except Exception as again:  # another one has died
+                    if again is error:
+                        raise
+                    error = again
+            raise error
         finally:
             if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
                 saving.print_error(self.rank == 0)
-
-    def _recover_from(self, error: Exception) -> None:
-        while self._record.protects and may_come_of_a_death(error):
-            phases = Phases()
-            self._stop()  # an error of it is no death
-            phases.end("stop")
-            try:
-                return self._recover(error, phases)
-            except WorkerLost:
-                raise
-            except Exception as again:  # another one has died
-                if again is error:
-                    raise
-                error = again
-        raise error
 
     def _recover(self, error: Exception, phases: Phases) -> None:
         again = not (self.repeats or self._joining)
