@@ -220,7 +220,7 @@ def test_the_error_of_a_death_is_printed_and_not_raised(tmp_path, ranks, capfd):
     checkpoint.save_async(tmp_path / "c", build())
     _saving.settle()
     _saving.abandon()
-    _saving.tell_survivors(True)
+    _saving.print_error(True)
     checkpoint.wait()
     assert "c was not saved, and the training goes on: rank 1 has died" in capfd.readouterr().err
 
@@ -233,13 +233,13 @@ def test_the_first_of_the_survivors_prints_the_error_when_the_first_rank_has_die
         pending._ranks.rank = 1  # rank 0 has written no word of it
         if ends_late:
             _saving.abandon()
-            _saving.tell_survivors(first)
+            _saving.print_error(first)
         go.set()
         _saving.settle()
         if not ends_late:
             _saving.abandon()
             assert capfd.readouterr().err == ""
-            _saving.tell_survivors(first)
+            _saving.print_error(first)
         checkpoint.wait()
         expected = f"shoal: the checkpoint {path} was not saved, and the training goes on: rank 0 has died\n"
         assert capfd.readouterr().err == (expected if first else "")
@@ -258,7 +258,7 @@ def test_the_cause_is_the_death_and_not_the_end_of_its_groups(tmp_path, ranks, c
     checkpoint.save_async(tmp_path / "c", build())
     go.set()
     checkpoint.wait()
-    _saving.tell_survivors(True)
+    _saving.print_error(True)
     assert capfd.readouterr().err.endswith("was not saved, and the training goes on: a rank has died\n")
 
 
@@ -268,7 +268,7 @@ def test_a_complete_checkpoint_is_not_called_unsaved(tmp_path, ranks, capfd):
     checkpoint.save_async(tmp_path / "c", build(3))
     _saving.settle()
     _saving.abandon()
-    _saving.tell_survivors(True)
+    _saving.print_error(True)
     checkpoint.wait()
     expect_saved(tmp_path / "c", 3)
 
