@@ -91,7 +91,8 @@ class StepRunnerTest : public testing::Test {
     for (int r = 0; r < world; ++r) {
       Units units;
       for (int u = 0; u < 2; ++u) units.push_back(ShardedUnit::make(u == 0 ? "a" : "b", layout, arenas[u], r, world, {}).value());
-      const std::size_t control_bytes = ShardedModel::control_bytes(units, world), slot_bytes = ShardedModel::slot_bytes(units, world, r, 2);
+      const std::size_t control_bytes = ShardedModel::control_bytes(units, world),
+                        slot_bytes = ShardedModel::slot_bytes(units, world, r, 2);
       if (!control) control = runtime::make_memory("control", control_bytes).value();
       if (!slots) slots = runtime::make_memory("slots", slot_bytes).value();
       ShardedModel::Options options;

@@ -35,7 +35,7 @@ class WaitWatch {
   const CommunicatorRequest& request_;
   const Clock& clock_;
   std::optional<TimePoint> left_since_;  // when this wait found that the missing rank has left
-  const Operation* late_ = nullptr;   // the operation to which warn_at_ belongs
+  const Operation* late_ = nullptr;      // the operation to which warn_at_ belongs
   TimePoint warn_at_{};                  // when to warn that late_ still waits
 };
 
