@@ -130,6 +130,7 @@ class PendingSave:
             self._print()
 
     def print_error(self, first: bool) -> None:
+        """The survivors of a death have new numbers: the first of them prints the error, now or when it comes."""
         with self._printing:
             if self._prints is None:
                 self._prints = first
