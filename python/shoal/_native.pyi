@@ -495,6 +495,10 @@ class ClusterResources:
     def available(self) -> dict: ...
 
     @property
+    def left_out(self) -> int:
+        """Number of names that both lack: nodes' own in a large cluster."""
+
+    @property
     def wanted_back(self) -> bool:
         """
         True if other jobs wait for what this job's workers of remote functions hold.

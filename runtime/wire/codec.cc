@@ -6,7 +6,7 @@
 namespace shoal::runtime {
 
 namespace {
-constexpr std::uint32_t kMaxSegments = 16;
+constexpr std::uint32_t kMaxSegments = 32;  // a builder doubles its segments, so that 16 end at 16 MiB
 }  // namespace
 
 Bytes encode(capnp::MessageBuilder& message) {

@@ -1,6 +1,6 @@
 // Encoding and decoding of Cap'n Proto messages, and the only place where a kj::Exception becomes an Error.
 //
-// Checks before reading: whole words, at most 16 segments that fit the frame, a traversal limit in proportion to the size, nesting up
+// Checks before reading: whole words, at most 32 segments that fit the frame, a traversal limit in proportion to the size, nesting up
 // to 16. Accessors still throw on hostile pointers, so everything must be read inside read<>(), never after it.
 #pragma once
 

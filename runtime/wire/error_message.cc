@@ -11,9 +11,14 @@ namespace {
 // All texts together stay well below the limit of a frame's body.
 constexpr std::size_t kMaxText = 64 << 10, kMaxFrameText = 4 << 10;
 
-// A message may contain a process's output, which can be arbitrary bytes.
+// A message may contain a process's output, which can be arbitrary bytes. A byte that is not UTF-8 becomes three. A text that was cut
+// before stays as it is, so that a stored error is the same after each reading.
 std::string clipped(const std::string& s, std::size_t limit = kMaxText) {
-  return s.size() <= limit ? valid_utf8(s) : valid_utf8(utf8_prefix(s, limit)) + " [...]";
+  constexpr std::string_view kCut = " [...]";
+  std::string valid = valid_utf8(utf8_prefix(s, limit + kCut.size()));
+  const bool was_cut = s.ends_with(kCut) && valid.size() == s.size();
+  if (was_cut || (s.size() <= limit && valid.size() <= limit)) return valid;
+  return std::string(utf8_prefix(valid, limit)).append(kCut);
 }
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "scheduler/cli/output.h"
+#include "scheduler/roles/head_report.h"
 
 namespace shoal::scheduler::cli {
 
@@ -130,6 +131,12 @@ Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& foun
   if (client || client.error().code() != Code::kUnavailable || client.error().reason() == "HungUp") return client;
   const Error& why = client.error();
   const std::string at = found.address == found.endpoint ? "" : " (tried: " + found.endpoint + ")";
+  const auto failure = found.folder ? failed_head_start(found.folder->path()) : std::nullopt;
+  if (failure) {
+    return fail(unavailable("the head at " + found.address + " does not start: " + failure->message())
+                    .with_reason(why.reason())
+                    .with_hint((failure->hint().empty() ? "" : failure->hint() + "; ") + "its logs: " + found.folder->logs()));
+  }
   auto out = unavailable("no head answers at " + found.address + at + ": " + why.message()).with_reason(why.reason());
   return fail(std::move(out).with_hint(
       found.folder

@@ -102,8 +102,9 @@ class Writer {
     SHOAL_OK(write(json::array()));  // fails if another head wrote meanwhile
     std::vector<Record> out;
     for (const auto& [at, text] : texts) {
-      SHOAL_TRY(auto record, decode(at.first, at.second, text));
-      out.push_back(std::move(record));
+      auto record = decode(at.first, at.second, text);
+      // The head sets aside a row that it cannot read, and goes on with the others.
+      out.push_back(record ? *std::move(record) : Record{at.first, at.second, {}, {}, Bytes::copy_of(text)});
     }
     return out;
   }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "actors/protocol/cluster/row_bounds.h"
+
 namespace shoal::scheduler {
 
 namespace {
@@ -31,6 +33,10 @@ void Commits::flush() {
   due_ = Due::kNone;
   if (busy_ || fence_.fenced()) return;
   auto records = state_.take_changes();
+  for (const auto& r : records) {
+    if (r.bytes.size() <= actors::RowBounds::kMaxRecord) continue;  // events are checked, so that rows stay within their bounds
+    log_->error("row table={} id={:016x} has {} bytes, and the next head may set it aside", to_string(r.table), r.id, r.bytes.size());
+  }
   if (records.empty() && effects_.empty()) return;
   busy_ = true;
   for (auto& effect : std::exchange(effects_, {})) committing_.push_back(std::move(effect));

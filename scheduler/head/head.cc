@@ -25,7 +25,10 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       fence_(log_, options_.leads, options_.on_fenced),
       packages_(clock, options_.packages, [this](const std::string& name) { return state_.mentions(name); }),
       watchers_([this](std::uint64_t client, Method method, Bytes bytes) {
-        clients_.at(client).peer->notify(number(method), {std::move(bytes), {}, {}}, runtime::Flush::kLater);
+        const auto sent = clients_.at(client).peer->notify(number(method), {std::move(bytes), {}, {}}, runtime::Flush::kLater);
+        if (!sent && sent.error().reason() != "Disconnected") {
+          log_->error("client={} notice={} not sent: {}", client, number(method), sent.error().message());
+        }
       }),
       node_watch_(network, state_, {options_.listen, options_.look_timeout, options_.watch_process},
                   {[this](NodeId node) { return links_.contains(node); },
@@ -52,8 +55,10 @@ Result<void> Head::restore() {
   now();
   SHOAL_TRY(const auto records, store_.load());
   if (records.empty()) return {};
-  SHOAL_OK(state_.restore(records));
+  state_.restore(records);
   log_->info("restored rows={} nodes={}", records.size(), state_.alive_nodes().size());
+  for (const auto& row : state_.set_aside()) log_->warn("row set aside: {}", to_string(row));
+  if (!state_.set_aside().empty() && options_.on_set_aside) options_.on_set_aside(state_.set_aside());
   return {};
 }
 

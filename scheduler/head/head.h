@@ -57,6 +57,8 @@ class Head final : public runtime::PeerHandler {
     std::function<bool()> leads;
     // Called once, when the head leads no more. The owner destroys the head, but not within this call.
     std::function<void()> on_fenced;
+    // Called at the start with the stored rows that the state could not use, before others take their place in the store; may be empty.
+    std::function<void(const std::vector<SetAside>&)> on_set_aside;
   };
 
   // All references outlive this object.

@@ -447,5 +447,22 @@ TEST_F(HeadTest, ARepeatedRequestForAnActorGetsItsState) {
   EXPECT_EQ(reported_[0].state, actors::ActorState::kDead);
 }
 
+TEST_F(HeadTest, AHeadServesWithoutARowThatItCannotRead) {
+  const JobId lost = submit(), kept = submit();
+  world_.run_for(1s);
+  std::vector<Record> unreadable;
+  unreadable.push_back({TableName::kJobs, lost.value, "lost", "PENDING", Bytes::copy_of("none")});
+  head_.reset();
+  store_.commit(unreadable, [](Result<void> r) { EXPECT_TRUE(r); });
+  std::size_t reported = 0;
+  auto again = options();
+  again.on_set_aside = [&](const std::vector<SetAside>& rows) { reported += rows.size(); };
+  head_ = std::make_unique<Head>(world_.clock(), world_.random(), *head_network_, store_, runtime::make_null_log(), std::move(again));
+  ASSERT_TRUE(head_->start());
+  world_.run_for(1s);
+  EXPECT_EQ(reported, 1u);
+  EXPECT_EQ(jobs_kept(), (std::map<JobId, std::string>{{lost, "FAILED"}, {kept, "PENDING"}}));
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

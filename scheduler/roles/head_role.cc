@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "scheduler/etcd/candidacy.h"
+#include "scheduler/roles/head_report.h"
 #include "scheduler/roles/role_process.h"
 
 namespace shoal::scheduler {
@@ -41,6 +42,13 @@ Result<Serving> serve(RoleProcess& w, const HeadRole& role, Store& store, Head::
   return out;
 }
 
+// A head that HeadKeeper starts reports to no process, so the reason goes into its log and the session's folder.
+int refuse_head(RoleProcess& w, int ready_fd, const Error& why) {
+  w.log->warn("head not started: {}{}", why.message(), why.hint().empty() ? "" : " (" + why.hint() + ")");
+  note_head_start(w.folder.path(), why);
+  return refuse_role(ready_fd, why);
+}
+
 // Signs the certificates of joining hosts, where the session has an authority.
 void sign_with_authority(RoleProcess& w, Head::Options& options) {
   if (!w.folder.has_tls()) return;
@@ -55,7 +63,7 @@ void sign_with_authority(RoleProcess& w, Head::Options& options) {
 
 int run_alone(RoleProcess& w, const HeadRole& role) {
   auto state = State::open(w, role.fsync);
-  if (!state) return refuse_role(role.ready_fd, state.error());
+  if (!state) return refuse_head(w, role.ready_fd, state.error());
   bool over = false;
   auto options = head_options(w);
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
@@ -70,8 +78,9 @@ int run_alone(RoleProcess& w, const HeadRole& role) {
     const auto serving = serve(w, role, (*state)->store(), std::move(options), info);
     if (!serving) {
       drain(w);
-      return refuse_role(role.ready_fd, serving.error());
+      return refuse_head(w, role.ready_fd, serving.error());
     }
+    note_head_start(w.folder.path(), std::nullopt);
     w.on_signal([&] { over = true; });
     report(role.ready_fd, {{"head", info.head}, {"head_local", info.head_local}});
     run_until(w, over);
@@ -131,7 +140,7 @@ class OneOfSeveral {
     const auto code = stand();
     if (!code) {
       end();
-      return refuse_role(std::exchange(ready_fd_, -1), code.error());
+      return refuse_head(w_, std::exchange(ready_fd_, -1), code.error());
     }
     run_until(w_, over_);
     end();
@@ -187,7 +196,11 @@ class OneOfSeveral {
     };
     options.on_ended = [this] { leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; }); };
     auto serving = serve(w_, role_, *store_, std::move(options), info_);
-    if (!serving) return give_up(serving.error());
+    if (!serving) {
+      note_head_start(w_.folder.path(), serving.error());
+      return give_up(serving.error());
+    }
+    note_head_start(w_.folder.path(), std::nullopt);
     serving_ = *std::move(serving);
     w_.log->info("leading");
     heads_are(info_.head, info_.heads);
@@ -237,7 +250,10 @@ class OneOfSeveral {
 
 int run_head(const HeadRole& role) {
   auto process = RoleProcess::make(role.session, "head");
-  if (!process) return refuse_role(role.ready_fd, process.error());
+  if (!process) {
+    note_head_start(role.session, process.error());
+    return refuse_role(role.ready_fd, process.error());
+  }
   return role.store.empty() ? run_alone(**process, role) : OneOfSeveral(**process, role).run();
 }
 

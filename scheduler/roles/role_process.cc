@@ -1,6 +1,7 @@
 #include "scheduler/roles/role_process.h"
 
 #include "scheduler/node/machine.h"
+#include "scheduler/roles/head_report.h"
 
 namespace shoal::scheduler {
 
@@ -30,6 +31,7 @@ Head::Options head_options(RoleProcess& process) {
   o.packages.folder = process.folder.path() + "/packages";
   o.pid = getpid();
   o.measure = [] { return process_metrics(); };
+  o.on_set_aside = [session = o.session](const std::vector<SetAside>& rows) { keep_set_aside(session, rows); };
   o.watch_process = [&process](pid_t pid, std::function<void()> gone) -> std::shared_ptr<void> {
     return std::make_shared<runtime::ProcessWatch>(process.loop, pid, [gone = std::move(gone)](runtime::ExitStatus) { gone(); });
   };

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
+#include "scheduler/state/bounds.h"
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/explain.h"
@@ -103,6 +104,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
                       .with_hint("get it with get_actor, or with get_if_exists=True"));
     }
   }
+  SHOAL_OK(check_bounds(spec));
   SHOAL_TRY(Gang gang, checked(s, spec));
   if (spec.detached) {
     gang.spec.job = s.turn.random.id<JobId>();
@@ -150,6 +152,7 @@ Result<void> on(Parts& s, const ActorHosted& event) {
   if (w == nullptr) return fail(not_found("no running process " + to_string(m.worker)));
   if (const auto known = s.actors.find(m.actor); known != s.actors.end()) return hosted_again(s, m, known->second);
   if (!m.actor) return fail(invalid_argument("the actor has no id"));
+  SHOAL_OK(check_bounds(m));
   SHOAL_TRY(const HostedGangs::Gang* const gang, s.hosted.add(m, s.turn.random));
   s.actors.host(m, *w, gang->id);
   if (gang->state != HostedGangs::State::kComplete) return {};
@@ -163,6 +166,16 @@ Result<void> on(Parts& s, const ActorHosted& event) {
   return {};
 }
 
-void on(Parts& s, const AttributesSet& event) { s.actors.set_attributes(event.attributes.actor, event.attributes.attributes); }
+// No caller waits for an answer, so the actor's job gets a warning.
+void on(Parts& s, const AttributesSet& event) {
+  const auto& wish = event.attributes;
+  const ActorRow* const row = s.actors.living(wish.actor);
+  if (row == nullptr) return;
+  if (const auto fits = check_bounds(row->attributes, wish); !fits) {
+    return s.turn.act(Warn{
+        row->job, fmt::format("actor {}({}) keeps its attributes: {}", row->class_name, to_string(wish.actor), fits.error().message())});
+  }
+  s.actors.set_attributes(wish.actor, wish.attributes);
+}
 
 }  // namespace shoal::scheduler

@@ -14,6 +14,7 @@
 #include "actors/protocol/cluster/metrics.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/parts.h"
+#include "scheduler/state/set_aside.h"
 #include "scheduler/store/store.h"
 
 namespace shoal::scheduler {
@@ -45,8 +46,10 @@ class ClusterState {
   void change_again(const std::vector<Record>& records);
   std::vector<Record> all_records() const;
   // Continues from stored rows, before any event. Nodes are away until they join again; workers that they do not report then have ended.
-  // Returns DataLoss if a record cannot be decoded or contradicts others.
-  Result<void> restore(const std::vector<Record>& records);
+  // A row that cannot be decoded, contradicts others or is missing is set aside: what depends on it ends with DataLoss, the rest goes on.
+  void restore(const std::vector<Record>& records);
+  // The rows that restore() set aside.
+  const std::vector<SetAside>& set_aside() const { return set_aside_; }
 
   // ---- queries
   // A page of rows ordered by id, after `request.after`.
@@ -78,6 +81,7 @@ class ClusterState {
 
  private:
   Parts parts_;
+  std::vector<SetAside> set_aside_;
 };
 
 }  // namespace shoal::scheduler

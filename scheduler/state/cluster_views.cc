@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
+#include "actors/protocol/cluster/row_bounds.h"
 #include "runtime/core/check.h"
+#include "runtime/core/utf8.h"
+#include "scheduler/state/bounds.h"
 #include "scheduler/state/cluster_state.h"
 #include "scheduler/state/explain.h"
 #include "scheduler/state/queue.h"
@@ -20,59 +23,43 @@ using actors::WorkerState;
 
 namespace {
 
-// Estimated bytes of a row in a message, without its cause.
-constexpr std::size_t kRow = 400, kAmount = 48;
-std::size_t bytes_of(const ActorRow& r) {
-  std::size_t out = kRow + r.name.size() + r.name_space.size() + r.class_name.size() + r.pending_reason.size();
-  for (const auto& [name, value] : r.attributes) out += kAmount + name.size() + value.size();
-  return out;
-}
-std::size_t bytes_of(const actors::GroupRow& r) {
-  std::size_t out = kRow + r.name.size() + r.name_space.size() + r.pending_reason.size();
-  for (const auto& b : r.bundles) out += kAmount * (1 + b.all().size());
-  return out;
-}
-std::size_t bytes_of(const actors::NodeRow& r) {
-  return kRow + kAmount * (r.total.all().size() + r.available.all().size() + r.labels.size());
-}
-std::size_t bytes_of(const actors::WorkerRow& r) { return kRow + r.role.size(); }
-std::size_t bytes_of(const actors::JobRow& r) {
-  const auto& s = r.submission;
-  std::size_t out = kRow + r.name.size() + r.pending_reason.size() + s.id.size() + s.entrypoint.size() + s.runtime_env.size();
-  for (const auto& [name, value] : s.metadata) out += kAmount + name.size() + value.size();
-  return out;
-}
-
 // Shortens a cause, which may carry kilobytes of a process's last output.
 std::optional<Error> brief(const std::optional<Error>& cause, std::size_t max_text) {
   if (!cause) return {};
   const auto cut = [max_text](const std::string& text) {
-    std::size_t end = std::min(text.find('\n'), text.size());
-    if (end > max_text) {
-      end = max_text;
-      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // does not cut inside a UTF-8 character
-    }
-    return text.substr(0, end);
+    return std::string(utf8_prefix(std::string_view(text).substr(0, text.find('\n')), max_text));
   };
-  Error out = Error(cause->code(), cut(cause->message())).with_reason(cause->reason()).with_hint(cut(cause->hint()));
+  Error out = Error(cause->code(), cut(cause->message())).with_reason(cut(cause->reason())).with_hint(cut(cause->hint()));
   for (const auto& frame : cause->context()) {
     if (out.context().size() < 8) out = std::move(out).in(cut(frame));
   }
   return out;
 }
 
+// The names that a sum over nodes leaves out, so that it fits a message. A name of one node's own ("node:HOST") is left out first.
+std::vector<std::string> beyond_bound(const Resources& sums) {
+  std::vector<std::string> shared, own;
+  for (const auto& [name, units] : sums.all()) (name.starts_with("node:") ? own : shared).push_back(name);
+  shared.insert(shared.end(), own.begin(), own.end());
+  shared.erase(shared.begin(), shared.begin() + static_cast<std::ptrdiff_t>(std::min(shared.size(), actors::RowBounds::kMaxResources)));
+  return shared;
+}
+
 }  // namespace
 
 actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   using What = actors::ListRequest::What;
+  const auto& options = parts_.turn.options;
   actors::ListReply out;
   std::size_t bytes = 0;
+  // The first row goes into the page whatever its size, which is bounded (bounds.h).
   const auto page = [&](const auto& table, auto& rows, const auto& row_of, const auto& job_of) {
     for (auto it = table.upper_bound({request.after}); it != table.end(); ++it) {
       if (request.job && request.job != job_of(it->second)) continue;
       auto row = row_of(it->second);
-      bytes += bytes_of(row);
-      if (!rows.empty() && (rows.size() == parts_.turn.options.max_listed_rows || bytes > parts_.turn.options.max_listed_bytes)) {
+      if constexpr (requires { row.cause; }) row.cause = brief(row.cause, options.max_listed_text);
+      bytes += row_bytes(row);
+      if (!rows.empty() && (rows.size() == options.max_listed_rows || bytes > options.max_listed_bytes)) {
         out.last = rows.back().id.value;
         return;
       }
@@ -97,10 +84,6 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
       page(parts_.groups, out.groups, whole, [](const rows::Group& g) { return g.row.job; });
       break;
   }
-  for (auto& row : out.actors) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
-  for (auto& row : out.workers) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
-  for (auto& row : out.jobs) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
-  for (auto& row : out.groups) row.cause = brief(row.cause, parts_.turn.options.max_listed_text);
   return out;
 }
 
@@ -112,6 +95,11 @@ actors::ClusterStatus ClusterState::resources(JobId asking) const {
     out.total += n.row.total;
     out.available += n.row.available;
   }
+  for (const auto& name : beyond_bound(out.total)) {
+    out.total.set_units(name, 0);
+    out.available.set_units(name, 0);
+    ++out.resources_left_out;
+  }
   out.wanted_back = asking && wanted_back(asking);
   return out;
 }
@@ -121,8 +109,12 @@ actors::ClusterStatus ClusterState::status() const {
   for (const auto& [id, w] : parts_.workers) out.num_workers += w.row.state != WorkerState::kExited;
   for (const auto& [id, a] : parts_.actors) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
   for (const auto& [id, j] : parts_.jobs) out.num_jobs += !ended(j.row.state);
-  for (const auto& p : parts_.queue.entries) {
-    out.pending.push_back(name_of(parts_, p) + ": " + why(parts_, p));
+  out.num_pending = static_cast<std::uint32_t>(parts_.queue.entries.size());
+  out.pending = summed_reasons(parts_);
+  out.num_set_aside = static_cast<std::uint32_t>(set_aside_.size());
+  for (const auto& row : set_aside_) {
+    if (out.set_aside.size() == parts_.turn.options.max_status_lines) break;
+    out.set_aside.push_back(std::string(utf8_prefix(to_string(row), parts_.turn.options.max_status_text)));
   }
   return out;
 }
@@ -285,9 +277,8 @@ bool ClusterState::mentions(const std::string& text) const {
     return std::any_of(launch.env.begin(), launch.env.end(), [&](const auto& e) { return e.second.find(text) != std::string::npos; });
   };
   return std::any_of(parts_.gangs.begin(), parts_.gangs.end(), [&](const auto& g) { return in(g.second.spec.launch); }) ||
-         std::any_of(parts_.jobs.begin(), parts_.jobs.end(), [&](const auto& j) {
-           return !ended(j.second.row.state) && std::any_of(j.second.launches.begin(), j.second.launches.end(), in);
-         });
+         std::any_of(parts_.jobs.begin(), parts_.jobs.end(),
+                     [&](const auto& j) { return !ended(j.second.row.state) && in(j.second.launch); });
 }
 
 }  // namespace shoal::scheduler

@@ -1,7 +1,11 @@
 #include "scheduler/state/explain.h"
 
+#include <map>
+
 #include <fmt/format.h>
 
+#include "actors/protocol/cluster/row_bounds.h"
+#include "runtime/core/utf8.h"
 #include "scheduler/state/placing.h"
 #include "scheduler/state/queue.h"
 
@@ -65,6 +69,13 @@ void set_reason(Parts& s, const Pending& p, const std::string& why) {
   }
 }
 
+std::string known_reason(const Parts& s, const Pending& p) {
+  const std::string& known = p.group ? s.groups.at(p.group).row.pending_reason
+                             : p.job ? s.jobs.at(p.job).row.pending_reason
+                                     : s.actors.at(s.gangs.at(p.gang).spec.actors[0].id).pending_reason;
+  return known.empty() ? "not explained yet" : known;
+}
+
 void warn(Parts& s, const Pending& p, const std::string& why) {
   if (p.gang) {
     const Gang& gang = s.gangs.at(p.gang);
@@ -91,7 +102,40 @@ std::string why(const Parts& s, const Pending& p) {
   const std::string lacks = p.group ? group_lacks(s, s.groups.at(p.group))
                             : p.job ? job_lacks(s, s.jobs.at(p.job))
                                     : gang_lacks(s, s.gangs.at(p.gang));
-  return lacks + s.nodes.unschedulable();
+  return std::string(utf8_prefix(lacks + s.nodes.unschedulable(), actors::RowBounds::kMaxText));  // it becomes part of a row
+}
+
+// Entries beyond the first kMaxLooks have the reasons of their rows, because a search for each would take long.
+std::vector<std::string> summed_reasons(const Parts& s) {
+  const auto& options = s.turn.options;
+  std::vector<std::string> out;
+  std::vector<std::size_t> alike;
+  std::map<std::string, std::size_t> index;
+  std::size_t others = 0;
+  GangId before{};
+  std::string reason;
+  int looks = 0;
+  for (const auto& p : s.queue.entries) {
+    if (!p.like || p.like != before) reason = ++looks <= kMaxLooks ? why(s, p) : known_reason(s, p);
+    before = p.like;
+    std::string text = name_of(s, p) + ": " + reason;
+    const auto known = index.find(text);
+    if (known != index.end()) {
+      ++alike[known->second];
+    } else if (out.size() < options.max_status_lines) {
+      index.emplace(text, out.size());
+      out.push_back(std::move(text));
+      alike.push_back(1);
+    } else {
+      ++others;
+    }
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = utf8_prefix(out[i], options.max_status_text);
+    if (alike[i] > 1) out[i] += fmt::format(" ({} alike)", alike[i]);
+  }
+  if (others > 0) out.push_back(fmt::format("{} others, which `shoal list` shows with their reasons", others));
+  return out;
 }
 
 // Equal entries are explained once, others a few per tick.

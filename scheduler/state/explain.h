@@ -3,12 +3,15 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "scheduler/state/parts.h"
 
 namespace shoal::scheduler {
 
 std::string why(const Parts& s, const Pending& entry);
+// Texts about all entries: names with reasons. Equal texts become one with their number, and the texts are bounded (StateOptions).
+std::vector<std::string> summed_reasons(const Parts& s);
 // Explains entries, and warns the jobs of those that have waited for a moment.
 void explain_pending(Parts& s);
 // Explains the newest entry at once, so that the first list of rows shows its reason. The warning comes later.

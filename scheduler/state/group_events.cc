@@ -1,4 +1,5 @@
 // Events of placement groups: resources that are reserved together, bundle by bundle, and given to actors later.
+#include "scheduler/state/bounds.h"
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/explain.h"
@@ -21,6 +22,7 @@ Result<void> on(Parts& s, const GroupRequested& event) {
   for (const auto& bundle : spec.bundles) {
     if (bundle.empty()) return fail(invalid_argument("a bundle of a placement group requests nothing"));
   }
+  SHOAL_OK(check_bounds(spec));
   if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
   SHOAL_OK(s.groups.request(spec, s.turn.next_order));
   ++s.turn.next_order;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <csignal>
 
+#include "scheduler/state/bounds.h"
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/explain.h"
@@ -36,6 +37,7 @@ void on(Parts& s, const DriverGone& event) {
 
 Result<JobId> on(Parts& s, const JobSubmitted& event) {
   const auto& spec = event.spec;
+  SHOAL_OK(check_bounds(spec));
   const std::vector<Resources> wanted(std::max<std::size_t>(1, spec.num_workers), spec.resources);
   const NodeResources& capacity = s.nodes.index().capacity();
   if (!spec.wait && !place(wanted, capacity)) return fail(infeasible(explain(wanted, capacity)));
@@ -59,7 +61,7 @@ void on(Parts& s, const PortFound& event) {
     give_back_places(s, id);
     return end_job(s, id, JobState::kFailed);
   }
-  s.jobs.set_ranks(id, s.nodes.at(job->placed[0]).row.host, *event.port);
+  s.jobs.set_meeting(id, s.nodes.at(job->placed[0]).row.host, *event.port);
   start_job(s, id);
 }
 

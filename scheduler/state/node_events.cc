@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <csignal>
 
+#include "scheduler/state/bounds.h"
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/explain.h"
@@ -119,6 +120,7 @@ void drain_nodes(Parts& s) {
 Result<void> on(Parts& s, const NodeJoined& event) {
   const auto& node = event.node;
   if (!node.id) return fail(invalid_argument("the node has no id"));
+  SHOAL_OK(check_bounds(node));
   const bool known = s.nodes.contains(node.id);
   if (known && !s.nodes.lives(node.id)) {
     return fail(unavailable("node " + to_string(node.id) + " was declared dead, and its workers with it").with_reason("Fenced"));

@@ -40,8 +40,10 @@ struct StateOptions {
   // `patience`: how long an entry waits before room is kept for it. The room is then kept for a window: the first one lasts `first_window`,
   // later ones longer.
   runtime::Duration patience = std::chrono::seconds(30), first_window = std::chrono::seconds(10), longest_window = std::chrono::seconds(60);
-  std::size_t max_listed_bytes = 200'000;  // per reply to list(), without causes
+  std::size_t max_listed_bytes = 200'000;  // per reply to list(), unless its only row is longer
   std::size_t max_listed_text = 500;       // bytes of each text of a cause in list(); actor() and job() return all of it
+  // Texts of status() about entries that wait, and about rows that were set aside; and bytes of each.
+  std::size_t max_status_lines = 100, max_status_text = 1000;
 };
 
 // The event that is being decided: its time, the source of new ids and orders, and the actions so far.

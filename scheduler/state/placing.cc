@@ -153,7 +153,7 @@ void give_back_places(Parts& s, JobId id) {
 void start_job(Parts& s, JobId id) {
   const Job& job = s.jobs.at(id);
   std::vector<WorkerId> processes;
-  for (std::size_t i = 0; i < job.launches.size(); ++i) {
+  for (std::size_t i = 0; i < job.wants.size(); ++i) {
     processes.push_back(start_worker(s, {job.placed[i], -1}, {}, start_of(job, i), job.wants[i]));
   }
   s.jobs.start(id, processes, s.turn.unix_ms);
@@ -179,8 +179,8 @@ actors::StartWorker start_of(const Parts& s, const Gang& gang, std::size_t membe
 }
 
 actors::StartWorker start_of(const Job& job, std::size_t rank) {
-  if (job.row.num_workers == 0) return {{}, job.row.id, job.launches.at(rank), -1, "driver", -1};
-  return {{}, job.row.id, job.launches.at(rank), static_cast<std::int32_t>(rank), fmt::format("rank {}", rank), -1};
+  if (job.row.num_workers == 0) return {{}, job.row.id, rank_launch(job, rank), -1, "driver", -1};
+  return {{}, job.row.id, rank_launch(job, rank), static_cast<std::int32_t>(rank), fmt::format("rank {}", rank), -1};
 }
 
 Resources& source(Parts& s, const Worker& worker) {

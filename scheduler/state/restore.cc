@@ -52,9 +52,18 @@ void take_all(TableName name, const Table<Id, Row>& table, std::vector<Record>& 
   for (const auto& [id, row] : table) out.push_back(record_of(name, id, row));
 }
 
+std::uint64_t id_of(const rows::Node& n) { return n.row.id.value; }
+std::uint64_t id_of(const rows::Worker& w) { return w.row.id.value; }
+std::uint64_t id_of(const rows::Job& j) { return j.row.id.value; }
+std::uint64_t id_of(const rows::Gang& g) { return g.spec.id.value; }
+std::uint64_t id_of(const actors::ActorRow& a) { return a.id.value; }
+std::uint64_t id_of(const rows::Group& g) { return g.row.id.value; }
+
 template <class Id, class Row>
 Result<void> put_back(Table<Id, Row>& table, const Record& record) {
-  SHOAL_TRY(table.restore(Id{record.id}), rows::from_record<Row>(record.bytes));
+  SHOAL_TRY(auto row, rows::from_record<Row>(record.bytes));
+  if (id_of(row) != record.id) return fail(data_loss("the record is that of another row"));
+  table.restore(Id{record.id}) = std::move(row);
   return {};
 }
 
@@ -74,17 +83,11 @@ void each_table(AnyParts& s, const F& f) {
   f(TableName::kGroups, s.groups);
 }
 
-Result<void> known(bool is, const char* what) {
-  if (is) return {};
-  return fail(data_loss(std::string("the head's stored state is inconsistent: ") + what));
-}
-
 // Computes anew what workers and groups hold of each node, since no record has it.
-Result<void> restore_holdings(Parts& s) {
+void restore_holdings(Parts& s) {
   s.nodes.restored(s.turn.now, s.turn.unix_ms);
   for (const auto& [id, group] : s.groups) {
     for (const auto& bundle : s.groups.restored(id)) {
-      SHOAL_OK(known(s.nodes.contains(bundle.node), "a bundle on an unknown node"));
       s.nodes.free(bundle.node) -= bundle.size;
       s.shares.takes(group.row.job, bundle.size);
     }
@@ -92,10 +95,6 @@ Result<void> restore_holdings(Parts& s) {
   s.workers.restored();
   for (const auto& [id, w] : s.workers) {
     if (w.row.state == WorkerState::kExited) continue;
-    SHOAL_OK(known(s.nodes.contains(w.row.node), "a worker on an unknown node"));
-    const auto group = s.groups.find(w.group);
-    SHOAL_OK(known(!w.group || group == s.groups.end() || (w.bundle >= 0 && w.bundle < static_cast<int>(group->second.row.bundles.size())),
-                   "a worker in an unknown bundle"));
     if (w.launched) s.nodes.add_process(w.row.node);
     source(s, w) -= w.held;
     if (!w.group) s.shares.takes(w.row.job, w.held);
@@ -104,7 +103,6 @@ Result<void> restore_holdings(Parts& s) {
     const auto lives = [&](const auto& a) { return s.actors.living(a.id) != nullptr; };
     s.gangs.restored(id, static_cast<std::size_t>(std::ranges::count_if(gang.spec.actors, lives)), s.turn.now);
   }
-  return {};
 }
 
 // Rebuilds the queue in the order of requests.
@@ -126,7 +124,7 @@ void restore_queue(Parts& s) {
     const auto row = s.actors.find(first);
     const auto state = row == s.actors.end() ? ActorState::kDead : row->second.state;
     if (state == ActorState::kPending || state == ActorState::kRestarting) queue[gang.order] = {id, {}, {}, s.turn.now};
-    if (!gang.spec.name.empty()) s.actors.set_name(gang.spec.name_space, gang.spec.name, first);
+    if (!gang.spec.name.empty() && s.actors.living(first) != nullptr) s.actors.set_name(gang.spec.name_space, gang.spec.name, first);
   }
   for (const auto& [order, p] : queue) s.queue.entries.push_back(p.gang ? waiting(s, s.gangs.at(p.gang)) : p);
 }
@@ -179,19 +177,26 @@ void ClusterState::change_again(const std::vector<Record>& records) {
   }
 }
 
-Result<void> ClusterState::restore(const std::vector<Record>& records) {
+void ClusterState::restore(const std::vector<Record>& records) {
   for (const auto& r : records) {
-    Result<void> put = fail(data_loss("a record of an unknown table"));
+    Result<void> put;
     each_table(parts_, [&](TableName name, auto& table) {
       if (name == r.table) put = put_back(table, r);
     });
-    SHOAL_OK(put);
+    if (!put) set_aside_.push_back({r.table, r.id, r.name, put.error(), r.bytes.clone()});
   }
-  SHOAL_OK(restore_holdings(parts_));
+  put_stand_ins(parts_, set_aside_);
+  restore_holdings(parts_);
   restore_queue(parts_);
   restore_jobs(parts_);
   restore_actors(parts_);
-  return {};
+  end_stand_ins(parts_, set_aside_);
+  // The next commit writes the stand-ins, or removes rows that have none.
+  for (const auto& row : set_aside_) {
+    each_table(parts_, [&](TableName name, auto& table) {
+      if (name == row.table) mark(table, row.id);
+    });
+  }
 }
 
 }  // namespace shoal::scheduler

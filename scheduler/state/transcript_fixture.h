@@ -169,7 +169,8 @@ class TranscriptTest : public testing::Test {
     write("the head ends, and the next one restores the rows");
     state_.emplace(ClusterState::Options(), random_);
     state().advance(now_, unix_ms_);
-    ASSERT_TRUE(state().restore(store_->load().value()));
+    state().restore(store_->load().value());
+    ASSERT_TRUE(state().set_aside().empty());
     state().check_invariants();
   }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "actors/protocol/cluster/row_bounds.h"
 #include "scheduler/web/nesting.h"
 
 namespace shoal::scheduler::web {
@@ -136,12 +137,11 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
   const Submission& s = request.submission;
   if (s.entrypoint.empty())
     return fail(invalid_argument("the job has no entrypoint").with_hint("pass a shell command line, as \"python train.py\""));
-  std::size_t metadata_bytes = 0;
-  for (const auto& [name, value] : s.metadata) metadata_bytes += name.size() + value.size();
   if (s.id.size() > Submission::kMaxId || s.entrypoint.size() > Submission::kMaxText || s.runtime_env.size() > Submission::kMaxText ||
-      metadata_bytes > Submission::kMaxText) {
-    return fail(invalid_argument(fmt::format("a job's id has {} bytes at most; its entrypoint, runtime_env and metadata {} each",
-                                             Submission::kMaxId, Submission::kMaxText)));
+      actors::pairs_bytes(s.metadata) > actors::RowBounds::kMaxPairsBytes) {
+    return fail(invalid_argument(
+        fmt::format("a job's id has {} bytes at most; its entrypoint and runtime_env {} each; its metadata {}, with {} more for each name",
+                    Submission::kMaxId, Submission::kMaxText, actors::RowBounds::kMaxPairsBytes, actors::RowBounds::kPairBytes)));
   }
   if (s.id.find_first_of("/?#\n\r") != std::string::npos || s.entrypoint.find('\0') != std::string::npos) {
     return fail(invalid_argument("a job's id or entrypoint has a forbidden character"));

@@ -1,6 +1,7 @@
 #include "scheduler/web/gateway.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shoal::scheduler::web {
 
@@ -138,21 +139,40 @@ class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_
     gateway_.calls_.erase(self);
     std::exchange(answer_, {})(std::move(result));
     peer_.reset();
+    if (*alive_) gateway_.call_next_node();
   }
   void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
   void on_notice(Peer&, runtime::Request) override {}
   void on_closed(Peer&, const Error& why) override { finish(fail(why)); }
 
   Gateway& gateway_;
+  const std::shared_ptr<const bool> alive_ = gateway_.alive_;
   const runtime::Duration patience_;
   Answer answer_;
   std::unique_ptr<Peer> peer_;
 };
 
 void Gateway::ask_node(const std::string& endpoint, Method method, Bytes bytes, runtime::Duration patience, Answer answer) {
-  const auto call = std::make_shared<NodeCall>(*this, patience, std::move(answer));
-  calls_.insert(call);
-  call->go(endpoint, method, std::move(bytes));
+  later_calls_.push_back([this, endpoint, method, shared = std::make_shared<Bytes>(std::move(bytes)), patience,
+                          until = clock_.now() + patience, answer = std::move(answer)](const Error* why) {
+    if (why != nullptr) return answer(fail(*why));
+    if (clock_.now() >= until) return answer(fail(deadline_exceeded("too many other nodes do not answer")));
+    const auto call = std::make_shared<NodeCall>(*this, patience, answer);
+    calls_.insert(call);
+    call->go(endpoint, method, std::move(*shared));
+  });
+  call_next_node();
+}
+
+void Gateway::call_next_node() {
+  if (std::exchange(calling_, true)) return;  // a call that ended at once
+  const auto alive = alive_;
+  while (*alive && !later_calls_.empty() && calls_.size() < options_.max_node_calls) {
+    const auto call = std::move(later_calls_.front());
+    later_calls_.pop_front();
+    call(nullptr);
+  }
+  if (*alive) calling_ = false;
 }
 
 void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text) {
@@ -309,6 +329,7 @@ Gateway::~Gateway() {
   *alive_ = false;
   const Error over = cancelled("the cluster ends");
   for (const auto& go : std::exchange(waiting_, {})) go(&over);
+  for (const auto& call : std::exchange(later_calls_, {})) call(&over);
   while (!tails_.empty()) std::shared_ptr(*tails_.begin())->stop();
   while (!calls_.empty()) std::shared_ptr(*calls_.begin())->stop();
   head_.reset();

@@ -25,6 +25,7 @@ class Gateway final : public runtime::PeerHandler {
     runtime::Duration timeout = std::chrono::seconds(10);
     runtime::Duration look_again = std::chrono::milliseconds(200);  // interval of checks whether a job has a process
     std::size_t max_log_bytes = 16u << 20;                          // limit of a log's text, per stream of a process
+    std::size_t max_node_calls = 256;                               // connections to nodes at a time; further calls wait
   };
   // Clock and network outlive the gateway.
   Gateway(runtime::Clock& clock, runtime::Network& network, Options options);
@@ -34,7 +35,8 @@ class Gateway final : public runtime::PeerHandler {
   void ask(actors::Method method, Bytes body, Answer answer);
   using Rows = std::function<void(Result<actors::ListReply>)>;
   void list(actors::ListRequest::What what, JobId job, Rows rows);
-  // Asks a node on a separate connection, for up to `patience`.
+  // Asks a node on a separate connection, for up to `patience`. A call that has waited that long for one of max_node_calls connections
+  // gets DeadlineExceeded, so that many silent nodes together take twice the patience of one.
   void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
   // Finds a job by submission id or job id. `found` gets NotFound if there is none.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
@@ -60,6 +62,7 @@ class Gateway final : public runtime::PeerHandler {
   void on_notice(runtime::Peer&, runtime::Request) override {}
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void connect();
+  void call_next_node();
   void list_after(actors::ListRequest request, std::shared_ptr<actors::ListReply> sofar, Rows rows);
   void read_log(const actors::WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text);
   void read_next(std::shared_ptr<std::vector<std::pair<actors::WorkerRow, std::uint16_t>>> left, std::shared_ptr<std::string> sofar,
@@ -73,6 +76,8 @@ class Gateway final : public runtime::PeerHandler {
   bool connecting_ = false;
   std::deque<std::function<void(const Error*)>> waiting_;  // callbacks that wait for the connection
   std::set<std::shared_ptr<NodeCall>> calls_;
+  std::deque<std::function<void(const Error*)>> later_calls_;  // wait for a connection
+  bool calling_ = false;                                       // call_next_node() is on the stack
   std::set<std::shared_ptr<Tail>> tails_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -123,6 +123,22 @@ TEST_F(MetricsTest, ASilentNodeIsLeftOutAndCounted) {
   EXPECT_EQ(reported_.back().find("0000000000000002"), std::string::npos);
 }
 
+TEST_F(MetricsTest, NodesAreAskedOverABoundedNumberOfConnections) {
+  metrics_.reset();
+  gateway_ =
+      std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = "", .max_node_calls = 1});
+  metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
+  ask();
+  world_.run_for(500ms);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 0")) << reported_.back();
+  world_.run_for(1s);
+  a_.silent = true;  // the only connection is busy for as long as the other node may wait for it
+  ask();
+  world_.run_for(5s);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 2")) << reported_.back();
+  EXPECT_EQ(b_.asked, 1);
+}
+
 TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
   b_.silent = true;
   ask();

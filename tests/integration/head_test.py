@@ -253,3 +253,48 @@ def test_an_orderly_ended_head_is_not_restarted(cluster, shoal_command):
     assert not cluster.started.pids("head")
     assert shoal_command.json("stop")["stopped"]
     assert not cluster.started.pids("node")
+
+
+def test_a_row_that_cannot_be_read_is_set_aside_and_the_rest_is_served(cluster, shoal_command):
+    driver = shoal_command.driver(
+        """
+import shoal
+
+@shoal.remote(num_cpus=0)
+class Actor:
+    def echo(self, x): return x
+
+shoal.init(address="auto")
+actors = [Actor.options(name=name, lifetime="detached").remote() for name in ("kept", "lost")]
+assert shoal.get([a.echo.remote(3) for a in actors]) == [3, 3]
+"""
+    )
+    assert driver.code() == 0, driver.err
+    with sqlite3.connect(cluster.started.session / "state.sqlite", timeout=30) as database:
+        database.execute("UPDATE actors SET record = x'6e6f6e65' WHERE name = 'lost'")
+    cluster.kill_head()
+    status = shoal_command.json("status")
+    assert status["num_set_aside"] == 1
+    assert "(lost)" in status["set_aside"][0]
+    rows = {row["name"]: row for row in cluster.rows("actors")}
+    assert rows["kept"]["state"] == "ALIVE"
+    assert (rows["lost"]["state"], rows["lost"]["cause"]["reason"]) == ("DEAD", "RowSetAside")
+    checks = {check["name"]: check for check in shoal_command.json("doctor")["checks"]}
+    assert checks["stored state"]["verdict"] == "warning"
+    assert [f.read_bytes() for f in (cluster.started.session / "set-aside").iterdir()] == [b"none"]
+
+
+def test_a_head_that_does_not_start_says_why(cluster, shoal_command):
+    def set_schema(version: str) -> None:
+        with sqlite3.connect(cluster.started.session / "state.sqlite", timeout=30) as database:
+            database.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
+
+    set_schema("another")
+    os.kill(cluster.head(), signal.SIGKILL)
+    why = "does not start: the head's state was written by another version of Shoal"
+    wait_for(lambda: why in shoal_command("status").stderr)
+    logs = [f.read_text() for f in (cluster.started.session / "logs").glob("head-*.log")]
+    assert any("head not started: the head's state was written by another version" in log for log in logs)
+    set_schema("2")
+    wait_for(lambda: shoal_command("status").returncode == 0)
+    assert not (cluster.started.session / "head-failure.json").exists()

@@ -19,6 +19,12 @@ std::string amount_text(const std::string& name, std::int64_t units) {
   return fmt::format("{:g}", amount);
 }
 
+// Ends at the range of the type, which sums over many nodes may exceed.
+std::int64_t plus(std::int64_t a, std::int64_t b) {
+  std::int64_t out = 0;
+  return __builtin_add_overflow(a, b, &out) ? (a < 0 ? INT64_MIN : INT64_MAX) : out;
+}
+
 }  // namespace
 
 Result<Resources> Resources::of(const std::map<std::string, double>& amounts) {
@@ -58,12 +64,12 @@ bool Resources::fits_in(const Resources& room) const {
 }
 
 Resources& Resources::operator+=(const Resources& other) {
-  for (const auto& [name, units] : other.units_) set_units(name, this->units(name) + units);
+  for (const auto& [name, units] : other.units_) set_units(name, plus(this->units(name), units));
   return *this;
 }
 
 Resources& Resources::operator-=(const Resources& other) {
-  for (const auto& [name, units] : other.units_) set_units(name, this->units(name) - units);
+  for (const auto& [name, units] : other.units_) set_units(name, plus(this->units(name), -units));
   return *this;
 }
 

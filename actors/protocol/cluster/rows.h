@@ -116,11 +116,16 @@ struct GroupRow {
 struct ClusterStatus {
   std::string session;  // the session folder
   pid_t head_pid = 0;
-  Resources total, available;
+  Resources total, available;            // sums; they have up to RowBounds::kMaxResources names, a node's own name last
+  std::uint32_t resources_left_out = 0;  // names that the sums lack
   std::uint32_t num_nodes = 0, num_workers = 0, num_actors = 0, num_jobs = 0;
-  std::vector<std::string> pending;  // actors, groups and jobs that wait, with the reasons
-  std::string store;                 // name of the store that the head uses
-  std::vector<std::string> heads;    // endpoints, the leading head's first; empty with one head
+  // Actors, groups and jobs that wait, with the reasons; equal ones make one text, and the texts are bounded. `num_pending`: all that wait.
+  std::vector<std::string> pending;
+  std::uint32_t num_pending = 0;
+  std::vector<std::string> set_aside;  // stored rows that this head could not use, with the reasons; bounded
+  std::uint32_t num_set_aside = 0;
+  std::string store;               // name of the store that the head uses
+  std::vector<std::string> heads;  // endpoints, the leading head's first; empty with one head
   // Other jobs wait for resources that workers of functions of the asking job hold.
   bool wanted_back = false;
 };

@@ -329,6 +329,10 @@ struct StatusReply {
   store @9 :Text;
   heads @10 :List(Text);
   wantedBack @11 :Bool;
+  numPending @12 :UInt32;
+  setAside @13 :List(Text);
+  numSetAside @14 :UInt32;
+  resourcesLeftOut @15 :UInt32;
 }
 
 struct Warning {

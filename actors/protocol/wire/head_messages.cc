@@ -74,11 +74,11 @@ Result<WorkerUpdate> from_bytes(const Bytes& bytes) {
     return WorkerUpdate{WorkerId{m.getWorker()},
                         checked<WorkerState>(m.getState(), 3, "worker state"),
                         m.getPid(),
-                        text(m.getEndpoint()),
+                        row_text(m.getEndpoint(), "endpoint"),
                         m.getShellCode(),
                         read_cause(m),
                         JobId{m.getJob()},
-                        text(m.getRole())};
+                        row_text(m.getRole(), "role")};
   });
 }
 
@@ -92,7 +92,7 @@ Bytes to_bytes(const RegisterDriver& v) {
 template <>
 Result<RegisterDriver> from_bytes(const Bytes& bytes) {
   return read<wire::RegisterDriver>(
-      bytes, [](wire::RegisterDriver::Reader m) { return RegisterDriver{text(m.getName()), m.getPid(), JobId{m.getJob()}}; });
+      bytes, [](wire::RegisterDriver::Reader m) { return RegisterDriver{row_text(m.getName(), "name"), m.getPid(), JobId{m.getJob()}}; });
 }
 
 Bytes to_bytes(const RegisteredDriver& v) {
@@ -430,23 +430,33 @@ Bytes to_bytes(const ClusterStatus& v) {
     m.setStore(v.store);
     fill_texts(m.initHeads(count(v.heads)), v.heads);
     m.setWantedBack(v.wanted_back);
+    m.setResourcesLeftOut(v.resources_left_out);
+    m.setNumPending(v.num_pending);
+    fill_texts(m.initSetAside(count(v.set_aside)), v.set_aside);
+    m.setNumSetAside(v.num_set_aside);
   });
 }
 template <>
 Result<ClusterStatus> from_bytes(const Bytes& bytes) {
   return read<wire::StatusReply>(bytes, [](wire::StatusReply::Reader m) {
-    return ClusterStatus{text(m.getSession()),
-                         m.getHeadPid(),
-                         read_resources(m.getTotal()),
-                         read_resources(m.getAvailable()),
-                         m.getNumNodes(),
-                         m.getNumWorkers(),
-                         m.getNumActors(),
-                         m.getNumJobs(),
-                         read_texts(m.getPending()),
-                         text(m.getStore()),
-                         read_texts(m.getHeads()),
-                         m.getWantedBack()};
+    ClusterStatus v;
+    v.session = text(m.getSession());
+    v.head_pid = m.getHeadPid();
+    v.total = read_sums(m.getTotal());
+    v.available = read_sums(m.getAvailable());
+    v.resources_left_out = m.getResourcesLeftOut();
+    v.num_nodes = m.getNumNodes();
+    v.num_workers = m.getNumWorkers();
+    v.num_actors = m.getNumActors();
+    v.num_jobs = m.getNumJobs();
+    v.pending = read_texts(m.getPending());
+    v.num_pending = m.getNumPending();
+    v.set_aside = read_texts(m.getSetAside());
+    v.num_set_aside = m.getNumSetAside();
+    v.store = text(m.getStore());
+    v.heads = read_texts(m.getHeads());
+    v.wanted_back = m.getWantedBack();
+    return v;
   });
 }
 

@@ -72,8 +72,8 @@ Bytes to_bytes(const Attach& v) {
 }
 template <>
 Result<Attach> from_bytes(const Bytes& bytes) {
-  return read<wire::Attach>(bytes,
-                            [](wire::Attach::Reader m) { return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, text(m.getRole())}; });
+  return read<wire::Attach>(
+      bytes, [](wire::Attach::Reader m) { return Attach{WorkerId{m.getWorker()}, JobId{m.getJob()}, row_text(m.getRole(), "role")}; });
 }
 
 Bytes to_bytes(const Attached& v) {

@@ -6,15 +6,25 @@ namespace shoal::actors {
 
 using runtime::text;
 
-Resources read_resources(capnp::List<wire::Amount>::Reader list) {
-  check_size(list, 1000, "resources");
+namespace {
+Resources read_amounts(capnp::List<wire::Amount>::Reader list, std::int64_t most) {
+  check_size(list, RowBounds::kMaxResources, "resources");
   Resources out;
   for (const auto a : list) {
-    KJ_REQUIRE(a.getUnits() >= 0 && a.getUnits() <= (std::int64_t{1} << 60), "an amount out of range");
+    KJ_REQUIRE(a.getUnits() >= 0 && a.getUnits() <= most, "an amount out of range");
     out.set_units(text(a.getName()), a.getUnits());
   }
   return out;
 }
+}  // namespace
+
+std::string row_text(capnp::Text::Reader t, const char* what) {
+  KJ_REQUIRE(t.size() <= RowBounds::kMaxText, "a text is too long", what, t.size());
+  return text(t);
+}
+
+Resources read_resources(capnp::List<wire::Amount>::Reader list) { return read_amounts(list, RowBounds::kMaxUnits); }
+Resources read_sums(capnp::List<wire::Amount>::Reader list) { return read_amounts(list, INT64_MAX); }
 
 std::vector<std::string> read_texts(capnp::List<capnp::Text>::Reader list) {
   check_size(list, kMaxList, "texts");
@@ -28,7 +38,7 @@ void fill_texts(capnp::List<capnp::Text>::Builder builder, const std::vector<std
 }
 
 std::map<std::string, std::string> read_map(capnp::List<wire::Pair>::Reader list) {
-  check_size(list, 10'000, "pairs");
+  check_size(list, RowBounds::kMaxPairs, "pairs");
   std::map<std::string, std::string> out;
   for (const auto p : list) out[text(p.getName())] = text(p.getValue());
   return out;
@@ -240,11 +250,9 @@ void fill(wire::Submission::Builder m, const Submission& v) {
 
 Submission read_submission(wire::Submission::Reader m) {
   Submission v{text(m.getId()), text(m.getEntrypoint()), text(m.getRuntimeEnv()), read_map(m.getMetadata())};
-  std::size_t metadata_bytes = 0;
-  for (const auto& [name, value] : v.metadata) metadata_bytes += name.size() + value.size();
-  KJ_REQUIRE(v.id.size() <= Submission::kMaxId && v.entrypoint.size() <= Submission::kMaxText &&
-                 v.runtime_env.size() <= Submission::kMaxText && metadata_bytes <= Submission::kMaxText,
-             "a submission is too long");
+  KJ_REQUIRE(
+      v.id.size() <= Submission::kMaxId && v.entrypoint.size() <= Submission::kMaxText && v.runtime_env.size() <= Submission::kMaxText,
+      "a submission is too long");
   return v;
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "actors/protocol/cluster/row_bounds.h"
 #include "actors/protocol/cluster/rows.h"
 #include "actors/protocol/cluster/specs.h"
 #include "actors/protocol/wire/control.capnp.h"
@@ -42,7 +43,11 @@ void fill_resources(Builder builder, const Resources& resources) {
   }
 }
 
+// A text that becomes part of a row, and therefore has at most RowBounds::kMaxText bytes. `what` names it in the error.
+std::string row_text(capnp::Text::Reader text, const char* what);
+
 Resources read_resources(capnp::List<wire::Amount>::Reader list);
+Resources read_sums(capnp::List<wire::Amount>::Reader list);  // sums over nodes, which may exceed a node's bound
 std::vector<std::string> read_texts(capnp::List<capnp::Text>::Reader list);
 void fill_texts(capnp::List<capnp::Text>::Builder builder, const std::vector<std::string>& texts);
 std::map<std::string, std::string> read_map(capnp::List<wire::Pair>::Reader list);

@@ -143,6 +143,7 @@ void bind_cluster(nb::module_& m, SessionClass& session) {
   nb::class_<ClusterStatus>(m, "ClusterResources", "Amounts by resource, and whether this job is to give some back.")
       .def_prop_ro("total", [](const ClusterStatus& c) { return resources_dict(c.total); })
       .def_prop_ro("available", [](const ClusterStatus& c) { return resources_dict(c.available); })
+      .def_ro("left_out", &ClusterStatus::resources_left_out, "Number of names that both lack: nodes' own in a large cluster.")
       .def_ro("wanted_back", &ClusterStatus::wanted_back, "True if other jobs wait for what this job's workers of remote functions hold.");
   session.def("list", &list, nb::arg("what"), "The head's rows of actors, nodes, workers, jobs or groups.")
       .def("resources", &resources)

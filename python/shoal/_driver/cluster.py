@@ -78,8 +78,19 @@ def _rays_names(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def cluster_resources() -> dict[str, float]:
-    return _session().resources().total
+    sums = _session().resources()
+    return _sums_of_nodes("total") if sums.left_out else sums.total
 
 
 def available_resources() -> dict[str, float]:
-    return _session().resources().available
+    sums = _session().resources()
+    return _sums_of_nodes("available") if sums.left_out else sums.available
+
+
+def _sums_of_nodes(column: str) -> dict[str, float]:
+    """The amounts of all nodes, row by row: the head's own sums leave out names in a large cluster."""
+    out: dict[str, float] = {}
+    for row in _session().list("nodes"):
+        for name, amount in row[column].items() if row["state"] != "DEAD" else ():
+            out[name] = out.get(name, 0) + amount
+    return out

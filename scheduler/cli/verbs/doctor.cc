@@ -19,6 +19,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/joining.h"
+#include "scheduler/roles/head_report.h"
 #include "scheduler/roles/roles.h"
 
 namespace shoal::scheduler::cli {
@@ -71,6 +72,23 @@ Check resources() { return {"resources", '+', detect_resources().to_string(), ""
 Check sessions(const std::string& root) {
   const auto running = SessionFolder::running(root);
   return {"sessions", '+', fmt::format("{} running under {}", running.size(), root), ""};
+}
+
+// Heads of this host that do not start, and stored rows that they could not use.
+Check stored_state(const std::string& root) {
+  std::string found, fix;
+  for (const auto& session : SessionFolder::running(root)) {
+    if (const auto failure = failed_head_start(session.path())) {
+      return {"stored state", 'x', fmt::format("the head of {} does not start: {}", session.name(), failure->message()),
+              failure->hint().empty() ? "see " + session.logs() : failure->hint()};
+    }
+    const std::size_t rows = num_set_aside(session.path());
+    if (rows == 0) continue;
+    found += fmt::format("{}{}: {} rows could not be used", found.empty() ? "" : "; ", session.name(), rows);
+    fix = "what needed them has ended; `shoal status` and the head's log name them, their bytes are in " + set_aside_folder(session.path());
+  }
+  return found.empty() ? Check{"stored state", '+', "every head of this host could use its rows", ""}
+                       : Check{"stored state", '!', found, fix};
 }
 
 Check python(const std::string& interpreter) {
@@ -155,6 +173,7 @@ int doctor(const Common& common) {
                                      descriptors(),
                                      resources(),
                                      sessions(common.target.root),
+                                     stored_state(common.target.root),
                                      python(common.python),
                                      torch(common.python),
                                      transports(),

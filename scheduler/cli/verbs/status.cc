@@ -76,7 +76,11 @@ int status(const Common& common, bool verbose) {
                      {"jobs", s->num_jobs},
                      {"store", s->store},
                      {"heads", s->heads},
-                     {"pending", s->pending}});
+                     {"pending", s->pending},
+                     {"num_pending", s->num_pending},
+                     {"set_aside", s->set_aside},
+                     {"num_set_aside", s->num_set_aside},
+                     {"resources_left_out", s->resources_left_out}});
     if (verbose) out["node_rows"] = rows_json(nodes);
     if (verbose) out["calls"] = {{"running", calls.running}, {"waiting", calls.waiting}};
     print_json(out);
@@ -91,9 +95,14 @@ int status(const Common& common, bool verbose) {
     std::printf("nodes, with what is used of what they have\n");
     print_nodes(nodes.nodes);
     std::printf("calls    %zu running, %zu waiting (shoal list tasks)\n", calls.running, calls.waiting);
-    std::printf("demands  %zu of actors, jobs and placement groups\n", s->pending.size());
+    std::printf("demands  %u of actors, jobs and placement groups\n", s->num_pending);
   }
+  const bool own_names_left = for_people(s->total).all().size() < s->total.all().size();  // the first that sums leave out
+  if (s->resources_left_out > 0 && !own_names_left) std::printf("         and %u more names (shoal list nodes)\n", s->resources_left_out);
   for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());
+  if (s->num_set_aside > 0)
+    std::printf("rows     %u of the head's store could not be used; what needed them has ended\n", s->num_set_aside);
+  for (const auto& row : s->set_aside) std::printf("         %s\n", row.c_str());
   return kOk;
 }
 

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "actors/protocol/cluster/row_bounds.h"
+#include "runtime/core/utf8.h"
+
 namespace shoal::scheduler {
 
 using actors::ActorRow;
@@ -106,7 +109,8 @@ void ActorTable::restart(ActorId id, const Error& cause) {
   row.worker = {};
   row.node = {};
   row.pid = 0;
-  row.pending_reason = "its process ended and is started again: " + cause.message().substr(0, cause.message().find('\n'));
+  const std::string first_line = cause.message().substr(0, cause.message().find('\n'));
+  row.pending_reason = utf8_prefix("its process ended and is started again: " + first_line, actors::RowBounds::kMaxText);
   row.cause = cause;
 }
 
@@ -124,7 +128,6 @@ void ActorTable::explain(ActorId id, const std::string& why) {
 }
 
 void ActorTable::set_attributes(ActorId id, const std::map<std::string, std::string>& attributes) {
-  if (!contains(id)) return;
   ActorRow& row = edit(id);
   for (const auto& [name, value] : attributes) row.attributes[name] = value;
 }

@@ -73,7 +73,7 @@ void JobTable::add_submitted(JobId id, const actors::JobSpec& spec, const std::v
   job.row.num_workers = spec.num_workers;
   job.row.submission = spec.submission;
   if (job.row.submission.id.empty()) job.row.submission.id = to_string(id);
-  job.launches.assign(wants.size(), spec.launch);
+  job.launch = spec.launch;
   job.wants = wants;
 }
 
@@ -91,23 +91,10 @@ void JobTable::reach(JobId id, NodeId node) {
   if (contains(id) && !at(id).nodes.contains(node)) edit(id).nodes.insert(node);
 }
 
-void JobTable::set_ranks(JobId id, const std::string& address, std::uint16_t port) {
+void JobTable::set_meeting(JobId id, const std::string& address, std::uint16_t port) {
   Job& job = edit(id);
-  // Placement packs, so the ranks of a node are contiguous.
-  std::vector<NodeId> nodes;
-  std::map<NodeId, std::int32_t> local_world, next_local;
-  for (const NodeId n : job.placed) {
-    if (!local_world.contains(n)) nodes.push_back(n);
-    ++local_world[n];
-  }
-  for (std::size_t i = 0; i < job.launches.size(); ++i) {
-    const NodeId n = job.placed[i];
-    const auto node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), n) - nodes.begin());
-    add_rank_env(job.launches[i],
-                 {static_cast<std::int32_t>(i), static_cast<std::int32_t>(job.launches.size()), next_local[n]++, local_world[n], node_rank,
-                  static_cast<std::int32_t>(nodes.size())},
-                 address, port, id);
-  }
+  job.address = address;
+  job.port = port;
 }
 
 void JobTable::start(JobId id, const std::vector<WorkerId>& processes, std::int64_t unix_ms) {
@@ -164,6 +151,24 @@ void JobTable::restored(const std::map<JobId, std::size_t>& running, runtime::Ti
 std::optional<JobId> JobTable::take_unattached(runtime::TimePoint now) {
   if (unattached_.empty() || unattached_.begin()->second > now) return std::nullopt;
   return unattached_.extract(unattached_.begin()).key();
+}
+
+Launch rank_launch(const Job& job, std::size_t rank) {
+  Launch out = job.launch;
+  if (job.row.num_workers == 0) return out;
+  RankPlace place{.rank = static_cast<std::int32_t>(rank), .world_size = static_cast<std::int32_t>(job.wants.size())};
+  std::vector<NodeId> nodes;  // in the order of their first ranks
+  for (std::size_t i = 0; i < job.placed.size(); ++i) {
+    const NodeId node = job.placed[i];
+    if ((nodes.empty() || nodes.back() != node) && std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
+    if (node != job.placed.at(rank)) continue;
+    ++place.local_world_size;
+    place.local_rank += i < rank;
+  }
+  place.node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), job.placed.at(rank)) - nodes.begin());
+  place.num_nodes = static_cast<std::int32_t>(nodes.size());
+  add_rank_env(out, place, job.address, job.port, job.row.id);
+  return out;
 }
 
 }  // namespace shoal::scheduler

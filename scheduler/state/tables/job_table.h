@@ -32,8 +32,7 @@ class JobTable : public Table<JobId, rows::Job> {
   void reach(JobId id, NodeId node);  // a process of the job starts on this node
   void set_driver(JobId id, WorkerId process) { edit(id).driver = process; }
   void set_places(JobId id, const std::vector<NodeId>& nodes) { scratch(id).placed = nodes; }
-  // Sets torchrun's environment variables for each rank. `address` is the host of rank 0.
-  void set_ranks(JobId id, const std::string& address, std::uint16_t port);
+  void set_meeting(JobId id, const std::string& address, std::uint16_t port);
   void start(JobId id, const std::vector<WorkerId>& processes, std::int64_t unix_ms);
   void stop(JobId id) { edit(id).stopping = true; }
   // Counts a process that exited. Returns true for the first failure, which gives the job's exit code and cause.
@@ -59,5 +58,8 @@ class JobTable : public Table<JobId, rows::Job> {
   std::deque<JobId> ended_;
   std::map<JobId, runtime::TimePoint> unattached_;
 };
+
+// The launch of one process of a submitted job: with torchrun's environment variables, if the job has ranks. The job is placed.
+actors::Launch rank_launch(const rows::Job& job, std::size_t rank);
 
 }  // namespace shoal::scheduler

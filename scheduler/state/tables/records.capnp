@@ -13,8 +13,8 @@ struct Amounts {
 
 struct Job {
   row @0 :Wire.JobRow;
-  launches @1 :List(Wire.Launch);  # by rank; of submitted jobs
-  wants @2 :List(Amounts);
+  launches @1 :List(Wire.Launch);  # one for all processes; of submitted jobs
+  wants @2 :List(Amounts);         # likewise
   placed @3 :List(UInt64);
   processes @4 :List(UInt64);
   driver @5 :UInt64;
@@ -23,6 +23,8 @@ struct Job {
   stopping @8 :Bool;
   order @9 :UInt64;
   nodes @10 :List(UInt64);  # where a process of it was
+  address @11 :Text;
+  port @12 :UInt16;
 }
 
 struct Gang {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "actors/protocol/wire/head_messages.h"
 #include "actors/protocol/wire/pieces.h"
 #include "scheduler/state/tables/records.capnp.h"
@@ -84,10 +86,12 @@ Result<Worker> from_record(const Bytes& record) {
 Bytes to_record(const Job& v) {
   return write<records::Job>([&](records::Job::Builder m) {
     fill(m.initRow(), v.row);
-    auto launches = m.initLaunches(count(v.launches));
-    for (unsigned i = 0; i < v.launches.size(); ++i) fill(launches[i], v.launches[i]);
-    auto wants = m.initWants(count(v.wants));
-    for (unsigned i = 0; i < v.wants.size(); ++i) fill_resources(wants[i].initAmounts(count(v.wants[i].all())), v.wants[i]);
+    if (!v.wants.empty()) {  // once, since thousands of ranks have the same
+      fill(m.initLaunches(1)[0], v.launch);
+      fill_resources(m.initWants(1)[0].initAmounts(count(v.wants[0].all())), v.wants[0]);
+    }
+    m.setAddress(v.address);
+    m.setPort(v.port);
     if (!v.processes.empty()) fill_ids(m.initPlaced(count(v.placed)), v.placed);  // a job that has not started is placed anew
     fill_ids(m.initProcesses(count(v.processes)), v.processes);
     m.setDriver(v.driver.value);
@@ -103,8 +107,13 @@ Result<Job> from_record(const Bytes& record) {
   return kept(read<records::Job>(record, [](records::Job::Reader m) {
     Job v;
     v.row = actors::read_job(m.getRow());
-    for (const auto launch : m.getLaunches()) v.launches.push_back(actors::read_launch(launch));
-    for (const auto want : m.getWants()) v.wants.push_back(actors::read_resources(want.getAmounts()));
+    if (m.getLaunches().size() > 0) v.launch = actors::read_launch(m.getLaunches()[0]);
+    KJ_REQUIRE(v.row.num_workers <= actors::GangSpec::kMaxActors, "too many workers");
+    if (m.getWants().size() > 0) {
+      v.wants.assign(std::max<std::size_t>(1, v.row.num_workers), actors::read_resources(m.getWants()[0].getAmounts()));
+    }
+    v.address = runtime::text(m.getAddress());
+    v.port = m.getPort();
     v.placed = read_ids<NodeId>(m.getPlaced());
     v.processes = read_ids<WorkerId>(m.getProcesses());
     v.driver = WorkerId{m.getDriver()};
@@ -113,6 +122,8 @@ Result<Job> from_record(const Bytes& record) {
     v.stopping = m.getStopping();
     for (const auto id : m.getNodes()) v.nodes.insert(NodeId{id});
     v.order = m.getOrder();
+    KJ_REQUIRE(v.processes.empty() || (v.processes.size() == v.placed.size() && v.processes.size() == v.wants.size()),
+               "a job's processes and places differ");
     return v;
   }));
 }
@@ -130,6 +141,7 @@ Result<Gang> from_record(const Bytes& record) {
     Gang v;
     SHOAL_TRY(v.spec, actors::from_bytes<actors::GangSpec>(Bytes::copy_of(m.getSpec().begin(), m.getSpec().size())));
     v.order = m.getOrder();
+    if (v.spec.actors.empty()) return fail(data_loss("a gang without actors"));
     return v;
   }));
 }
@@ -147,6 +159,7 @@ Result<Group> from_record(const Bytes& record) {
     Group v;
     v.row = actors::read_group(m.getRow());
     v.labels = actors::read_labels(m.getLabels());
+    KJ_REQUIRE(v.labels.empty() || v.labels.size() == v.row.bundles.size(), "labels of other bundles");
     v.order = m.getOrder();
     return v;
   }));

@@ -43,8 +43,10 @@ struct Worker {
 
 struct Job {
   actors::JobRow row;
-  std::vector<actors::Launch> launches;  // by rank; submitted jobs only
-  std::vector<actors::Resources> wants;
+  actors::Launch launch;                 // the same for each process, without its rank's variables (rank_launch); submitted jobs only
+  std::vector<actors::Resources> wants;  // by rank, all equal; submitted jobs only
+  std::string address;                   // host of rank 0
+  std::uint16_t port = 0;                // port at which the ranks meet; 0: none was sought or found yet
   std::vector<NodeId> placed;
   std::vector<WorkerId> processes;  // by rank
   WorkerId driver;                  // the driver, or a detached actor's process
