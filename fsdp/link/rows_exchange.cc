@@ -10,12 +10,12 @@ namespace shoal::fsdp {
 namespace {
 
 using Channel = runtime::MessageLayer::Channel;
-constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
+constexpr StreamChannels kRowChannels{Channel::kMessages, Channel::kData};
 constexpr std::size_t kHashedAtOnce = 1 << 20;
 
 }  // namespace
 
-RowsExchange::Lane::Lane(runtime::MessageLayer& layer, int to) : sender(layer, to, kChannels) {}
+RowsExchange::Lane::Lane(runtime::MessageLayer& layer, int to) : sender(layer, to, kRowChannels) {}
 
 RowsExchange::RowsExchange(LinkModel model, runtime::MessageLayer& layer, std::function<void()> arrived)
     : model_(model),
@@ -39,7 +39,7 @@ RowsExchange::RowsExchange(LinkModel model, runtime::MessageLayer& layer, std::f
       model_.control.rows(r, h.unit).store(h.version, std::memory_order_release);
       arrived_();
     };
-    receivers_.push_back(std::make_unique<StreamReceiver>(layer, r, kChannels, sizeof(Header), std::move(handler)));
+    receivers_.push_back(std::make_unique<StreamReceiver>(layer, r, kRowChannels, sizeof(Header), std::move(handler)));
   }
 }
 

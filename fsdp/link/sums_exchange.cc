@@ -10,11 +10,11 @@ namespace shoal::fsdp {
 namespace {
 
 using Channel = runtime::MessageLayer::Channel;
-constexpr StreamChannels kChannels{Channel::kControl, Channel::kResults};
+constexpr StreamChannels kSumChannels{Channel::kControl, Channel::kResults};
 
 }  // namespace
 
-SumsExchange::Lane::Lane(runtime::MessageLayer& layer, int owner) : sender(layer, owner, kChannels) {}
+SumsExchange::Lane::Lane(runtime::MessageLayer& layer, int owner) : sender(layer, owner, kSumChannels) {}
 
 SumsExchange::SumsExchange(LinkModel model, runtime::MessageLayer& layer, std::function<void()> changed)
     : model_(model),
@@ -37,7 +37,7 @@ SumsExchange::SumsExchange(LinkModel model, runtime::MessageLayer& layer, std::f
     };
     const std::size_t header = sizeof(Header) + model_.hosts.blocks(h).size() * Control::kMaxParameters;
     receivers_.push_back(
-        std::make_unique<StreamReceiver>(layer, model_.hosts.partner(model_.rank, h), kChannels, header, std::move(handler)));
+        std::make_unique<StreamReceiver>(layer, model_.hosts.partner(model_.rank, h), kSumChannels, header, std::move(handler)));
   }
 }
 

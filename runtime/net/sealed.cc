@@ -11,7 +11,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::size_t kNonceBytes = 12, kTagBytes = 16;
+constexpr std::size_t kGcmNonceBytes = 12, kTagBytes = 16;
 static_assert(Token::kBytes == 32);
 
 using Cipher = std::unique_ptr<EVP_CIPHER_CTX, decltype(&EVP_CIPHER_CTX_free)>;
@@ -22,10 +22,10 @@ unsigned char* raw(std::string& text) { return reinterpret_cast<unsigned char*>(
 }  // namespace
 
 std::string seal(const Token& token, std::string_view context, std::string_view text) {
-  std::string nonce(kNonceBytes, '\0'), out(text.size(), '\0'), tag(kTagBytes, '\0');
+  std::string nonce(kGcmNonceBytes, '\0'), out(text.size(), '\0'), tag(kTagBytes, '\0');
   const Cipher cipher(EVP_CIPHER_CTX_new(), EVP_CIPHER_CTX_free);
   int n = 0;
-  const bool sealed = cipher && RAND_bytes(raw(nonce), kNonceBytes) == 1 &&
+  const bool sealed = cipher && RAND_bytes(raw(nonce), kGcmNonceBytes) == 1 &&
                       EVP_EncryptInit_ex(cipher.get(), EVP_aes_256_gcm(), nullptr,
                                          reinterpret_cast<const unsigned char*>(token.bytes().data()), raw(nonce)) == 1 &&
                       EVP_EncryptUpdate(cipher.get(), nullptr, &n, raw(context), static_cast<int>(context.size())) == 1 &&
@@ -38,9 +38,9 @@ std::string seal(const Token& token, std::string_view context, std::string_view 
 
 Result<std::string> unseal(const Token& token, std::string_view context, std::string_view sealed) {
   const auto refused = [] { return fail(data_loss("a text was not sealed with this cluster's token").with_reason("NotSealed")); };
-  if (sealed.size() < kNonceBytes + kTagBytes) return refused();
-  const std::string_view nonce = sealed.substr(0, kNonceBytes), text = sealed.substr(kNonceBytes + kTagBytes);
-  std::string tag(sealed.substr(kNonceBytes, kTagBytes)), out(text.size(), '\0');
+  if (sealed.size() < kGcmNonceBytes + kTagBytes) return refused();
+  const std::string_view nonce = sealed.substr(0, kGcmNonceBytes), text = sealed.substr(kGcmNonceBytes + kTagBytes);
+  std::string tag(sealed.substr(kGcmNonceBytes, kTagBytes)), out(text.size(), '\0');
   const Cipher cipher(EVP_CIPHER_CTX_new(), EVP_CIPHER_CTX_free);
   int n = 0;
   const bool opened = cipher &&

@@ -11,12 +11,12 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSmallestStep = 4096;
 constexpr std::size_t kMaxTurned = 4096;  // most segments that one fill looks at
 
 // Rounds up to a size that later values are likely to fit as well. Pages that are not written take no memory.
 std::size_t capacity_of(std::size_t bytes) {
-  std::size_t step = kPage;
+  std::size_t step = kSmallestStep;
   while (step * 16 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
 }

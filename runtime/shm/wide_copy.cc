@@ -23,7 +23,7 @@ namespace shoal::runtime {
 namespace {
 constexpr std::size_t kPerThread = std::size_t{32} << 20;
 constexpr std::size_t kMaxThreads = 4;
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSourcePage = 4096;
 constexpr std::size_t kPortion = std::size_t{1} << 20;  // new pages that are faulted in at once, few enough for the caches
 
 void copy(std::span<std::byte> to, std::span<const std::byte> from) {
@@ -55,7 +55,7 @@ void by_several(std::span<std::byte> to, std::span<const std::byte> from, const 
   SHOAL_CHECK(to.size() == from.size(), "source and target have different sizes");
   const std::size_t wide = threads_for(from.size());
   if (wide < 2) return work(to, from);
-  const std::size_t each = (from.size() / wide + kPage - 1) / kPage * kPage;
+  const std::size_t each = (from.size() / wide + kSourcePage - 1) / kSourcePage * kSourcePage;
   std::size_t begun = 0;
   std::vector<std::jthread> others;
   others.reserve(wide - 1);
@@ -73,7 +73,7 @@ void by_several(std::span<std::byte> to, std::span<const std::byte> from, const 
 // Faults in the pages of `bytes`. Returns 0 or errno; before Linux 5.14 it does nothing and returns 0: pages come with the first write.
 int populate(std::span<std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  const auto first = begin / kPage * kPage;
+  const auto first = begin / kSourcePage * kSourcePage;
   while (madvise(reinterpret_cast<void*>(first), begin + bytes.size() - first, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINTR && errno != EAGAIN) return errno == EINVAL ? 0 : errno;
   }

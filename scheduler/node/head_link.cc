@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::seconds kLate(1);  // a heartbeat that comes later than this is logged
 
-Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
+Message body_only(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
 }  // namespace
 
@@ -69,7 +69,7 @@ void HeadLink::closed(const Error& why) {
 }
 
 void HeadLink::register_node() {
-  peer_->call(number(Method::kRegisterNode), body(to_bytes(events_.registration())), options_.connect_timeout,
+  peer_->call(number(Method::kRegisterNode), body_only(to_bytes(events_.registration())), options_.connect_timeout,
               [this, alive = alive_](Result<Message> r) {
                 if (*alive && !stopped_) registered(std::move(r));
               });
@@ -132,7 +132,7 @@ void HeadLink::beat() {
 }
 
 void HeadLink::report(const actors::WorkerUpdate& worker) {
-  if (peer_ && registered_) peer_->notify(number(Method::kWorkerUpdate), body(to_bytes(worker)));
+  if (peer_ && registered_) peer_->notify(number(Method::kWorkerUpdate), body_only(to_bytes(worker)));
 }
 
 void HeadLink::report_exit(const actors::WorkerUpdate& exit) {

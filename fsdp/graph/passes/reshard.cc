@@ -6,11 +6,11 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kNoNode = -1;
 
 // A unit's lease around one micro-batch's forward and backward.
 struct Turn {
-  std::int32_t unshard = kNone, last_forward = kNone, reshard = kNone, again = kNone, first_backward = kNone;
+  std::int32_t unshard = kNoNode, last_forward = kNoNode, reshard = kNoNode, again = kNoNode, first_backward = kNoNode;
 };
 
 std::vector<Turn> turns_of(const StepGraph& graph, std::int32_t unit) {
@@ -18,7 +18,7 @@ std::vector<Turn> turns_of(const StepGraph& graph, std::int32_t unit) {
   Turn turn;
   for (const auto& n : graph.nodes()) {
     if (!is_for(n, unit)) continue;
-    const bool back = turn.first_backward != kNone;
+    const bool back = turn.first_backward != kNoNode;
     if (n.op == Op::kForward) {
       if (back) out.push_back(std::exchange(turn, {}));
       turn.last_forward = n.id;
@@ -28,8 +28,8 @@ std::vector<Turn> turns_of(const StepGraph& graph, std::int32_t unit) {
       out.push_back(std::exchange(turn, {}));
       turn.unshard = n.id;
     } else if (n.op == Op::kUnshard) {
-      (turn.last_forward == kNone ? turn.unshard : turn.again) = n.id;
-    } else if (n.op == Op::kReshard && !back && turn.last_forward != kNone) {
+      (turn.last_forward == kNoNode ? turn.unshard : turn.again) = n.id;
+    } else if (n.op == Op::kReshard && !back && turn.last_forward != kNoNode) {
       turn.reshard = n.id;
     }
   }
@@ -50,11 +50,11 @@ Result<Rewritten> reshard(const StepGraph& graph, const std::vector<bool>& after
   Edit edit(graph);
   for (std::int32_t unit = 0; unit < static_cast<std::int32_t>(graph.units().size()); ++unit) {
     for (const auto& t : turns_of(graph, unit)) {
-      if (t.last_forward == kNone || t.first_backward == kNone || t.unshard == kNone) continue;
-      if (!after_forward[static_cast<std::size_t>(unit)] && t.reshard != kNone && t.again != kNone) {
+      if (t.last_forward == kNoNode || t.first_backward == kNoNode || t.unshard == kNoNode) continue;
+      if (!after_forward[static_cast<std::size_t>(unit)] && t.reshard != kNoNode && t.again != kNoNode) {
         edit.replace(t.again, t.unshard);
         edit.remove(t.reshard);
-      } else if (after_forward[static_cast<std::size_t>(unit)] && t.reshard == kNone && t.again == kNone) {
+      } else if (after_forward[static_cast<std::size_t>(unit)] && t.reshard == kNoNode && t.again == kNoNode) {
         Node drop, take;
         drop.op = Op::kReshard;
         take.op = Op::kUnshard;

@@ -11,7 +11,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kPause = std::chrono::microseconds(200);   // between two looks at NCCL
-constexpr auto kSignals = std::chrono::milliseconds(50);  // between two looks at signals
+constexpr auto kConnectSignals = std::chrono::milliseconds(50);  // between two looks at signals
 
 // A rank's part of the exchange at the beginning: its device, and the id if it is rank 0.
 struct Introduction {
@@ -83,7 +83,7 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
                          .with_hint("NCCL_SOCKET_IFNAME names the network interface; NCCL_DEBUG=INFO prints what NCCL tries"));
     }
     if (limits.interrupted && clock.now() >= signals_at) {
-      signals_at = clock.now() + kSignals;
+      signals_at = clock.now() + kConnectSignals;
       if (limits.interrupted()) return give_up(cancelled("interrupted by a signal").with_reason("Interrupted"));
     }
     std::this_thread::sleep_for(kPause);
