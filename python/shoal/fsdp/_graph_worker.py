@@ -197,7 +197,7 @@ class _Program:
 
 def _refuse_writers(unit: str, owners: list[tuple[nn.Module, str]]) -> None:
     for module, attribute in owners:
-        if getattr(module, "max_norm", None) is not None:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise _writes(unit, f"{attribute} of {type(module).__name__}(max_norm={module.max_norm:g})")
 
 
