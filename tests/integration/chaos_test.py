@@ -19,6 +19,7 @@ from shoal.train._chaos.__main__ import Chaos, Outcome, Total
 from shoal.train._chaos.harm import kill_process, stop_process
 from shoal.train._chaos.head import living_heads
 from shoal.train._chaos.identity import Process, start_time
+from shoal.train._chaos.pace import Metronome, Pace
 from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, seconds_of, sequence, targets, victim
 from shoal.train._chaos.status import Status, Worker
 
@@ -266,6 +267,36 @@ def test_a_training_has_survived_a_fault_once_all_workers_train_again(monkeypatc
     assert (outcome.survived, outcome.steps_lost, outcome.worker) == (survived, steps_lost, 0)
     assert len(said) == 1
     assert Total.of([fault], [outcome]).passed == (survived and not steps_lost)
+
+
+@pytest.mark.parametrize(("longest", "pause_s"), [(((90.0, 7.0), (101.0, 0.75), (102.0, 0.25)), 0.5), (((90.0, 7.0), (101.0, 0.2)), 0.0)])
+def test_the_pause_is_the_trainings_own_and_not_the_commands(monkeypatch, longest, pause_s):
+    before = seen(1, reports=5, pace=Pace(now=100.0, usual=0.25, longest=((90.0, 7.0),)))
+    after = seen(1, reports=7, pace=Pace(now=110.0, usual=0.3, longest=longest))
+    scripted = Scripted(before, before, after)
+    monkeypatch.setattr(chaos, "time", scripted)
+    monkeypatch.setattr(chaos, "kill_head", lambda: scripted.wait(4.0))  # until another one runs
+    assert scripted.inflict(Fault(0.0, "head", 0.0)).pause_s == pause_s
+
+
+def test_a_pause_is_the_longest_interval_between_reports_beyond_the_usual_one():
+    clock = SimpleNamespace(now=0.0)
+    metronome = Metronome(lambda: clock.now)
+
+    def report(*intervals):
+        for interval in intervals:
+            clock.now += interval
+            metronome.report()
+        return metronome.pace
+
+    assert report().pause_since(Pace()) is None
+    assert report(9.0).pause_since(Pace()) is None
+    before = report(1.0, 4.0, 1.0, 1.0)
+    assert before.usual == 1.0
+    assert before.pause_since(before) is None  # no report has come since
+    assert report(1.0).pause_since(before) == 0.0
+    assert report(3.0, 1.0, 2.0, 1.0).pause_since(before) == 2.0
+    assert "pause unknown" in str(Outcome(STOP, 1.0, 0, True, pause_s=None))
 
 
 def test_a_seed_without_a_fault_is_refused(monkeypatch, capsys):

@@ -29,7 +29,8 @@ class Samples:
 
 
 def build(config):
-    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers) and "optimizer" are optional."""
+    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers), "optimizer" and "accumulates" (batches per
+    step of the optimizer) are optional."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -61,14 +62,16 @@ def train_step(state, batch, config, killer):
     mean, right = state.mean(loss), state.mean((logits.argmax(-1) == tokens).float().mean())
     loss.backward()
     killer.at(state, "between" if state.last_part else "earlier")
-    norm = clip_grad_norm_(state.model.parameters(), 0.5).item()
-    if state.last_part and config["deaths"]:
-        killer.in_optimizer(state)
-    state.optimizer.step()
-    if state.last_part:
-        killer.at(state, "after")
-    state.scheduler.step()
-    state.optimizer.zero_grad()
+    norm = 0.0
+    if state.step % config.get("accumulates", 1) == 0:
+        norm = clip_grad_norm_(state.model.parameters(), 0.5).item()
+        if state.last_part and config["deaths"]:
+            killer.in_optimizer(state)
+        state.optimizer.step()
+        if state.last_part:
+            killer.at(state, "after")
+        state.scheduler.step()
+        state.optimizer.zero_grad()
     report({"step": state.step, "loss": mean, "right": right, "norm": norm, "lr": state.scheduler.get_last_lr()[0]})
     if state.last_part and state.step in config.get("changes", ()):
         import shoal

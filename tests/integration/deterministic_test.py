@@ -77,6 +77,17 @@ def test_a_death_changes_no_bit(tmp_path, moment):
     check(result)
 
 
+def test_changes_and_a_death_within_accumulated_gradients_change_no_bit(tmp_path):
+    def scale(trainer, metrics):
+        if metrics["step"] == 4:
+            trainer.scale(2)
+
+    expected = fit(1, accumulates=3)
+    result = fit((1, 3), d.steps_form, scale, tmp_path, [(0, 11, "between")], changes=[4], accumulates=3)
+    assert [(c.step, c.workers, c.died) for c in result.changes[:2]] == [(6, 2, ()), (9, 1, (0,))]
+    check(result, expected=expected)
+
+
 def test_a_death_under_mixed_precision_changes_no_bit(tmp_path):
     result = fit((1, 4), d.steps_form, folder=tmp_path, deaths=[(0, 4, "committed"), (1, 9, "between")], bf16=True)
     assert sum(len(c.died) for c in result.changes) == 2

@@ -1,12 +1,15 @@
 """Elastic trainings: workers come and go between two steps, and the losses stay those of a training of fixed size."""
 
+import accumulating_loops as a
 import pytest
+import torch
 import training_loops as loops
 from client_fixtures import *  # noqa: F403
 
 import shoal
-from shoal.exceptions import ActorDiedError, InvalidArgument
+from shoal.exceptions import ActorDiedError, InvalidArgument, Unimplemented
 from shoal.train import Change, ScalingConfig, State, Trainer, get_context, report, steps
+from shoal.train._state import check_elastic
 
 EPOCHS = 6  # an epoch has 5 steps
 
@@ -51,6 +54,14 @@ def test_losses_are_those_of_a_fixed_size_while_workers_come_and_go(shard):
     assert first["step"] == last["step"] == 30
     if shard:  # a change leaves nothing behind
         assert first["ending"] == last["ending"]
+
+
+@pytest.mark.parametrize("reduced", ["each", "late", "kept"])
+def test_changes_wait_for_the_step_of_the_optimizer(reduced):
+    result = Scaler({4: 1, 8: 3}, a.accumulating_form, (1, 3), reduced=reduced, epochs=3).trainer.fit()
+    if reduced != "kept":  # there the weights of all parts are those of the last batch
+        a.check_accumulated(result.metrics_history, epochs=3)
+    assert [(c.step, c.workers) for c in result.changes] == [(6, 1), (9, 3)]
 
 
 def loop_of_copies(config):
@@ -200,6 +211,14 @@ def loop_that_leaves_noisily(config):
 
 def test_an_error_in_the_loop_of_a_worker_that_leaves_is_not_the_trainings():
     assert Scaler({2: 1}, loop=loop_that_leaves_noisily, bounds=(1, 2)).trainer.fit().returns == [5 * EPOCHS]
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_an_embedding_that_renormalises_its_rows_is_refused_by_name(kind):
+    model = torch.nn.ModuleDict({"words": kind(4, 2, max_norm=1.0)})
+    with pytest.raises(Unimplemented, match=rf"the forward of {kind.__name__} 'words' in model writes to its weight \(max_norm=1\)"):
+        check_elastic(State(model=model))
+    check_elastic(State(model=kind(4, 2)))
 
 
 def loop_that_dies(config):

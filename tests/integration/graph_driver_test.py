@@ -233,15 +233,31 @@ def seeded_batch(rank, step):
     return torch.randn(4, 8), torch.randn(4, 8)
 
 
+def started(model, step):
+    ranks = place(model, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
+    ranks.send(step)
+    return ranks
+
+
 def test_a_recomputed_unit_repeats_its_dropout(cluster):
     def losses(recompute):
-        ranks = place(dropping, seeded_batch, MSE, num_workers=2, optimizer=graph.AdamW(lr=1e-2))
-        ranks.send(plain_step(["a", "b", "c"]).passes(recompute=recompute))
+        ranks = started(dropping, plain_step(["a", "b", "c"]).passes(recompute=recompute))
         out = [shoal.get(ranks.step()) for _ in range(4)]
         ranks.close()
         return out
 
     assert losses(["a", "b", "c"]) == losses([])
+
+
+class Words(nn.Embedding):
+    def forward(self, x):
+        return nn.functional.embedding(x.argmax(1), self.weight, max_norm=1.0)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, None])  # without it only the forward's operator shows the write
+def test_a_unit_that_writes_to_its_parameters_is_refused_by_name(cluster, max_norm):
+    with pytest.raises(InvalidArgument, match=r"the forward of unit words writes to its parameter weight.* all ranks read and write"):
+        shoal.get(started(lambda: {"words": Words(8, 8, max_norm=max_norm)}, plain_step(["words"])).step())
 
 
 def test_incompatible_passes_are_an_error():

@@ -115,9 +115,9 @@ class Killer:
 
     def in_boundary(self, state):
         gang = state.gang
-        reduced = type(gang)._max
+        agree = type(gang).agree
         if self.due(state, "boundary"):
-            gang._max = lambda own: (self._kill(), reduced(gang, own))
+            gang.agree = lambda own: (self._kill(), agree(gang, own))
 
 
 def kill_process():

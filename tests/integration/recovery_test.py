@@ -6,6 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
+import accumulating_loops as a
 import pytest
 import recovery_loops as r
 import training_loops as loops
@@ -75,6 +76,14 @@ def test_an_ordinary_loop_runs_again_in_the_same_process(tmp_path, moment):
     assert result.changes[0].died == (0,)
     draws = [m["draw"] for m in result.metrics_history]
     assert len(set(draws)) == len(draws)  # the seed that the loop sets again does not count
+
+
+@pytest.mark.parametrize(("reduced", "again"), [("late", False), ("each", True)])
+def test_a_step_of_several_batches_runs_again_from_its_first_batch(tmp_path, reduced, again):
+    result = fit(tmp_path, a.accumulating_form, [(1, 5, "between")], (1, 2), reduced=reduced, again=again)
+    a.check_accumulated(result.metrics_history, EPOCHS)
+    assert (result.changes[0].died, result.changes[0].step) == ((1,), 3)
+    assert all(c.step % a.ACCUMULATED == 0 for c in result.changes)
 
 
 def test_a_loop_written_for_torchrun_survives_two_deaths(tmp_path):

@@ -312,6 +312,18 @@ def writing_inside_a_forward_is_refused():
 
 
 @use
+def replacing_the_data_of_a_parameter_inside_a_forward_is_refused():
+    model = shard(Net())
+
+    def clamp(module, args):
+        module[0].weight.data = module[0].weight.data.clamp(-0.1, 0.1)
+
+    model.blocks[0].register_forward_pre_hook(clamp)
+    with pytest.raises(ValueError, match=r"the data of the whole parameter 0.weight of blocks.0 was replaced by another tensor"):
+        model(batch(0, 0))
+
+
+@use
 def rows_among_dtensors_are_refused_as_plain_tensors_are():
     weight = shard(Net()).blocks[1][0].weight.detach()
     for write in (lambda: weight.to_local().copy_(weight), lambda: torch._foreach_mul_([weight.to_local(), weight], 2)):

@@ -49,7 +49,8 @@ class GraphWorker:
         parameters = {name: own_parameters((module,), set()) for name, module in units.items()}
         owner_of: dict[nn.Parameter, str] = {}
         for name, found in parameters.items():
-            for parameter, _ in found.values():
+            for parameter, owners in found.values():
+                _refuse_writers(name, owners)
                 if owner_of.setdefault(parameter, name) != name:
                     raise InvalidArgument(f"units {owner_of[parameter]} and {name} share a parameter", hint="put both into one unit")
         for name, found in parameters.items():
@@ -58,6 +59,7 @@ class GraphWorker:
             )
             natives.append(unit)
             self._parameters.append([self._move(unit, i, p, owners, world_size) for i, (p, owners) in enumerate(found.values())])
+        self._names = [(name, list(found)) for name, found in parameters.items()]
         self._model = self._actor.make_model(natives, list(units), slots=2)
         return {name: unit.bytes for name, unit in zip(units, natives, strict=True)}, list(self._actor.members)
 
@@ -95,7 +97,7 @@ class GraphWorker:
         batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise InvalidArgument("batch(rank, step) must return (inputs, targets)")
-        program = _Program(self._modules, self._parameters, self._loss, batch, self._grad, self._runner.micro_batches)
+        program = _Program(self._modules, self._parameters, self._names, self._loss, batch, self._grad, self._runner.micro_batches)
         self._runner.run(program)
         return program.loss
 
@@ -117,9 +119,17 @@ class _Program:
     """The computation of one step's nodes (StepProgram in C++). A node's result is kept for the nodes that read it."""
 
     def __init__(
-        self, modules: list[nn.Module], parameters: list[list[nn.Parameter]], loss_fn: Callable, batch: tuple, grad: bool, micro: int
+        self,
+        modules: list[nn.Module],
+        parameters: list[list[nn.Parameter]],
+        names: list[tuple[str, list[str]]],
+        loss_fn: Callable,
+        batch: tuple,
+        grad: bool,
+        micro: int,
     ):
-        self._modules, self._parameters, self._loss_fn, self._grad, self._num_micro = modules, parameters, loss_fn, grad, micro
+        self._modules, self._parameters, self._names, self._loss_fn, self._grad = modules, parameters, names, loss_fn, grad
+        self._num_micro = micro
         self._inputs, self._targets = ([part] for part in batch) if micro == 1 else (_split(part, micro) for part in batch)
         self._made: dict[int, Any] = {}  # by node: its detached output, or the gradient of its input
         self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output of an autograd graph
@@ -164,7 +174,11 @@ class _Program:
         with torch.set_grad_enabled(saves):
             if wants_gradient:
                 x = x.detach().requires_grad_(saves and x.is_floating_point())
+            before = [p._version for p in self._parameters[unit]]
             y = self._modules[unit](x)
+        for p, version, name in zip(self._parameters[unit], before, self._names[unit][1], strict=True):
+            if p._version != version:
+                raise _writes(self._names[unit][0], name)
         if not isinstance(y, torch.Tensor):
             raise TypeError(f"a unit of a step graph returns a tensor, not {type(y).__name__}")
         if saves:
@@ -179,6 +193,19 @@ class _Program:
             if self._grad:
                 y.backward()
             return x.grad
+
+
+def _refuse_writers(unit: str, owners: list[tuple[nn.Module, str]]) -> None:
+    for module, attribute in owners:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise _writes(unit, f"{attribute} of {type(module).__name__}(max_norm={module.max_norm:g})")
+
+
+def _writes(unit: str, name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the forward of unit {unit} writes to its parameter {name}, in memory that all ranks read and write at the same time",
+        hint="normalise or clamp a copy, as F.normalize(weight)[index], or use a buffer",
+    )
 
 
 def _split(batch: torch.Tensor, parts: int) -> list[torch.Tensor]:

@@ -387,7 +387,8 @@ def place(
     with the rank.
 
     Waits until all workers have joined. Raises ResourceExhausted if no present node could ever hold a worker, and errors of a worker's
-    ``model``.
+    ``model``. Raises InvalidArgument for an embedding with ``max_norm``. A step raises it for any other forward that writes to parameters;
+    writes to ``p.data`` are not detected.
     """
     if not isinstance(num_workers, int) or num_workers < 1:
         raise InvalidArgument(f"num_workers is a number from 1 on, not {num_workers!r}")

@@ -17,26 +17,29 @@ from shoal._core.process import session
 from shoal._distributed import ranks
 from shoal._distributed.communicator import Exchange, make_communicator
 from shoal._objects.values import get
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, Report, reshard
-from shoal.train._batches import Given, Shares, mixed
 from shoal.train._changes import Pause, Transition
 from shoal.train._context import _Here
+from shoal.train._data.batches import Given, Shares, mixed
+from shoal.train._data.order import other_order
 from shoal.train._errors import WorkerLost
 from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._parts import Parts, check_deterministic
 from shoal.train._ranks import Place, here
 from shoal.train._recovery import Record, may_come_of_a_death
-from shoal.train._state import State, luggage, optimizers_of, random_states, seed_all, sharded_models, unpack
+from shoal.train._state import State, check_elastic, luggage, optimizers_of, random_states, seed_all, sharded_models, unpack
+from shoal.train._unstepped import Unstepped
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(minutes=10)  # the others come at once, and the driver reports a death
 _BODY = 1  # distinguishes the seeds of the loop's body from those of the samples
+_READY, _WAITS = 1, 2  # a worker's word at a boundary: it has the next generation, or a change has to wait for its gradients
 
 
 class WorkerLeaves(BaseException):
@@ -58,10 +61,11 @@ class Gang:
         self._state = state
         self.rank, self.size = _numbers()
         self._communicator: Any = None
-        self._word = torch.zeros(1, dtype=torch.int64)
+        self._words = torch.zeros(3, dtype=torch.int64)
         self._next: Any = None  # the reference to the next Transition, which the driver makes ready
         self._weighed: list[UnitState] = []
         self._joining = _Here.newcomer
+        self._unstepped = Unstepped(state)
         self._record = Record(state)
         self.parts: Parts | None = None  # with deterministic=True
         if _Here.logical_ranks:
@@ -74,11 +78,7 @@ class Gang:
         self._met = _Here.store  # the store of the present process group
         if not _Here.elastic:
             return
-        if len(sharded_models(state)) > 1:
-            raise Unimplemented(
-                "a State with several sharded models is not in this release",
-                hint="put the models into one torch.nn.ModuleDict and shard that",
-            )
+        check_elastic(state)
         if _Here.before is not None:
             self._take_over(_Here.before)
         elif _Here.newcomer:
@@ -127,14 +127,18 @@ class Gang:
         self._record.mark()
 
     def boundary(self) -> bool:
-        """Called between two batches. Enters the latest generation that one of the workers has received. Returns True if that changed the
-        workers. Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
+        """Called between two batches. Enters the latest generation that one of the workers has received, unless gradients wait for their
+        optimizer's step on one of them. Returns True if that changed the workers. Every worker calls it equally often. Raises WorkerLeaves
+        on a worker that leaves."""
         if self._next is None:
             return False
         if self._joining:  # the others are behind this boundary already
             self._joining = False
             return False
-        if not self._max(int(self._next._ref.ready)):
+        ready = bool(self._next._ref.ready)
+        word = self.agree(_WAITS if self._unstepped.any() else _READY * ready)
+        if word != _READY:
+            self._unstepped.count_wait(ready and word == _WAITS, prints=self.rank == 0)
             return False
         self._change(get(self._next))
         return True
@@ -149,6 +153,8 @@ class Gang:
     def begin_part(self, given: Given) -> None:
         """Prepares the backward pass of a part, and the random number generators, which do not depend on the worker that runs the part."""
         shares, state = self.shares, self._state
+        if given.part == shares.mine[0]:
+            self._unstepped.begin_batch()
         share = given.samples * shares.of / given.global_samples
         if self.parts is None:
             self._weigh(None if self.size == 1 else share, None)
@@ -189,12 +195,16 @@ class Gang:
         self._reduce(t, "float64", "sum")
         return t.tolist()
 
-    def _max(self, own: int) -> int:
+    def agree(self, own: int) -> int:
+        """Returns the maximum of the workers' words. Raises InvalidArgument on all of them if they have drawn different batches so far."""
         if self.size == 1:
             return own
-        self._word[0] = own
-        self._reduce(self._word, "int64", "max")
-        return int(self._word[0])
+        self._words[:] = torch.tensor([own, self._state.drawn, -self._state.drawn])
+        self._reduce(self._words, "int64", "max")
+        greatest, drawn, least = self._words.tolist()
+        if drawn != -least:
+            raise other_order(self._state.loader, f"the workers have drawn different batches before step {self._state.step + 1}")
+        return greatest
 
     def _reduce(self, t: torch.Tensor, dtype: str, op: str) -> None:
         if self._communicator is None:

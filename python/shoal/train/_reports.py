@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.exceptions import InvalidArgument, ShoalError, Unavailable
+from shoal.train._chaos.pace import Metronome
 
 Metrics = dict[str, Any]
 
@@ -29,6 +30,7 @@ class Reports:
         # By generation and number: reports that wait for other workers, as (worker, call, metrics).
         self._waiting: dict[tuple[int, int], list[tuple[int, Any, Metrics]]] = {}
         self._last = 0  # the number of the last complete report
+        self.metronome = Metronome()
         self.undone = 0  # complete reports whose steps the present generation has undone
         # A report that a death has stopped: (generation, number), the rank of its worker, and the metrics.
         self._aside: tuple[tuple[int, int], int, Metrics] | None = None
@@ -88,4 +90,5 @@ class Reports:
 
     def _record(self, number: int, metrics: Metrics) -> None:
         self._last = number
+        self.metronome.report()
         self._to(metrics)

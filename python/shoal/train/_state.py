@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.train._changes import Change
 from shoal.train._context import _Here
 
-POSITION = ("epoch", "batch", "step", "seed")
+POSITION = ("epoch", "batch", "step", "seed", "drawn")
 
 
 class State:
@@ -46,6 +46,7 @@ class State:
             raise InvalidArgument(f"on_change of a State is a function, not a {type(on_change).__name__}")
         self.objects, self.on_change, self.seed = objects, on_change, int(seed)
         self.epoch = self.batch = self.step = 0
+        self.drawn = 0  # the checksum of this epoch's batches so far; 0 if it is unknown
         self.samples = self.global_samples = 0
         self.gang: Any = None  # the workers that train together; the first ``steps`` sets it
         self.loader: Any = None  # the one loader whose position this is
@@ -69,14 +70,14 @@ class State:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continues at a saved position, with any number of workers. Call it on every worker, before :func:`steps`."""
-        missing = [name for name in POSITION if name not in saved]
+        missing = [name for name in POSITION if name not in saved and name != "drawn"]  # former releases saved none
         if missing:
             raise InvalidArgument(f"this is no state_dict of a State: it has no {', '.join(missing)}")
         for name, value in saved.get("objects", {}).items():
             if name in self.objects:
                 self.objects[name].load_state_dict(value)
         for name in POSITION:
-            setattr(self, name, int(saved[name]))
+            setattr(self, name, int(saved.get(name, 0)))
 
     # ---- values over all workers ----
 
@@ -98,6 +99,23 @@ def sharded_models(state: State) -> list[nn.Module]:
     """Returns the models of a State that ``fully_shard`` has sharded, as a whole or in parts."""
     found = [o for o in state.objects.values() if isinstance(o, nn.Module)]
     return [m for m in found if any(state_of(inner) is not None for inner in m.modules())]
+
+
+def check_elastic(state: State) -> None:
+    """Raises Unimplemented for models that an elastic training cannot train as one process would."""
+    if len(sharded_models(state)) > 1:
+        raise Unimplemented(
+            "a State with several sharded models is not in this release",
+            hint="put the models into one torch.nn.ModuleDict and shard that",
+        )
+    for name, o in state.objects.items():
+        for where, m in o.named_modules() if isinstance(o, nn.Module) else ():
+            if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None:
+                raise Unimplemented(
+                    f"the forward of {type(m).__name__} {where!r} in {name} writes to its weight (max_norm={m.max_norm:g}), and each "
+                    "worker would renormalise the rows of its own part of a batch only",
+                    hint="normalise a copy in forward: F.embedding(indices, F.normalize(weight))",
+                )
 
 
 def is_sharded(optimizer: torch.optim.Optimizer) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from shoal.exceptions import InvalidArgument
-from shoal.train._batches import Feeder, Given, check_loader
+from shoal.train._context import _Here
+from shoal.train._data.batches import Feeder, Given, check_loader
+from shoal.train._data.order import check_repeats
 from shoal.train._gang import Gang
 from shoal.train._state import State
 
@@ -29,7 +31,10 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_st
     ``epochs``: go on until that many epochs are complete. By default it ends with the current epoch; put it inside ``while state.epoch <
     epochs:`` to evaluate between epochs. ``max_steps``: end at the latest when ``state.step`` is that number; without ``epochs``, epochs
     follow each other until then. In an elastic Trainer the number of workers changes between two batches.
-    Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State.
+    The sampler's order depends on ``state.seed`` and the epoch alone: generators that the sampler holds, or its class, get a state of their
+    own for each epoch, as the global ones do. Generators are those of ``random``, NumPy and torch.
+    Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State. Raises
+    it, too, for a sampler whose order depends on more: at the first batch if the workers may change, else once the orders differ.
     """
     return _iterate(_checked(loader, state, epochs, max_steps))
 
@@ -105,6 +110,8 @@ class _Loop:
         """Returns this worker's next part of a batch, or None at the end."""
         state = self._state
         if state.gang is None:
+            if _Here.elastic:
+                check_repeats(self._loader, state.seed, state.epoch)
             state.gang = Gang(state)  # a newcomer waits here for the others, and gets their position
             if self._relative:
                 self._until = state.epoch + 1
@@ -116,16 +123,17 @@ class _Loop:
                     self._feeder = None
                     gang.mark()  # the new generation's record has none yet
             if self._feeder is None:
-                self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, gang.shares)
+                self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, state.drawn, gang.shares)
             given = self._feeder.next()
             if given is None:
                 if state.batch == 0 and self._until is None:
                     raise InvalidArgument(f"an epoch of this loader has no batch, so it never makes max_steps={self._max_steps} steps")
-                state.epoch, state.batch, self._feeder = state.epoch + 1, 0, None
+                state.epoch, state.batch, state.drawn, self._feeder = state.epoch + 1, 0, 0, None
                 continue
             if not self._within:
-                state.batch += 1
-                state.step += 1
+                state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, given.drawn
+                if state.batch == 1:  # the boundary of an elastic training checks the order at each batch, but behind it
+                    gang.agree(0)
             state.samples, state.global_samples = given.samples, given.global_samples
             self._within = given.part != gang.shares.mine[-1]
             gang.begin_part(given)

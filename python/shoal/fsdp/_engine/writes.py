@@ -59,7 +59,8 @@ class WriteGuard:
         root.open_window(f"a write to {self._full_name(p)}")
 
     def counts(self) -> dict[str, int]:
-        """Counts torch's in-place writes per arena parameter, by name. Raises InvalidArgument for a written whole parameter."""
+        """Counts torch's in-place writes per arena parameter, by name. Raises InvalidArgument for a whole parameter that was written, or
+        whose memory was replaced."""
         found = {}
         for p in (p for u in self._state.units for p in u.parameters if u.in_arena(p)):
             views = p.views
@@ -67,6 +68,11 @@ class WriteGuard:
                 raise InvalidArgument(
                     f"the whole {self._full_name(p)} was written, in memory that all ranks share",
                     hint="write to the sharded parameter, before the forward or after the backward; after a forward call reshard() first",
+                )
+            if local_of(views.unsharded).data_ptr() != views.whole_address:
+                raise InvalidArgument(
+                    f"the data of the whole {self._full_name(p)} was replaced by another tensor, which later forwards would read instead",
+                    hint="compute with a local variable, as F.linear(x, self.weight.clamp(-1, 1)), or write before the forward",
                 )
             found[p.name] = version_of(views.sharded) + version_of(views.sharded._local_tensor)
         return found

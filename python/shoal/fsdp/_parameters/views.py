@@ -46,6 +46,7 @@ class Views:
         self.front: nn.Parameter | None = None  # stands for ``sharded`` in modules if another package has set it
         self.unsharded: nn.Parameter | None = None
         self.whole_version = 0  # torch's version of ``unsharded``, which must not change
+        self.whole_address = 0  # its memory in the arena, which must stay
         self.post_forward: nn.Parameter | None = None
 
     def of_rows(self) -> torch.Tensor:
@@ -68,6 +69,7 @@ class Views:
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
         self._hooks_go_to_sharded(self.unsharded)
         self.whole_version = version_of(self.unsharded)
+        self.whole_address = 0 if self._parameter.external else local_of(whole).data_ptr()
         self.post_forward = None
         self.mark()
 

@@ -28,14 +28,15 @@ _ANSWER_S = 30.0  # the driver's time to answer
 
 @dataclass(frozen=True)
 class Outcome:
-    """``at_s``: the time at which the fault came. ``worker``: its number; `None` for the head. ``skipped``: no worker could be hit."""
+    """``at_s``: the time at which the fault came. ``worker``: its number; `None` for the head. ``pause_s``: the training's pause; None if
+    too few reports show it. ``skipped``: no worker could be hit."""
 
     fault: Fault
     at_s: float
     worker: int | None
     survived: bool
     generation: int = 0
-    pause_s: float = 0.0
+    pause_s: float | None = 0.0
     steps_lost: int = 0
     skipped: bool = False
 
@@ -45,7 +46,8 @@ class Outcome:
             return f"{start}: skipped, because no worker has another one that could take over its part"
         if not self.survived:
             return f"{start}: the training did not go on, or has ended"
-        return f"{start}: generation {self.generation}, pause {self.pause_s:.3f} s, {self.steps_lost} steps lost"
+        pause = "pause unknown, because the training reports seldom" if self.pause_s is None else f"pause {self.pause_s:.3f} s"
+        return f"{start}: generation {self.generation}, {pause}, {self.steps_lost} steps lost"
 
 
 class Ended(Exception):
@@ -113,8 +115,9 @@ class Chaos:
         return Outcome(fault, at, worker.number, True, now.generation, now.pause_s, now.undone)
 
     def _after_trouble(self, fault: Fault, at: float, worker: Worker | None, before: Status) -> Outcome:
-        """The fault ends no worker: the training survives it if reports follow."""
-        began, number = time.monotonic(), worker and worker.number
+        """The fault ends no worker: the training survives it if reports follow. Their times show its pause: the command's own time to
+        inflict the fault, and to see its end, does not count."""
+        number = worker and worker.number
         if worker is None:
             kill_head()
         else:
@@ -124,7 +127,7 @@ class Chaos:
         if now is None:
             return Outcome(fault, at, number, False)
         undone = now.undone if now.generation > before.generation else 0
-        return Outcome(fault, at, number, True, now.generation, time.monotonic() - began, undone)
+        return Outcome(fault, at, number, True, now.generation, now.pace.pause_since(before.pace), undone)
 
     def _wait(self, condition: Any, longest_s: float = _LONGEST_S) -> Status | None:
         end = time.monotonic() + longest_s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.train._chaos.identity import Process
+from shoal.train._chaos.pace import Pace
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Worker:
 class Status:
     """A training as its driver sees it. ``elastic``: the number of its workers may change. ``workers``: by rank. ``steady``: all workers
     train in this generation. ``reports``: the number of complete reports. ``undone``: the reports whose steps the present generation has
-    undone. ``pause_s``: the pause of the change that led to this generation. ``died``: the dead workers of all changes."""
+    undone. ``pause_s``: the pause of the change that led to this generation. ``died``: the dead workers of all changes. ``pace``: the
+    reports' pace."""
 
     generation: int
     steady: bool
@@ -34,6 +36,7 @@ class Status:
     pause_s: float = 0.0
     died: frozenset[int] = frozenset()
     elastic: bool = True
+    pace: Pace = field(default_factory=Pace)
 
 
 def status_of(membership: Any, setup: Any, places: dict[int, Any], reports: Any, changes: Sequence[Any]) -> Status:
@@ -52,4 +55,5 @@ def status_of(membership: Any, setup: Any, places: dict[int, Any], reports: Any,
         changes[-1].seconds if changes else 0.0,
         frozenset(w for c in changes for w in c.died),
         setup.elastic,
+        reports.metronome.pace,
     )

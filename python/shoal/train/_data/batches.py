@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.train._state import random_states, seed_all, set_random_states
+from shoal.train._data.order import Order, checksum, mixed, other_order
+from shoal.train._state import seed_all
 
 
 def check_loader(loader: Any) -> None:
@@ -41,29 +41,6 @@ def part_of(size: int, rank: int, world_size: int) -> range:
     return range(rank * size // world_size, (rank + 1) * size // world_size)
 
 
-class _Apart:
-    """Runs a batch sampler's code with generators of random numbers of its own, seeded alike on every worker."""
-
-    def __init__(self, seed: int):
-        outside = random_states()
-        seed_all(seed)
-        self._inside = random_states()
-        set_random_states(outside)
-
-    def __enter__(self) -> None:
-        self._outside = random_states()
-        set_random_states(self._inside)
-
-    def __exit__(self, *exc) -> None:
-        self._inside = random_states()
-        set_random_states(self._outside)
-
-
-def mixed(*numbers: int) -> int:
-    """Returns a seed that depends on all the numbers."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
-
-
 @dataclass(frozen=True)
 class Shares:
     """The parts of each batch that this worker reads, one after the other. ``of``: the number of parts. ``seeded``: random number
@@ -76,12 +53,14 @@ class Shares:
 
 @dataclass(frozen=True)
 class Given:
-    """A part of a batch. ``samples``: its size. A part without samples has one sample all the same, and its size is 0."""
+    """A part of a batch. ``samples``: its size. A part without samples has one sample all the same, and its size is 0. ``drawn``: the
+    checksum of the epoch's batches up to this one."""
 
     batch: Any
     part: int
     samples: int
     global_samples: int
+    drawn: int
 
 
 class _Indices(list):
@@ -115,41 +94,25 @@ class _Seeded:
 
 
 class _Parts:
-    """A batch sampler that yields the indices of this worker's parts of each batch, from batch ``first`` on. ``sizes`` gets (part, own,
-    global) in order."""
+    """A batch sampler that yields the indices of this worker's parts of each batch, from batch ``first`` on. ``drawn``: the checksum of all
+    batches before; 0 if it is unknown. ``sizes`` gets (part, own, global, checksum) in order."""
 
-    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, shares: Shares):
-        self._loader, self._epoch, self._first = loader, epoch, first
+    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, drawn: int, shares: Shares):
+        self._loader, self._epoch, self._first, self._drawn = loader, epoch, first, drawn
         self._seed, self._shares = seed, shares
-        self.sizes: deque[tuple[int, int, int]] = deque()
-
-    def _batches(self) -> Iterator[list]:
-        """The epoch's batches in the order that all workers share."""
-        sampler = self._loader.batch_sampler
-        samplers = (sampler, getattr(sampler, "sampler", None), self._loader.sampler)
-        for s in {id(s): s for s in samplers if s is not None}.values():
-            if callable(getattr(s, "set_epoch", None)):
-                s.set_epoch(self._epoch)
-        generators = [self._loader.generator, *(getattr(s, "generator", None) for s in samplers)]
-        for g in {id(g): g for g in generators if isinstance(g, torch.Generator)}.values():
-            g.manual_seed(mixed(self._seed, self._epoch))
-        apart = _Apart(mixed(self._seed, self._epoch))
-        with apart:
-            batches = iter(sampler)
-        while True:
-            with apart:
-                indices = next(batches, None)
-            if indices is None:
-                return
-            yield list(indices)
+        self.sizes: deque[tuple[int, int, int, int]] = deque()
 
     def __iter__(self) -> Iterator[list]:
-        for number, indices in enumerate(self._batches()):
+        drawn = 0
+        for number, indices in enumerate(Order(self._loader, self._seed, self._epoch)):
+            if number == self._first > 0 and self._drawn not in (0, drawn):
+                raise other_order(self._loader, f"the first {number} batches of epoch {self._epoch} are not those of the training so far")
+            drawn = checksum(drawn, indices)
             if number < self._first or not indices:
                 continue
             for part in self._shares.mine:
                 own = [indices[i] for i in part_of(len(indices), part, self._shares.of)]
-                self.sizes.append((part, len(own), len(indices)))
+                self.sizes.append((part, len(own), len(indices), drawn))
                 # A part without samples gets one sample, whose gradients have weight 0, because every worker takes part in every step.
                 given = own or indices[:1]
                 if self._shares.seeded:
@@ -159,10 +122,11 @@ class _Parts:
 
 
 class Feeder:
-    """This worker's parts of one epoch's batches, from a position on. They are read as the loader would read them."""
+    """This worker's parts of one epoch's batches, from a position on. They are read as the loader would read them. Raises InvalidArgument
+    if the sampler has drawn other batches before that position than ``drawn`` says."""
 
-    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, shares: Shares):
-        self._parts = _Parts(loader, seed, epoch, first, shares)
+    def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, drawn: int, shares: Shares):
+        self._parts = _Parts(loader, seed, epoch, first, drawn, shares)
         own = torch.Generator().manual_seed(mixed(seed, epoch) if shares.seeded else mixed(seed, epoch, first, shares.mine[0]))
         options = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
         self._batches = iter(

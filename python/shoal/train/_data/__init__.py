@@ -1,0 +1,1 @@
+"""A loader's batches, divided among the workers."""
