@@ -1,14 +1,20 @@
 """Collectives on a group of the backend shoal beside the same calls on a group of gloo: results are equal. argv: functions, a folder."""
 
+import os
 import sys
 import time
+from enum import Enum
 from itertools import product
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import shoal.torch  # noqa: F401 (registers the backend)
+from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.torch import _hooks
 
 NUMBERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 MOVED = [*NUMBERS, torch.bool, torch.int16, torch.complex64, torch.complex128, torch.float8_e4m3fn]
@@ -75,7 +81,7 @@ def scattered(gloo):
     for dtype, op, size in product(NUMBERS, OPS, [0, 1, 7, 100_003]):
         source = values(dtype, size * world)
         ours = torch.empty(size, dtype=dtype)
-        dist.reduce_scatter_single(ours, source, op)
+        reduce_scatter_single(ours, source, op)
         theirs = source.clone()
         dist.all_reduce(theirs, op, group=gloo)
         same(ours, theirs[rank * size : (rank + 1) * size], f"reduce_scatter_single {dtype} {op} {size}")
@@ -109,7 +115,7 @@ def copies(gloo):
         what = f"{dtype} {size}"
         part = values(dtype, size)
         ours, theirs = [torch.empty(size * world, dtype=dtype) for _ in range(2)]
-        dist.all_gather_single(ours, part)
+        all_gather_single(ours, part)
         for root in range(world):
             dist.broadcast(block := part.clone().view(torch.uint8), root, group=gloo)
             theirs[root * size : (root + 1) * size].copy_(block.view(dtype))
@@ -138,7 +144,7 @@ def exchanges(gloo):
         ours = torch.empty_like(source)
         dist.all_to_all_single(ours, source)
         whole = torch.empty(world * len(source), dtype=dtype)
-        dist.all_gather_single(whole, source.view(-1))
+        all_gather_single(whole, source.view(-1))
         expected = torch.cat([w[rank * size : (rank + 1) * size] for w in whole.view(world, -1)]) if size else whole
         same(ours, expected, f"all_to_all_single {dtype} {size}")
         sends, receives = [size + r for r in range(world)], [size + rank] * world
@@ -157,9 +163,9 @@ def in_place_and_async(gloo):
     world, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(world * 1000)
     whole.view(world, -1)[rank] = rank + 1.0
-    dist.all_gather_single(whole, whole.view(world, -1)[rank])  # as FSDP2 calls it
+    all_gather_single(whole, whole.view(world, -1)[rank])  # as FSDP2 calls it
     assert all((w == r + 1).all() for r, w in enumerate(whole.view(world, -1)))
-    dist.reduce_scatter_single(whole.view(world, -1)[rank], whole)
+    reduce_scatter_single(whole.view(world, -1)[rank], whole)
     assert (whole.view(world, -1)[rank] == world * (rank + 1)).all()
     tensors = [torch.full((n,), float(rank)) for n in (1, 300_001, 5)]
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
@@ -186,7 +192,7 @@ def not_contiguous(gloo):
     work.wait()
     assert (u == world).all()
     out = torch.zeros(world, 3, 2).permute(0, 2, 1)
-    dist.all_gather_single(out, torch.full((2, 3), rank + 1.0))
+    all_gather_single(out, torch.full((2, 3), rank + 1.0))
     assert [o.unique().tolist() for o in out] == [[r + 1.0] for r in range(world)]
     columns = torch.zeros(4, world)
     dist.all_gather([columns[:, r] for r in range(world)], torch.full((4,), rank + 1.0))
@@ -230,7 +236,7 @@ def overlapping(gloo):
     for size, part in product((3, 5_000, 100_003), range(world)):
         own, whole = values(torch.float32, size, part), torch.zeros(world, size)
         expected = torch.stack([values(torch.float32, size, part + 3 * (r - rank)) for r in range(world)])
-        dist.all_gather_single(whole, whole[part].copy_(own))
+        all_gather_single(whole, whole[part].copy_(own))
         same(whole, expected, f"all_gather_single {size} {part}")
         whole = torch.zeros(world, size)
         dist.all_gather(list(whole), whole[part].copy_(own))
@@ -239,7 +245,7 @@ def overlapping(gloo):
         dist.gather(whole[0].copy_(own), list(whole) if rank == part else None, part)
         if rank == part:
             same(whole, expected, f"gather {size} {part}")
-        dist.reduce_scatter_single(expected[part], expected)
+        reduce_scatter_single(expected[part], expected)
         same(expected[part], world * values(torch.float32, size, part), f"reduce_scatter_single {size} {part}")
         blocks = torch.stack([values(torch.float32, size, 5 * part + r) for r in range(world)])
         dist.all_to_all_single(blocks, blocks)
@@ -258,11 +264,11 @@ def coalesced(gloo):
     outputs = [torch.empty(world * n) for n in (1, 50)]
     with dist.distributed_c10d._coalescing_manager():
         for out, n in zip(outputs, (1, 50), strict=True):
-            dist.all_gather_single(out, torch.full((n,), float(rank)))
+            all_gather_single(out, torch.full((n,), float(rank)))
     assert outputs[1].tolist() == [float(r) for r in range(world) for _ in range(50)]
     with dist.distributed_c10d._coalescing_manager():
         for out in tensors:
-            dist.reduce_scatter_single(out, torch.full((world * len(out),), float(rank)))
+            reduce_scatter_single(out, torch.full((world * len(out),), float(rank)))
     assert all((t == sum(range(world))).all() for t in tensors)
     group, cpu = dist.group.WORLD, torch.device("cpu")
     store = dist.PrefixStore("coalesced", dist.distributed_c10d._get_default_store())
@@ -380,7 +386,7 @@ def sparse(gloo):
 def mistakes(gloo):
     world = dist.get_world_size()
     raises = [
-        (InvalidArgument, "elements", lambda: dist.all_gather_single(torch.empty(world * 2 + 1), torch.empty(2))),
+        (InvalidArgument, "elements", lambda: all_gather_single(torch.empty(world * 2 + 1), torch.empty(2))),
         (InvalidArgument, "cannot be divided", lambda: dist.all_to_all_single(torch.empty(world * 2 + 1), torch.empty(world * 2 + 1))),
         (Unimplemented, "band", lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)),
         (InvalidArgument, "no backend for meta", lambda: dist.all_reduce(torch.ones(1, device="meta"))),
@@ -390,6 +396,84 @@ def mistakes(gloo):
         assert isinstance(error, kind), (text, error)
         assert text in str(error), error
     dist.all_reduce(torch.ones(1))  # the group stays usable
+
+
+def hooks(gloo):
+    """Hooks fire around each operation, with gloo's arguments where torch has hooks; else with stand-ins for torch's classes."""
+    group, has_them = dist.group.WORLD, hasattr(_hooks.c10d, "PreHookArgs")
+    if not has_them:
+        assert "has no hooks of process groups" in str(error_of(lambda: group.register_pre_hook(1, print)))
+        names = Enum("HookOpName", sorted({*_hooks._OPERATIONS.values()}))
+        _hooks.c10d = SimpleNamespace(PreHookArgs=SimpleNamespace, PostHookArgs=SimpleNamespace, HookOpName=names)
+    ours = fired(group)
+    names = [event[0] for event in ours]
+    assert names[:3] == ["ALLREDUCE", "ALLREDUCE", "ALLREDUCE_COALESCED"], names
+    assert ours[0] == ("ALLREDUCE", False, [(3,)], [], -1)
+    assert ours[1] == ("ALLREDUCE", True, [(3,)], [], -1)
+    assert "ALLGATHER" in names[-1]  # a functional collective, which comes from torch's C++ code
+    if has_them:
+        assert ours == fired(gloo), (ours, fired(gloo))
+    x, seen = torch.ones(3), []
+    group.register_post_hook(5, lambda args: seen.append((5, x.tolist(), args.work.is_completed())))
+    group.register_post_hook(4, lambda args: seen.append((4, args.op_id)))
+    dist.all_reduce(x)
+    assert seen[1] == (5, [dist.get_world_size()] * 3, True), seen
+    assert seen[0][0] == 4
+    group.unregister_post_hook(5)
+    group.unregister_post_hook(4)
+    assert "allreduce" not in group.__dict__  # operations are as quick as before
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    checked = dist.new_group(backend="shoal")
+    del os.environ["TORCH_DIST_NAN_CHECK"]
+    dist.all_reduce(torch.ones(2), group=checked)
+    error = error_of(lambda: dist.all_reduce(torch.tensor([1.0, float("nan")]), group=checked))
+    assert f"NaN found in input tensor: allreduce of rank {dist.get_rank()}" in str(error), error
+    assert not group.supports_abort_hooks
+    assert not group.supports_completion_hooks
+    assert isinstance(error_of(lambda: group.register_abort_hook(1, print)), Unimplemented)
+
+
+def fired(group):
+    """Returns name, async_op, shapes of inputs and outputs, and root of the operations of which a hook learns."""
+    world, rank, events, pairs = dist.get_world_size(), dist.get_rank(), [], []
+    ones = lambda *shape: torch.ones(shape)  # noqa: E731
+    each = lambda: [ones(3) for _ in range(world)]  # noqa: E731
+
+    def before(args):
+        shapes = ([tuple(t.shape) for t in tensors] for tensors in (args.input_tensors, args.output_tensors))
+        events.append((args.name.name, args.async_op, *shapes, args.root))
+        pairs.append(args.op_id)
+
+    def after(args):
+        assert args.op_id == pairs[-1]
+        assert args.name.name == events[-1][0]
+        assert args.work is not None
+
+    group.register_pre_hook(1, before)
+    group.register_post_hook(1, after)
+    last = world - 1
+    dist.all_reduce(ones(3), group=group)
+    dist.all_reduce(ones(3), group=group, async_op=True).wait()
+    group.allreduce_coalesced([ones(3), ones(4)]).wait()
+    dist.broadcast(ones(3), last, group=group)
+    dist.reduce(ones(3), last, group=group)
+    dist.all_gather(each(), ones(3), group=group)
+    group._allgather_base(ones(3 * world), ones(3)).wait()
+    dist.reduce_scatter(ones(3), each(), group=group)
+    group._reduce_scatter_base(ones(3), ones(3 * world)).wait()
+    dist.gather(ones(3), each() if rank == last else None, last, group=group)
+    dist.scatter(ones(3), each() if rank == last else None, last, group=group)
+    dist.all_to_all(each(), each(), group=group)
+    dist.all_to_all_single(ones(world), ones(world), group=group)
+    dist.barrier(group=group)
+    if world > 1 and rank < 2:
+        dist.send(ones(3), 1, group=group) if rank == 0 else dist.recv(ones(3), 0, group=group)
+    group.allgather_coalesced([[ones(3)] for _ in range(world)], [ones(3)]).wait()
+    functional.all_gather_tensor(ones(3), 0, group) + 0
+    group.unregister_pre_hook(1)
+    group.unregister_post_hook(1)
+    dist.all_reduce(ones(1), group=group)
+    return events
 
 
 def apart(gloo):

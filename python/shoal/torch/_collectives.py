@@ -226,6 +226,8 @@ class Collectives(dist.ProcessGroup):
         works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._each(works, list(outputs))
 
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # until torch 2.12
+
     # ---- copies ----
 
     def broadcast(self, tensors: torch.Tensor | Tensors, opts: object = None) -> dist.Work:
@@ -259,6 +261,8 @@ class Collectives(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._each(works, list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # until torch 2.12
 
     def allgather(self, outputs: Sequence, inputs: torch.Tensor | Tensors, opts: object = None) -> dist.Work:
         """Copies every rank's input to the tensor of its number in ``outputs``, on all ranks. Sizes may differ between ranks."""

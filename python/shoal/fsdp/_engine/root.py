@@ -54,6 +54,7 @@ class Root:
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
+        self.unfinished: Backward | None = None  # a backward pass that waits for finalize_backward
         self.is_last_backward = True
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.casts = 1  # how often autocast's cache was cleared, plus 1
@@ -110,7 +111,7 @@ class Root:
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
-        self.backward = self.running = None
+        self.backward = self.running = self.unfinished = None
         self.copies.clear()
         self._make_models([model])
         self.forwards.clear()
@@ -147,6 +148,7 @@ class Root:
 
     def open_window(self, caller: str) -> None:
         announce()
+        self._refuse_unfinished(f"{caller} opens the write window")
         self.recover()
         self.running = None
         self.ahead.version_ends()
@@ -217,6 +219,7 @@ class Root:
         self.finish_backward(Backward())
 
     def queue_callback(self) -> None:
+        self._refuse_unfinished("another backward pass began")
         if self.backward is not None and self.backward() is not None:
             return
         self.recover()
@@ -238,7 +241,37 @@ class Root:
         for u in self.units:
             u.published = False
         self.skipped = [s for s in self.states if not (s.seen or s.phase is Phase.BACKWARD)]
-        Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
+        Variable._execution_engine.queue_callback(partial(self._end_backward, backward))
+
+    @property
+    def manual(self) -> bool:
+        """True if the program ends backward passes that reduce by ``finalize_backward``."""
+        return any(s.is_root and s.settings.manual_backward for s in self.states)
+
+    def _end_backward(self, backward: Backward) -> None:
+        if self.manual and any(s.settings.sync for s in self.states):
+            self.unfinished = backward
+        else:
+            self.finish_backward(backward)
+
+    def finalize_backward(self) -> None:
+        """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
+        if any(not u.everywhere for u in self.units):
+            raise RuntimeError(
+                "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
+            )
+        backward, self.unfinished = self.unfinished, None
+        if backward is not None:
+            self.finish_backward(backward)
+        elif not self.window_open and any(s.settings.sync for s in self.states):
+            self.reduce_kept()
+
+    def _refuse_unfinished(self, what: str) -> None:
+        if self.unfinished is not None:
+            raise InvalidArgument(
+                f"{what}, but the last backward pass is not finalized: its gradients are not complete",
+                hint="call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward",
+            )
 
     def publish_skipped(self, before: State) -> None:
         """Publishes units that precede ``before`` in backward order and that no forward of this rank ran. Other ranks may have run them,
@@ -259,7 +292,7 @@ class Root:
                 s.post_backward()
             synced |= s.settings.sync
         # The window stays closed while the backward of another forward may follow, because that backward reads this version.
-        last = synced and self.is_last_backward
+        last = synced and (self.is_last_backward or self.manual)
         leave = last and not self.forwards
         self.ahead.finish_reductions()
         if leave:  # leases end before the window opens
@@ -351,7 +384,7 @@ class Root:
         self.forwards.clear()
 
     def reset(self, states: list[State]) -> None:
-        self.backward = self.running = None
+        self.backward = self.running = self.unfinished = None
         self.reductions.drop()
         self.ahead.forget_reductions()
         self.ahead.version_ends()
