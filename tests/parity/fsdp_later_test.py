@@ -1,4 +1,4 @@
-"""What torch added to FSDP2 after 2.13, with every supported torch; in one run of two ranks."""
+"""Additions to FSDP2 after torch 2.13, with every supported torch; in one run of two ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +108,10 @@ def parameters_that_compute_in_their_own_dtype():
     torch.testing.assert_close(out, plain(batch(0, rank()).bfloat16()))
     out.square().sum().backward()
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
-    for result, says in ((torch.float64, "or the parameter's original dtype but got torch.float64"), ("fp32", "torch.dtype or None but got")):
+    for result, says in (
+        (torch.float64, "or the parameter's original dtype but got torch.float64"),
+        ("fp32", "torch.dtype or None but got"),
+    ):
         with pytest.raises(ValueError, match=says):
             fully_shard(Normed(), mp_policy=Policy(param_dtype=torch.bfloat16, param_dtype_override_fn=lambda _, result=result: result))
 
@@ -134,11 +137,11 @@ def memory_of_gathered_parameters_that_stays():
 
 @use
 def a_method_of_a_later_torch_is_refused_by_name():
-    from shoal.fsdp import FSDPModule, _module
+    from shoal.fsdp import FSDPModule, _later
 
     TorchFSDPModule.set_what_a_later_torch_has = lambda self, much: None
     try:
-        _module._refuse_unknown()
+        _later.refuse_unknown(FSDPModule)
         with pytest.raises(Unimplemented, match=rf"FSDPModule.set_what_a_later_torch_has of torch {torch.__version__[:4]}"):
             shard(Net()).set_what_a_later_torch_has(1)
     finally:

@@ -135,7 +135,7 @@ def futures(group):
 
 
 def chains(group):
-    """Callbacks start collectives, at one place of the order on both ranks: on rank 1 the first ones have ended before they get a callback."""
+    """Callbacks start collectives, at one place of the order on both ranks. On rank 1 operations have ended before they get a callback."""
     rank, store = group.rank(), dist.distributed_c10d._get_default_store()
 
     def again(future):

@@ -8,7 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook as powerSGD
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSGD
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -32,7 +33,7 @@ def train(model, optimizer, steps=STEPS):
     losses = []
     for _ in range(steps):
         x = torch.randn(6, 9)
-        loss = F.mse_loss(model(x), x[:, :5])
+        loss = F.mse_loss(model(x).float(), x[:, :5])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Collectives of one tensor, by their names of torch 2.13. Earlier versions know them by the former ones, which later versions deprecate."""
+"""Collectives of one tensor, by their names since torch 2.13. Before, they had the names that later versions deprecate."""
 
 import torch.distributed as dist
 

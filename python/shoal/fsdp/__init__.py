@@ -22,8 +22,9 @@ from shoal.fsdp._engine.optimizers import write
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import Memory, StepGraph
 from shoal.fsdp._join import join
+from shoal.fsdp._later import GradientReductionHandle
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
-from shoal.fsdp._module import FSDPModule, GradientReductionHandle, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
+from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._plan.plan import plan
 
 if TYPE_CHECKING:

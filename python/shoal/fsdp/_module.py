@@ -12,14 +12,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.distributed.fsdp
 from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp import _graph
+from shoal.fsdp import _graph, _later
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
@@ -88,11 +87,7 @@ class FSDPModule(TorchFSDPModule):
         """False: this unit's backward does not need its parameters (an embedding), and the module keeps the sharded ones."""
         self._get_fsdp_state().settings.unshard_in_backward = unshard_in_backward
 
-    def set_keep_unsharded_storage(self, keep: bool, *, recurse: bool = True) -> None:
-        """True: unsharded parameters keep their memory while they are sharded, so that their addresses stay. In shared memory they always
-        do; this is for parameters that collectives gather."""
-        for s in self._states(recurse):
-            s.settings.keep_unsharded_storage = keep
+    set_keep_unsharded_storage = _later.set_keep_unsharded_storage
 
     # ---- gradients ----
 
@@ -127,39 +122,8 @@ class FSDPModule(TorchFSDPModule):
         if root is not None:
             root.is_last_backward = is_last_backward
 
-    def set_manual_backward_finalization(self, enabled: bool) -> None:
-        """True: a backward pass that reduces ends with ``finalize_backward``. Raises RuntimeError on a module that is not the root, inside a
-        backward pass, and before a pass is finalized."""
-        state = self._get_fsdp_state()
-        if state.root is not None and not (state.is_root or state.root.preliminary):
-            raise RuntimeError("set_manual_backward_finalization must be called on the root FSDP module")
-        if enabled != state.settings.manual_backward:
-            if torch._C._current_graph_task_id() != -1:
-                raise RuntimeError("set_manual_backward_finalization cannot change mode during backward")
-            if state.root is not None and state.root.unfinished is not None:
-                raise RuntimeError("set_manual_backward_finalization cannot change mode after backward starts")
-        state.settings.manual_backward = enabled
-
-    def finalize_backward(self, *, async_op: bool = False) -> GradientReductionHandle | None:
-        """Ends the step's backward passes: every gradient is reduced when it returns, also with ``async_op``. Collective.
-
-        Call it on the root, after ``set_manual_backward_finalization(True)`` and all backward passes, before the optimizer. Of several
-        passes all but the last run with ``set_requires_gradient_sync(False)``, or all of them, and it is set to True before this call. Does
-        nothing before the first forward. Raises RuntimeError for a module that is not the root, without manual finalization, and inside a
-        backward pass; with ``set_requires_all_reduce(False)``, too.
-        """
-        state = self._get_fsdp_state()
-        if state.root is not None and not state.root.preliminary:
-            if not state.is_root:
-                raise RuntimeError("finalize_backward must be called on the root FSDP module")
-            if not state.settings.manual_backward:
-                raise RuntimeError(
-                    "finalize_backward requires manual backward finalization. Call set_manual_backward_finalization(True) before forward"
-                )
-            if torch._C._current_graph_task_id() != -1:
-                raise RuntimeError("finalize_backward must be called after backward completes")
-            state.root.finalize_backward()
-        return GradientReductionHandle() if async_op else None
+    set_manual_backward_finalization = _later.set_manual_backward_finalization
+    finalize_backward = _later.finalize_backward
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divides the sum of gradients by ``factor`` instead of the number of ranks."""
@@ -283,28 +247,7 @@ class FSDPModule(TorchFSDPModule):
         return nn.Module._apply(self, *args, **kwargs)
 
 
-def _refuse_unknown() -> None:
-    """Refuses by name the methods that a later torch has and this class does not define: torch's would find none of its own state."""
-
-    def refusing(name: str) -> Callable:
-        def method(self, *_: Any, **__: Any) -> None:
-            raise Unimplemented(f"FSDPModule.{name} of torch {torch.__version__} is not in this release", hint="leave the call out")
-
-        return method
-
-    for name, value in vars(TorchFSDPModule).items():
-        if isinstance(value, FunctionType) and name not in vars(FSDPModule) and not name.startswith("_"):
-            setattr(FSDPModule, name, refusing(name))
-
-
-_refuse_unknown()
-
-
-class GradientReductionHandle(getattr(torch.distributed.fsdp, "GradientReductionHandle", object)):
-    """The handle that ``finalize_backward(async_op=True)`` returns. The gradients are reduced by then."""
-
-    def wait(self) -> None:
-        return None
+_later.refuse_unknown(FSDPModule)
 
 
 class UnshardHandle(TorchUnshardHandle):

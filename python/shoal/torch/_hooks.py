@@ -103,7 +103,9 @@ class Hooks:
         before.async_op = message or getattr(options, "asyncOp", True)  # torch's options are so by default
         root = arguments["to" if name == "SEND" else "source"] if message else options
         before.root = root if isinstance(root, int) else getattr(root, "rootRank", -1)
-        inputs, outputs = (list(_tensors([arguments.get(k) for k in keys])) for keys in (("inputs", "input", "tensors"), ("outputs", "output")))
+        inputs, outputs = (
+            list(_tensors([arguments.get(k) for k in keys])) for keys in (("inputs", "input", "tensors"), ("outputs", "output"))
+        )
         before.input_tensors, before.output_tensors = (outputs, inputs) if name == "RECV" else (inputs, outputs)
         for hook in self._before.values():
             hook(before)

@@ -243,13 +243,8 @@ class Root:
         self.skipped = [s for s in self.states if not (s.seen or s.phase is Phase.BACKWARD)]
         Variable._execution_engine.queue_callback(partial(self._end_backward, backward))
 
-    @property
-    def manual(self) -> bool:
-        """True if the program ends backward passes that reduce by ``finalize_backward``."""
-        return any(s.is_root and s.settings.manual_backward for s in self.states)
-
     def _end_backward(self, backward: Backward) -> None:
-        if self.manual and any(s.settings.sync for s in self.states):
+        if _is_manual(self.states) and any(s.settings.sync for s in self.states):
             self.unfinished = backward
         else:
             self.finish_backward(backward)
@@ -292,7 +287,7 @@ class Root:
                 s.post_backward()
             synced |= s.settings.sync
         # The window stays closed while the backward of another forward may follow, because that backward reads this version.
-        last = synced and (self.is_last_backward or self.manual)
+        last = synced and (self.is_last_backward or _is_manual(self.states))
         leave = last and not self.forwards
         self.ahead.finish_reductions()
         if leave:  # leases end before the window opens
@@ -404,6 +399,11 @@ class Root:
             for u in s.units:
                 for p in u.parameters:
                     p.gradient.drop()
+
+
+def _is_manual(states: list[State]) -> bool:
+    """Returns True if the program ends backward passes that reduce by ``finalize_backward``."""
+    return any(s.is_root and s.settings.manual_backward for s in states)
 
 
 def roots_in(model: nn.Module) -> list[Root]:
