@@ -364,6 +364,13 @@ def groups(gloo):
     part = dist.group.WORLD.split_group(half)
     part.allreduce([w := torch.tensor([rank])]).wait()
     assert w.item() == sum(half)
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # earlier versions refuse groups without an accelerator
+        split = dist.split_group(
+            split_ranks=[[r for r in range(world) if r % 2 == of] for of in range(min(2, world))], group_desc="of torch"
+        )
+        dist.all_reduce(v := torch.tensor([rank]), group=split)
+        assert v.item() == sum(half)
+        assert split.group_desc == "of torch"
     for group in ([evens] if rank % 2 == 0 else []) + pairs[rank // 2 : rank // 2 + 1]:
         dist.destroy_process_group(group)
     again = dist.new_group(list(range(world)))

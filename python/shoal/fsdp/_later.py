@@ -25,22 +25,24 @@ class GradientReductionHandle(getattr(torch.distributed.fsdp, "GradientReduction
 def set_keep_unsharded_storage(self: FSDPModule, keep: bool, *, recurse: bool = True) -> None:
     """True: unsharded parameters keep their memory while they are sharded, so that their addresses stay. In shared memory they always do;
     this is for parameters that collectives gather."""
-    for s in self._states(recurse):
-        s.settings.keep_unsharded_storage = keep
+    for unit in (u for s in self._states(recurse) for u in s.units):
+        unit.keeps_storage = keep
 
 
 def set_manual_backward_finalization(self: FSDPModule, enabled: bool) -> None:
     """True: a backward pass that reduces ends with ``finalize_backward``. Raises RuntimeError on a module that is not the root, inside a
     backward pass, and before a pass is finalized."""
     state = self._get_fsdp_state()
-    if state.root is not None and not (state.is_root or state.root.preliminary):
+    if state.root is None:
+        state.lazy_init(preliminary=True)
+    if not (state.is_root or state.root.preliminary):
         raise RuntimeError("set_manual_backward_finalization must be called on the root FSDP module")
-    if enabled != state.settings.manual_backward:
-        if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError("set_manual_backward_finalization cannot change mode during backward")
-        if state.root is not None and state.root.unfinished is not None:
-            raise RuntimeError("set_manual_backward_finalization cannot change mode after backward starts")
-    state.settings.manual_backward = enabled
+    ending = state.root.ending
+    if enabled != ending.by_hand and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError("set_manual_backward_finalization cannot change mode during backward")
+    if enabled != ending.by_hand and ending.waiting is not None:
+        raise RuntimeError("set_manual_backward_finalization cannot change mode after backward starts")
+    ending.by_hand = enabled
 
 
 def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientReductionHandle | None:
@@ -55,7 +57,7 @@ def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientRe
     if state.root is not None and not state.root.preliminary:
         if not state.is_root:
             raise RuntimeError("finalize_backward must be called on the root FSDP module")
-        if not state.settings.manual_backward:
+        if not state.root.ending.by_hand:
             raise RuntimeError(
                 "finalize_backward requires manual backward finalization. Call set_manual_backward_finalization(True) before forward"
             )

@@ -120,7 +120,7 @@ class FSDPModule(TorchFSDPModule):
         """
         root = self._get_fsdp_state().root
         if root is not None:
-            root.is_last_backward = is_last_backward
+            root.ending.is_last_backward = is_last_backward
 
     set_manual_backward_finalization = _later.set_manual_backward_finalization
     finalize_backward = _later.finalize_backward

@@ -189,7 +189,7 @@ class Gathered:
         if not self._shown:
             return
         self._shown = False
-        if self._unit.state.settings.keep_unsharded_storage:
+        if self._unit.keeps_storage:
             return
         for p in self._unit.parameters:
             if p in self._whole:

@@ -47,6 +47,22 @@ class Backward:
     __slots__ = ("__weakref__",)
 
 
+class Ending:
+    """The end of a step's backward passes, which reduces: that of a pass, or a call of ``finalize_backward`` (``by_hand``)."""
+
+    def __init__(self):
+        self.is_last_backward = True
+        self.by_hand = False
+        self.waiting: Backward | None = None  # a pass that has run, and waits for finalize_backward
+
+    def refuse_waiting(self, event: str) -> None:
+        if self.waiting is not None:
+            raise InvalidArgument(
+                f"{event}, but the last backward pass is not finalized: its gradients are not complete",
+                hint="call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward",
+            )
+
+
 class Root:
     """The units of one model. ``states`` are in the order of modules. The units of each set of ranks form one native model."""
 
@@ -54,8 +70,7 @@ class Root:
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
-        self.unfinished: Backward | None = None  # a backward pass that waits for finalize_backward
-        self.is_last_backward = True
+        self.ending = Ending()
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.casts = 1  # how often autocast's cache was cleared, plus 1
         self.preliminary = False  # created before the first forward, which may replace it by another root
@@ -111,7 +126,7 @@ class Root:
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
-        self.backward = self.running = self.unfinished = None
+        self.backward = self.running = self.ending.waiting = None
         self.copies.clear()
         self._make_models([model])
         self.forwards.clear()
@@ -148,7 +163,7 @@ class Root:
 
     def open_window(self, caller: str) -> None:
         announce()
-        self._refuse_unfinished(f"{caller} opens the write window")
+        self.ending.refuse_waiting(f"{caller} opens the write window")
         self.recover()
         self.running = None
         self.ahead.version_ends()
@@ -219,7 +234,7 @@ class Root:
         self.finish_backward(Backward())
 
     def queue_callback(self) -> None:
-        self._refuse_unfinished("another backward pass began")
+        self.ending.refuse_waiting("another backward pass began")
         if self.backward is not None and self.backward() is not None:
             return
         self.recover()
@@ -244,8 +259,8 @@ class Root:
         Variable._execution_engine.queue_callback(partial(self._end_backward, backward))
 
     def _end_backward(self, backward: Backward) -> None:
-        if _is_manual(self.states) and any(s.settings.sync for s in self.states):
-            self.unfinished = backward
+        if self.ending.by_hand and any(s.settings.sync for s in self.states):
+            self.ending.waiting = backward
         else:
             self.finish_backward(backward)
 
@@ -255,18 +270,11 @@ class Root:
             raise RuntimeError(
                 "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
             )
-        backward, self.unfinished = self.unfinished, None
+        backward, self.ending.waiting = self.ending.waiting, None
         if backward is not None:
             self.finish_backward(backward)
         elif not self.window_open and any(s.settings.sync for s in self.states):
             self.reduce_kept()
-
-    def _refuse_unfinished(self, what: str) -> None:
-        if self.unfinished is not None:
-            raise InvalidArgument(
-                f"{what}, but the last backward pass is not finalized: its gradients are not complete",
-                hint="call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward",
-            )
 
     def publish_skipped(self, before: State) -> None:
         """Publishes units that precede ``before`` in backward order and that no forward of this rank ran. Other ranks may have run them,
@@ -287,7 +295,7 @@ class Root:
                 s.post_backward()
             synced |= s.settings.sync
         # The window stays closed while the backward of another forward may follow, because that backward reads this version.
-        last = synced and (self.is_last_backward or _is_manual(self.states))
+        last = synced and (self.ending.is_last_backward or self.ending.by_hand)
         leave = last and not self.forwards
         self.ahead.finish_reductions()
         if leave:  # leases end before the window opens
@@ -328,7 +336,7 @@ class Root:
         """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
         return (
             self.in_backward_optimizer is not None
-            and self.is_last_backward
+            and self.ending.is_last_backward
             and state.settings.sync
             and all(u.everywhere for u in state.units)
         )
@@ -379,7 +387,7 @@ class Root:
         self.forwards.clear()
 
     def reset(self, states: list[State]) -> None:
-        self.backward = self.running = self.unfinished = None
+        self.backward = self.running = self.ending.waiting = None
         self.reductions.drop()
         self.ahead.forget_reductions()
         self.ahead.version_ends()
@@ -399,11 +407,6 @@ class Root:
             for u in s.units:
                 for p in u.parameters:
                     p.gradient.drop()
-
-
-def _is_manual(states: list[State]) -> bool:
-    """Returns True if the program ends backward passes that reduce by ``finalize_backward``."""
-    return any(s.is_root and s.settings.manual_backward for s in states)
 
 
 def roots_in(model: nn.Module) -> list[Root]:

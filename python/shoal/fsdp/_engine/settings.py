@@ -28,8 +28,6 @@ class Settings:
     ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # by module: names of its ignored attributes
     reshard_after_backward: bool = True
     unshard_in_backward: bool = True
-    keep_unsharded_storage: bool = False  # True: memory of gathered parameters stays allocated, at its address
-    manual_backward: bool = False  # the root's: its ``finalize_backward`` ends a backward pass that reduces
     sync: bool = True  # False: backward keeps gradients instead of reducing them
     everywhere: bool = True  # False: backward reduces within this rank's replica only
     reduce_unused: bool = False
