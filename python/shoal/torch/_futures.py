@@ -23,7 +23,7 @@ class _Failure:
     def _raise(self, *_: object) -> NoReturn:
         raise self._error
 
-    __len__ = __iter__ = __getitem__ = __str__ = _raise
+    __len__ = __iter__ = __getitem__ = __str__ = __reduce_ex__ = _raise
 
 
 class OperationFuture(Future):
