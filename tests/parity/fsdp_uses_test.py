@@ -173,7 +173,7 @@ def every_name_of_fsdp2_exists():
     methods = [n for n, _ in inspect.getmembers(fsdp2.FSDPModule, inspect.isfunction)]
     own = vars(shoal.fsdp.FSDPModule)
     assert not [n for n in methods if n not in own], "a method of torch's would run on a state that is not there"
-    for n in methods:
+    for n in (n for n in methods if n != "_apply"):  # its parameters differ between versions of torch
         theirs, ours = (inspect.signature(inspect.unwrap(getattr(c, n))) for c in (fsdp2.FSDPModule, shoal.fsdp.FSDPModule))
         assert list(theirs.parameters) == list(ours.parameters), n
     theirs, ours = inspect.signature(inspect.unwrap(fsdp2.fully_shard)), inspect.signature(shoal.fsdp.fully_shard)

@@ -50,7 +50,7 @@ LAYERS = (
     ("fsdp._parameters",),
     ("fsdp._devices",),
     ("fsdp._engine",),
-    ("fsdp._graph", "fsdp._describe", "fsdp._memory"),  # results with fixed names, because programs may pickle them
+    ("fsdp._graph", "fsdp._describe", "fsdp._memory", "fsdp._later"),  # results with fixed names, because programs may pickle them
     ("fsdp._plan", "fsdp._graph_worker"),
     ("fsdp._protect",),
     ("fsdp._reshard",),

@@ -6,8 +6,10 @@ from itertools import product
 
 import torch
 import torch.distributed as dist
+from hooks import hooks  # noqa: F401 (a part)
 
 import shoal.torch  # noqa: F401 (registers the backend)
+from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 NUMBERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -75,7 +77,7 @@ def scattered(gloo):
     for dtype, op, size in product(NUMBERS, OPS, [0, 1, 7, 100_003]):
         source = values(dtype, size * world)
         ours = torch.empty(size, dtype=dtype)
-        dist.reduce_scatter_single(ours, source, op)
+        reduce_scatter_single(ours, source, op)
         theirs = source.clone()
         dist.all_reduce(theirs, op, group=gloo)
         same(ours, theirs[rank * size : (rank + 1) * size], f"reduce_scatter_single {dtype} {op} {size}")
@@ -109,7 +111,7 @@ def copies(gloo):
         what = f"{dtype} {size}"
         part = values(dtype, size)
         ours, theirs = [torch.empty(size * world, dtype=dtype) for _ in range(2)]
-        dist.all_gather_single(ours, part)
+        all_gather_single(ours, part)
         for root in range(world):
             dist.broadcast(block := part.clone().view(torch.uint8), root, group=gloo)
             theirs[root * size : (root + 1) * size].copy_(block.view(dtype))
@@ -138,7 +140,7 @@ def exchanges(gloo):
         ours = torch.empty_like(source)
         dist.all_to_all_single(ours, source)
         whole = torch.empty(world * len(source), dtype=dtype)
-        dist.all_gather_single(whole, source.view(-1))
+        all_gather_single(whole, source.view(-1))
         expected = torch.cat([w[rank * size : (rank + 1) * size] for w in whole.view(world, -1)]) if size else whole
         same(ours, expected, f"all_to_all_single {dtype} {size}")
         sends, receives = [size + r for r in range(world)], [size + rank] * world
@@ -157,9 +159,9 @@ def in_place_and_async(gloo):
     world, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(world * 1000)
     whole.view(world, -1)[rank] = rank + 1.0
-    dist.all_gather_single(whole, whole.view(world, -1)[rank])  # as FSDP2 calls it
+    all_gather_single(whole, whole.view(world, -1)[rank])  # as FSDP2 calls it
     assert all((w == r + 1).all() for r, w in enumerate(whole.view(world, -1)))
-    dist.reduce_scatter_single(whole.view(world, -1)[rank], whole)
+    reduce_scatter_single(whole.view(world, -1)[rank], whole)
     assert (whole.view(world, -1)[rank] == world * (rank + 1)).all()
     tensors = [torch.full((n,), float(rank)) for n in (1, 300_001, 5)]
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
@@ -186,7 +188,7 @@ def not_contiguous(gloo):
     work.wait()
     assert (u == world).all()
     out = torch.zeros(world, 3, 2).permute(0, 2, 1)
-    dist.all_gather_single(out, torch.full((2, 3), rank + 1.0))
+    all_gather_single(out, torch.full((2, 3), rank + 1.0))
     assert [o.unique().tolist() for o in out] == [[r + 1.0] for r in range(world)]
     columns = torch.zeros(4, world)
     dist.all_gather([columns[:, r] for r in range(world)], torch.full((4,), rank + 1.0))
@@ -230,7 +232,7 @@ def overlapping(gloo):
     for size, part in product((3, 5_000, 100_003), range(world)):
         own, whole = values(torch.float32, size, part), torch.zeros(world, size)
         expected = torch.stack([values(torch.float32, size, part + 3 * (r - rank)) for r in range(world)])
-        dist.all_gather_single(whole, whole[part].copy_(own))
+        all_gather_single(whole, whole[part].copy_(own))
         same(whole, expected, f"all_gather_single {size} {part}")
         whole = torch.zeros(world, size)
         dist.all_gather(list(whole), whole[part].copy_(own))
@@ -239,7 +241,7 @@ def overlapping(gloo):
         dist.gather(whole[0].copy_(own), list(whole) if rank == part else None, part)
         if rank == part:
             same(whole, expected, f"gather {size} {part}")
-        dist.reduce_scatter_single(expected[part], expected)
+        reduce_scatter_single(expected[part], expected)
         same(expected[part], world * values(torch.float32, size, part), f"reduce_scatter_single {size} {part}")
         blocks = torch.stack([values(torch.float32, size, 5 * part + r) for r in range(world)])
         dist.all_to_all_single(blocks, blocks)
@@ -258,11 +260,11 @@ def coalesced(gloo):
     outputs = [torch.empty(world * n) for n in (1, 50)]
     with dist.distributed_c10d._coalescing_manager():
         for out, n in zip(outputs, (1, 50), strict=True):
-            dist.all_gather_single(out, torch.full((n,), float(rank)))
+            all_gather_single(out, torch.full((n,), float(rank)))
     assert outputs[1].tolist() == [float(r) for r in range(world) for _ in range(50)]
     with dist.distributed_c10d._coalescing_manager():
         for out in tensors:
-            dist.reduce_scatter_single(out, torch.full((world * len(out),), float(rank)))
+            reduce_scatter_single(out, torch.full((world * len(out),), float(rank)))
     assert all((t == sum(range(world))).all() for t in tensors)
     group, cpu = dist.group.WORLD, torch.device("cpu")
     store = dist.PrefixStore("coalesced", dist.distributed_c10d._get_default_store())
@@ -362,6 +364,13 @@ def groups(gloo):
     part = dist.group.WORLD.split_group(half)
     part.allreduce([w := torch.tensor([rank])]).wait()
     assert w.item() == sum(half)
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # earlier versions refuse groups without an accelerator
+        split = dist.split_group(
+            split_ranks=[[r for r in range(world) if r % 2 == of] for of in range(min(2, world))], group_desc="of torch"
+        )
+        dist.all_reduce(v := torch.tensor([rank]), group=split)
+        assert v.item() == sum(half)
+        assert split.group_desc == "of torch"
     for group in ([evens] if rank % 2 == 0 else []) + pairs[rank // 2 : rank // 2 + 1]:
         dist.destroy_process_group(group)
     again = dist.new_group(list(range(world)))
@@ -380,7 +389,7 @@ def sparse(gloo):
 def mistakes(gloo):
     world = dist.get_world_size()
     raises = [
-        (InvalidArgument, "elements", lambda: dist.all_gather_single(torch.empty(world * 2 + 1), torch.empty(2))),
+        (InvalidArgument, "elements", lambda: all_gather_single(torch.empty(world * 2 + 1), torch.empty(2))),
         (InvalidArgument, "cannot be divided", lambda: dist.all_to_all_single(torch.empty(world * 2 + 1), torch.empty(world * 2 + 1))),
         (Unimplemented, "band", lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)),
         (InvalidArgument, "no backend for meta", lambda: dist.all_reduce(torch.ones(1, device="meta"))),

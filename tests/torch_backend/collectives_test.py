@@ -7,7 +7,7 @@ PROGRAM = "collectives_program.py"
 MANY = ["reductions", "scattered", "copies"]  # many sizes, dtypes and reductions
 FEW = [  # run one after the other in one group
     "averages,exchanges,in_place_and_async,not_contiguous,queried,overlapping",
-    "coalesced,objects,groups,sparse,mistakes",
+    "coalesced,objects,groups,sparse,mistakes,hooks",
 ]
 
 

@@ -41,6 +41,27 @@ def killed_in_training(rank):
     fails((RuntimeError, ActorDiedError), "rank 2 is gone", lambda: model(torch.ones(3)).sum().backward())
 
 
+def killed_in_hook(rank):
+    """A communication hook's future has the error, through the callbacks of the hook."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+
+    def hook(group, bucket):
+        future = group.allreduce([bucket.buffer()], asynchronous()).get_future()
+        return future.then(lambda f: f.value()[0]).then(lambda f: f.value() / WORLD)
+
+    model.register_comm_hook(dist.group.WORLD, hook)
+    model(torch.ones(3)).sum().backward()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fails(RuntimeError, "rank 2 is gone", lambda: model(torch.ones(3)).sum().backward())
+
+
+def asynchronous():
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    return options
+
+
 def killed_in_message(rank):
     dist.barrier()
     if rank == 1:

@@ -6,6 +6,7 @@ from ranks import check
 PARTS = [
     "killed",
     "killed_in_training",
+    "killed_in_hook",
     "killed_in_message",
     "diverged",
     "aborted",

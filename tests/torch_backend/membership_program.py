@@ -244,10 +244,13 @@ def wrong_calls(part):
 
 def other_backends(part):
     """A group with a second backend has no generations."""
-    dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD] = "cpu:shoal,cuda:nccl"
+    config = dist.distributed_c10d._world.pg_backend_config
+    alone, config[dist.group.WORLD] = config[dist.group.WORLD], "cpu:shoal,cuda:nccl"
     assert not dist.group.WORLD.supports_reconfigure
     fails(RuntimeError, "multiple backends", part.handle)
     fails(RuntimeError, "multiple backends", lambda: part.reconfigure(1, ["shoal:1:0:"]))
+    config[dist.group.WORLD] = alone
+    part.after_all("refused")  # the node of all ends with one of them
 
 
 def a_newcomer(rank, folder):

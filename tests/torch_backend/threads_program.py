@@ -2,11 +2,13 @@
 
 import sys
 import threading
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import shoal.torch  # noqa: F401 (registers the backend)
+from shoal.exceptions import DeadlineExceeded
 from shoal.torch._work import Work
 
 PAUSE_S = 0.3  # for a thread that a lock keeps out: it does not come
@@ -130,6 +132,73 @@ def futures(group):
         store.wait(["send"])
         for tag in (0, 7, 9):
             dist.send(torch.full((2,), 3.0), 0, tag=tag)
+
+
+def chains(group):
+    """Callbacks start collectives, at one place of the order on both ranks. On rank 1 operations have ended before they get a callback."""
+    rank, store = group.rank(), dist.distributed_c10d._get_default_store()
+
+    def again(future):
+        return dist.all_reduce(future.value()[0].clone(), async_op=True).get_future().wait()[0]
+
+    def doubled_later(future):
+        later = [dist.all_reduce(future.value() + n, async_op=True).get_future().then(lambda f: f.value()[0] * 2) for n in range(2)]
+        return torch.stack([f.wait() for f in torch.futures.collect_all(later).wait()])
+
+    results = []
+    for i in range(12):
+        if i % 4 == 0 and rank == 1:
+            store.wait([f"registered/{i}"])
+        work = dist.all_reduce(torch.full((1 + 37 * i,), float(i + rank)), async_op=True)
+        if rank == 1:
+            work.wait()
+        results.append(work.get_future().then(again).then(doubled_later))
+        store.set(f"registered/{i}", "")
+        if i % 3 == 2:  # the program's own collective has its place after the callbacks
+            dist.all_reduce(x := torch.ones(3 + i))
+            assert x.tolist() == [2] * (3 + i)
+            assert results[-1].done()
+    for i, result in enumerate(results):
+        sum_of_two = (2 * i + 1) * 2
+        assert result.wait().tolist() == [[(sum_of_two + n) * 4] * (1 + 37 * i) for n in range(2)], i
+
+
+def callbacks_of_torch(group):
+    """torch keeps the callbacks of collect_all's future, and runs them where it completes. Each may wait for later operations."""
+
+    def sums(*values):
+        return [dist.all_reduce(torch.full((5,), v), async_op=True).get_future() for v in values]
+
+    store = dist.distributed_c10d._get_default_store()
+    if group.rank() == 1:
+        store.wait(["registered"])
+    first, second, third = sums(1.0, 2.0, 3.0)
+    outer = torch.futures.collect_all([first]).then(lambda f: second.wait()[0] + torch.futures.collect_all([third]).wait()[0].value()[0])
+    store.set("registered", "")
+    assert outer.wait().tolist() == [10.0] * 5
+
+
+def a_callback_that_does_not_return(group):
+    """The collective after it has the group's time limit."""
+    returns = threading.Event()
+    group.set_timeout(timedelta(milliseconds=300))
+    store = dist.distributed_c10d._get_default_store()
+    if group.rank() == 0:
+        late = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        future = late.then(lambda f: returns.wait() and f.value()[0])
+        error = None
+        try:
+            store.set("registered", "")
+            dist.all_reduce(torch.ones(1))
+        except DeadlineExceeded as raised:
+            error = raised
+        assert "a callback of a future has not returned" in str(error), error
+        returns.set()
+        assert future.wait().tolist() == [2]
+    else:
+        store.wait(["registered"])
+        dist.all_reduce(torch.ones(1))
+    group.set_timeout(timedelta(seconds=60))
 
 
 def main():

@@ -11,3 +11,8 @@ def test_two_threads_use_one_group(part):
 
 def test_a_message_that_does_not_come_delays_no_future_but_its_own():
     check("threads_program.py", "futures", 2)
+
+
+@pytest.mark.parametrize("part", ["chains", "callbacks_of_torch", "a_callback_that_does_not_return"])
+def test_callbacks_of_futures_wait_for_further_operations(part):
+    check("threads_program.py", part, 2)

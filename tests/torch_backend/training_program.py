@@ -8,6 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSGD
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -31,7 +33,7 @@ def train(model, optimizer, steps=STEPS):
     losses = []
     for _ in range(steps):
         x = torch.randn(6, 9)
-        loss = F.mse_loss(model(x), x[:, :5])
+        loss = F.mse_loss(model(x).float(), x[:, :5])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -56,8 +58,6 @@ def ddp(gloo, _):
 
 
 def ddp_hooks(gloo, _):
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
     for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
         losses = []
         for group in (None, gloo):
@@ -65,10 +65,33 @@ def ddp_hooks(gloo, _):
             model.register_comm_hook(group or dist.group.WORLD, hook)
             losses.append(train(model, torch.optim.SGD(model.parameters(), lr=0.1)))
         agree(*losses)
+    ddp_powersgd(gloo)
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     model = DistributedDataParallel(embedding)
     model(torch.tensor([dist.get_rank(), 9])).sum().backward()
     assert embedding.weight.grad.to_dense()[9].tolist() == [1.0] * 3
+
+
+def ddp_powersgd(gloo):
+    """The hook's callbacks start collectives, and wait for them. With several buckets they run beside further hooks."""
+
+    def waiting(state, bucket):
+        future, ended = powerSGD.powerSGD_hook(state, bucket), torch.futures.Future()
+        ended.set_result(future.wait())
+        return ended
+
+    losses = []
+    for group, hook, mb in ((None, powerSGD.powerSGD_hook, 25), (gloo, powerSGD.powerSGD_hook, 25)):
+        losses.append(train(*powersgd_model(group, hook, mb)))
+    agree(*losses)
+    several = [train(*powersgd_model(None, hook, 0.001)) for hook in (powerSGD.powerSGD_hook, waiting)]
+    assert several[0] == several[1]
+
+
+def powersgd_model(group, hook, bucket_mb):
+    model = DistributedDataParallel(net(), process_group=group, bucket_cap_mb=bucket_mb)
+    model.register_comm_hook(powerSGD.PowerSGDState(group or dist.group.WORLD, start_powerSGD_iter=2, min_compression_rate=0.5), hook)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def sharded(group_mesh, setup=lambda model: None, **arguments):

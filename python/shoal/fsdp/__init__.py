@@ -22,6 +22,7 @@ from shoal.fsdp._engine.optimizers import write
 from shoal.fsdp._fully_shard import fully_shard
 from shoal.fsdp._graph import Memory, StepGraph
 from shoal.fsdp._join import join
+from shoal.fsdp._later import GradientReductionHandle
 from shoal.fsdp._memory import MemoryEstimate, estimate_memory
 from shoal.fsdp._module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx, step_graph
 from shoal.fsdp._plan.plan import plan
@@ -33,6 +34,7 @@ __all__ = [
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "FSDPModule",
+    "GradientReductionHandle",
     "Memory",
     "MemoryEstimate",
     "MixedPrecisionPolicy",

@@ -60,7 +60,9 @@ def fully_shard(
     n, a divisor of the number of shards: between the two, the parameters are sharded over n ranks.
     ``shard_placement_fn``: parameter -> None, ``Shard(dim)`` or ``ShardPlacementResult`` with a mesh. Any dim; uneven shards are allowed.
     ``mp_policy``: compute in ``param_dtype``, reduction in ``reduce_dtype`` (on a CPU mesh sums are fp32). Floating-point inputs are cast
-    to ``param_dtype``, outputs to ``output_dtype``. Parameters of one unit may have different dtypes.
+    to ``param_dtype``, outputs to ``output_dtype``. Parameters of one unit may have different dtypes: ``param_dtype_override_fn`` (torch
+    2.15) is called once for each parameter, and returns its own dtype, or None for ``param_dtype``. It must answer alike on all ranks.
+    Without ``reduce_dtype``, gradients are reduced in ``param_dtype``, since torch 2.15 in the parameter's dtype.
     ``offload_policy``: ``CPUOffloadPolicy`` keeps sharded parameters, gradients and optimizer states in host memory, as a CPU mesh always
     does.
     ``ignored_params``: parameters that stay as they are.
@@ -70,7 +72,7 @@ def fully_shard(
     A parameter shared by modules of several units belongs to the innermost unit around all of them.
     Raises TypeError for arguments of another type, ValueError for scalar parameters and for containers without forward, InvalidArgument
     for a wrong order of calls. NotImplementedError: a missing feature. An error that torch also raises has torch's type and message first.
-    Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13).
+    Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13 to 2.15).
     """
     listed = _checked_modules(module)
     if mesh is not None and not isinstance(mesh, DeviceMesh):

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp import _graph
+from shoal.fsdp import _graph, _later
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
@@ -87,6 +87,8 @@ class FSDPModule(TorchFSDPModule):
         """False: this unit's backward does not need its parameters (an embedding), and the module keeps the sharded ones."""
         self._get_fsdp_state().settings.unshard_in_backward = unshard_in_backward
 
+    set_keep_unsharded_storage = _later.set_keep_unsharded_storage
+
     # ---- gradients ----
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -118,7 +120,10 @@ class FSDPModule(TorchFSDPModule):
         """
         root = self._get_fsdp_state().root
         if root is not None:
-            root.is_last_backward = is_last_backward
+            root.ending.is_last_backward = is_last_backward
+
+    set_manual_backward_finalization = _later.set_manual_backward_finalization
+    finalize_backward = _later.finalize_backward
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divides the sum of gradients by ``factor`` instead of the number of ranks."""
@@ -240,6 +245,9 @@ class FSDPModule(TorchFSDPModule):
         for s in self._states(True):
             s.open_write_window("_apply")
         return nn.Module._apply(self, *args, **kwargs)
+
+
+_later.refuse_unknown(FSDPModule)
 
 
 class UnshardHandle(TorchUnshardHandle):

@@ -39,10 +39,11 @@ class CpuBackend:
     Memory for communication comes from buffers that are kept: their pages stay mapped between steps.
     """
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False
     supports_shrinking = False
+    supports_abort_hooks = supports_completion_hooks = False
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group

@@ -53,12 +53,15 @@ class Collectives(dist.ProcessGroup):
     dtype but quantised ones; those that are not contiguous are copied. Tensors on other devices go to the group's backend for that device.
     """
 
+    _timeout: timedelta  # the group's time limit
+
     def __init__(self, native: _native.Communicator, rank: int, size: int, name: str):
         super().__init__(rank, size)
         self._native, self._rank, self._size = native, rank, size
         self._now: Call = ("", 0, 0.0, False)
         self._later: Call = ("", 0, 0.0, True)
         self._completer = Completer(name)
+        self._turns = self._completer.turns
         self._pending: deque[Work] = deque()  # keep alive the tensors of operations under way
         self._keeping = threading.Lock()  # one thread at a time drops the Works that have ended
         self._coalesced: list[Work] | None = None  # the operations since _start_coalescing
@@ -68,7 +71,9 @@ class Collectives(dist.ProcessGroup):
         self._now, self._later = (("", 0, timeout.total_seconds(), background) for background in (False, True))
 
     def _call(self, opts: object) -> Call:
-        """Returns the native description of a call with these options."""
+        """Returns the native description of a collective with these options, which begins now: after the callbacks before it."""
+        if self._turns.pending:
+            self._turns.catch_up(self._timeout.total_seconds())
         limit = opts.timeout
         if limit > _NO_TIME:
             return "", 0, limit.total_seconds(), opts.asyncOp
@@ -221,6 +226,8 @@ class Collectives(dist.ProcessGroup):
         works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._each(works, list(outputs))
 
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # until torch 2.12
+
     # ---- copies ----
 
     def broadcast(self, tensors: torch.Tensor | Tensors, opts: object = None) -> dist.Work:
@@ -254,6 +261,8 @@ class Collectives(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
         return self._each(works, list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # until torch 2.12
 
     def allgather(self, outputs: Sequence, inputs: torch.Tensor | Tensors, opts: object = None) -> dist.Work:
         """Copies every rank's input to the tensor of its number in ``outputs``, on all ranks. Sizes may differ between ranks."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
 from shoal import _native
+from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.torch._allocator import Reused
 from shoal.torch._process_group import ProcessGroup
 from shoal.torch._tensors import memory, op_of, reduced_dtype
@@ -114,7 +115,7 @@ class _Shared:
 class AllGather(_Shared, _Gather):
     """``module.set_custom_all_gather(AllGather(group))`` of torch's ``fully_shard``, on every rank.
 
-    ``group``: the process group that the module is sharded over. Results are those of ``all_gather_into_tensor``, which takes over
+    ``group``: the process group that the module is sharded over. Results are those of ``all_gather_single``, which takes over
     where the ranks share no memory. One object may serve all modules of a group.
     """
 
@@ -128,7 +129,7 @@ class AllGather(_Shared, _Gather):
         """``input_tensor`` is this rank's part of ``output_tensor``. Ends before it returns if the output is in shared memory."""
         own, buffers = output_tensor.data_ptr() + group.rank() * input_tensor.nbytes, self._buffers
         if buffers is None or input_tensor.data_ptr() != own or buffers.find(output_tensor, whole=True) is None:
-            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         buffers.agree()
         return DONE if async_op else None
 
@@ -159,7 +160,7 @@ class ReduceScatter(_Shared, _Scatter):
         buffers = self._buffers
         buffer = None if buffers is None else buffers.find(input_tensor, whole=False)
         if buffer is None or not output_tensor.is_contiguous():
-            return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            return reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         name, (out, nbytes) = op_of(op), memory(output_tensor)
         buffers.agree()
         at = group.rank() * nbytes

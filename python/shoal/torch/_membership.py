@@ -117,7 +117,7 @@ class Unformed:
     def abort(self, cause: str) -> None:
         return None
 
-    def close(self) -> None:
+    def leave(self) -> None:
         return None
 
     def failed(self) -> None:

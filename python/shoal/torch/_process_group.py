@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, _register_work
 
 from shoal._core.process import state
-from shoal.exceptions import InvalidArgument
+from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.torch._allocator import CpuBackend
+from shoal.torch._errors import as_torch
 from shoal.torch._generations import Generations
+from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan
 
 _CPU = torch.device("cpu")
+_NAN_CHECK = -1  # the id of the hook that checks for NaN; it goes before the user's
 
 
 class ProcessGroup(Generations):
@@ -31,6 +36,8 @@ class ProcessGroup(Generations):
         self._group_name, self._group_desc = name, "undefined"
         self._elsewhere: dict[str, dist.ProcessGroup] = {}
         self._cpu = CpuBackend(self)
+        self._hooks = Hooks(self)
+        self._split: dict[str, str] = {}  # the backends by device, of a group that another one split off
         self._opening_elsewhere = threading.Lock()
         state.ending.append(self._close)
 
@@ -76,12 +83,13 @@ class ProcessGroup(Generations):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(name) for name in self._backends() or {"cpu": "shoal"}]
+        return [torch.device(name) for name in self._backends()]
 
     def _backends(self) -> dict[str, str]:
-        """Returns the group's backends by device. Empty until torch has registered the group."""
+        """Returns the group's backends by device. Empty until torch has registered the group: without devices it gets none of torch's
+        hooks in C++, which look for a backend there."""
         config = dist.distributed_c10d._world.pg_backend_config.get(self)
-        return dict(item.split(":", 1) for item in config.split(",")) if config else {}
+        return dict(item.split(":", 1) for item in config.split(",")) if config else self._split
 
     def elsewhere(self, device: torch.device) -> dist.ProcessGroup:
         with self._opening_elsewhere:
@@ -118,6 +126,31 @@ class ProcessGroup(Generations):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return self.elsewhere(device)._get_backend(device)
 
+    # ---- hooks ----
+
+    def register_pre_hook(self, hook_id: int, hook: PreHook) -> None:
+        """Calls ``hook(args)`` with torch's PreHookArgs before each operation. Hooks run in the order of their ids. Since torch 2.14."""
+        self._hooks.set_before(hook_id, hook)
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        self._hooks.set_before(hook_id, None)
+
+    def register_post_hook(self, hook_id: int, hook: PostHook) -> None:
+        """Calls ``hook(args)`` with torch's PostHookArgs when an operation has started; one that is not asynchronous has ended by then."""
+        self._hooks.set_after(hook_id, hook)
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        self._hooks.set_after(hook_id, None)
+
+    supports_abort_hooks = supports_completion_hooks = False  # torch calls completion hooks without the GIL
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Raises ``Unimplemented``: an operation that fails raises its error on every rank."""
+        raise as_torch(Unimplemented("the backend shoal has no abort hooks", hint="catch the error of the operation, or of work.wait()"))
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        return None
+
     # ---- membership ----
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -139,6 +172,7 @@ class ProcessGroup(Generations):
         made = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
         made.setGroupName(group_name or f"{self._group_name}:{name}")
         made.setGroupDesc(group_desc or "undefined")
+        made._split = {"cpu": "shoal"}
         return made
 
     def abort(self) -> None:
@@ -179,7 +213,10 @@ def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: t
 def create(options: object, _: object = None) -> ProcessGroup:
     """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
     formed = not getattr(options, "enable_reconfigure", False)  # since torch 2.14
-    return ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
+    made = ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
+    if os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":
+        made.register_pre_hook(_NAN_CHECK, partial(check_for_nan, made))
+    return made
 
 
 _functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its operators with itself
@@ -200,6 +237,8 @@ def register() -> None:
     if "SHOAL" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("shoal", create, extended_api=True, devices=["cpu"])
+    # Since torch 2.15 groups of other backends get a flight recorder, which looks for a backend in C++.
+    getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("shoal")
     for device in ("CPU", "CUDA"):
         _functional.impl("all_gather_into_tensor_out", _all_gather_into_tensor_out, device)
     torchs = dist.monitored_barrier

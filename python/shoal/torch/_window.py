@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from shoal import _native
 from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
@@ -147,10 +148,11 @@ class Window:
 
     def get_attr(self, peer_rank: int) -> object:
         """Returns torch's ``WindowAttr``: one coherent memory (UNIFIED)."""
-        from torch._C._distributed_c10d import WindowAttr  # since torch 2.14
-
         self._check(peer_rank)
-        return WindowAttr()
+        made = getattr(c10d, "WindowAttr", None)  # since torch 2.14
+        if made is None:
+            _refuse(Unimplemented(f"torch {torch.__version__} has no WindowAttr", hint="install torch 2.14 or later"))
+        return made()
 
     def _way(self, source: int, to: int) -> _native.Communicator:
         with self._opening:

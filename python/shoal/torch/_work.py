@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 
@@ -16,6 +16,7 @@ from torch.futures import Future
 from shoal import _native
 from shoal.exceptions import DeadlineExceeded, ShoalError
 from shoal.torch._errors import as_torch
+from shoal.torch._futures import ApartThread, OperationFuture, OrderedFuture, Turns
 
 _finishing = threading.Lock()  # one thread copies results back, others that wait for the same Work wait for that
 
@@ -74,7 +75,7 @@ class Work(dist.Work):
         self._source = source
         self._guard = guard  # waits for an operation's peer, and raises if that is lost
         self._error: ShoalError | None = None
-        self._future: Future | None = None
+        self._future: OperationFuture | None = None
         self.lane = lane
 
     def ended(self) -> bool:
@@ -152,32 +153,30 @@ class Work(dist.Work):
 
     _source_rank = source_rank
 
-    def get_future(self) -> Future:
-        """Returns a future of the list of results, which another thread completes. Its error is a ``RuntimeError`` with the text of the
-        operation's."""
+    def get_future(self) -> OperationFuture:
+        """Returns a future of the list of results, which another thread completes. Its error is the operation's.
+
+        Callbacks of a collective's future may start collectives, and wait for them (``Turns``).
+        """
         if self._future is None:
-            self._future = self._make_future()
+            self._future = self._completer.make_future(self.ordered)
+            self._complete_later(self._future)
         return self._future
 
-    def _make_future(self) -> Future:
-        # torch's C++ code takes an exception of set_exception() for a result, so then() makes the error from the one that is raised.
-        ended = Future()
-        future = ended.then(self._waited_result)
-        if self.is_completed():
-            self.settle(ended)
-        else:
-            self._completer.add(self, ended)
-        return future
+    @property
+    def ordered(self) -> bool:
+        """True for a collective: all ranks start it at the same place of their order."""
+        return self.lane is None
 
-    def _waited_result(self, _: Future) -> list[torch.Tensor]:
+    def _complete_later(self, future: OperationFuture) -> None:
+        if self.is_completed():
+            future.complete(self.waited_result)
+        else:
+            self._completer.add(self, future)
+
+    def waited_result(self) -> list[torch.Tensor]:
         self.wait()
         return self._result
-
-    def settle(self, ended: Future) -> None:
-        """Waits, then completes the future that states the end."""
-        with contextlib.suppress(ShoalError):  # raised again by _waited_result
-            self.wait()
-        ended.set_result(None)
 
 
 class Several(Work):
@@ -198,35 +197,90 @@ class Several(Work):
             self._wait_at_most(timeout.total_seconds())
         return all(part.wait() for part in self._parts)
 
-    def _make_future(self) -> Future:
-        return torch.futures.collect_all([part.get_future() for part in self._parts]).then(self._waited_result)
+    @property
+    def ordered(self) -> bool:
+        return all(part.ordered for part in self._parts)
+
+    def _complete_later(self, future: OperationFuture) -> None:
+        parts = torch.futures.collect_all([part.get_future() for part in self._parts])
+        parts.add_done_callback(lambda _: future.complete(self.waited_result))
 
 
 class Completer:
-    """Completes the futures of a group's operations, in the order of each lane. A lane has a thread from its first use on, so an operation
-    that does not end delays no future of another lane."""
+    """Completes the futures of a group's operations. A lane has threads from its first use on, so an operation that does not end delays no
+    future of another lane."""
 
     def __init__(self, name: str):
         self._name = name
+        self.turns = Turns(name)
         self._lock = threading.Lock()
-        self._lanes: dict[Hashable, queue.SimpleQueue[tuple[Work, Future] | None]] = {}
+        self._lanes: dict[Hashable, _Lane] = {}
 
-    def add(self, work: Work, ended: Future) -> None:
+    def make_future(self, ordered: bool) -> OperationFuture:
+        return OrderedFuture(self.turns) if ordered else OperationFuture()
+
+    def add(self, work: Work, future: OperationFuture) -> None:
         with self._lock:
-            works = self._lanes.get(work.lane)
-            if works is None:
-                works = self._lanes[work.lane] = queue.SimpleQueue()
-                threading.Thread(target=_settle_all, args=(works,), name=f"shoal-{self._name}", daemon=True).start()
-            works.put((work, ended))
+            lane = self._lanes.get(work.lane)
+            if lane is None:
+                lane = self._lanes[work.lane] = _Lane(f"shoal-{self._name}")
+        lane.add(work, future)
 
     def end(self) -> None:
+        self.turns.end()
         with self._lock:
-            for works in self._lanes.values():
-                works.put(None)
+            for lane in self._lanes.values():
+                lane.end()
             self._lanes.clear()
 
 
-def _settle_all(works: queue.SimpleQueue[tuple[Work, Future] | None]) -> None:
-    while (item := works.get()) is not None:
-        item[0].settle(item[1])
-        item = None  # no reference to the last tensors while it sleeps
+class _Lane:
+    """Operations that end in the order in which they were started, and the threads that complete their futures.
+
+    One thread waits for the next operation. While it completes a future, which may run callbacks that torch keeps, another takes its place.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._changed = threading.Condition()
+        self._next = threading.Lock()  # held by the thread that waits for the next operation
+        self._works: deque[tuple[Work, OperationFuture]] = deque()
+        self._free = 0  # threads that run no callbacks
+        self._ended = False
+
+    def add(self, work: Work, future: OperationFuture) -> None:
+        with self._changed:
+            self._works.append((work, future))
+            self._start_if_none()
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def _start_if_none(self) -> None:
+        if self._works and not self._free:
+            self._free += 1
+            ApartThread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._next:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._works or self._ended)
+                    if not self._works:
+                        self._free -= 1
+                        return
+                    work, future = self._works.popleft()
+                with contextlib.suppress(Exception):  # raised again by waited_result
+                    work.wait()
+            with self._changed:
+                self._free -= 1
+                self._start_if_none()
+            future.complete(work.waited_result)
+            del work, future  # no reference to the last tensors while the thread sleeps
+            with self._changed:
+                if self._free > 1:
+                    return
+                self._free += 1

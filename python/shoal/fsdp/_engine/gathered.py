@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._prims_common import make_contiguous_strides_for
 
 from shoal._distributed.devices import DeviceGroup
+from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._devices.groups import groups
@@ -188,6 +189,8 @@ class Gathered:
         if not self._shown:
             return
         self._shown = False
+        if self._unit.keeps_storage:
+            return
         for p in self._unit.parameters:
             if p in self._whole:
                 self._whole[p].free()
@@ -223,7 +226,7 @@ class Gathered:
             out = torch.empty(size, dtype=piece.dtype, device=piece.device)
             group = self._own_group()
             if group is None:
-                dist.all_gather_into_tensor(out, piece, group=data.shard_group)
+                all_gather_single(out, piece, group=data.shard_group)
             else:
                 group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self._unit.state.name).finish()
             return out
@@ -250,7 +253,7 @@ class Gathered:
             inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh)
         elif asked == 5:
             stride = make_contiguous_strides_for(p.shape)
-            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], self._unit.state.settings.policy)
+            inputs, metadata = local.fsdp_pre_all_gather(data.shard_mesh, p.shape, stride, p.owners[0][0], p.policy)
         else:
             raise AssertionError(
                 f"Invalid fsdp_pre_all_gather: {inspect.signature(local.fsdp_pre_all_gather)}\n"
@@ -384,7 +387,7 @@ class Gathered:
         size = (flat.numel() // data.shards,)
         if self.reduce_scatter is None:
             out = torch.empty(size, dtype=flat.dtype, device=flat.device)
-            dist.reduce_scatter_tensor(out, flat, group=data.shard_group)
+            reduce_scatter_single(out, flat, group=data.shard_group)
             return out
         source = self.reduce_scatter.allocate((flat.numel(),), dtype=flat.dtype, device=flat.device)
         source.copy_(flat)

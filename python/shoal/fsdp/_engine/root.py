@@ -47,6 +47,22 @@ class Backward:
     __slots__ = ("__weakref__",)
 
 
+class Ending:
+    """The end of a step's backward passes, which reduces: that of a pass, or a call of ``finalize_backward`` (``by_hand``)."""
+
+    def __init__(self):
+        self.is_last_backward = True
+        self.by_hand = False
+        self.waiting: Backward | None = None  # a pass that has run, and waits for finalize_backward
+
+    def refuse_waiting(self, event: str) -> None:
+        if self.waiting is not None:
+            raise InvalidArgument(
+                f"{event}, but the last backward pass is not finalized: its gradients are not complete",
+                hint="call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward",
+            )
+
+
 class Root:
     """The units of one model. ``states`` are in the order of modules. The units of each set of ranks form one native model."""
 
@@ -54,7 +70,7 @@ class Root:
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self.backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
-        self.is_last_backward = True
+        self.ending = Ending()
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.casts = 1  # how often autocast's cache was cleared, plus 1
         self.preliminary = False  # created before the first forward, which may replace it by another root
@@ -110,7 +126,7 @@ class Root:
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
-        self.backward = self.running = None
+        self.backward = self.running = self.ending.waiting = None
         self.copies.clear()
         self._make_models([model])
         self.forwards.clear()
@@ -147,6 +163,7 @@ class Root:
 
     def open_window(self, caller: str) -> None:
         announce()
+        self.ending.refuse_waiting(f"{caller} opens the write window")
         self.recover()
         self.running = None
         self.ahead.version_ends()
@@ -217,6 +234,7 @@ class Root:
         self.finish_backward(Backward())
 
     def queue_callback(self) -> None:
+        self.ending.refuse_waiting("another backward pass began")
         if self.backward is not None and self.backward() is not None:
             return
         self.recover()
@@ -238,7 +256,25 @@ class Root:
         for u in self.units:
             u.published = False
         self.skipped = [s for s in self.states if not (s.seen or s.phase is Phase.BACKWARD)]
-        Variable._execution_engine.queue_callback(partial(self.finish_backward, backward))
+        Variable._execution_engine.queue_callback(partial(self._end_backward, backward))
+
+    def _end_backward(self, backward: Backward) -> None:
+        if self.ending.by_hand and any(s.settings.sync for s in self.states):
+            self.ending.waiting = backward
+        else:
+            self.finish_backward(backward)
+
+    def finalize_backward(self) -> None:
+        """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
+        if any(not u.everywhere for u in self.units):
+            raise RuntimeError(
+                "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
+            )
+        backward, self.ending.waiting = self.ending.waiting, None
+        if backward is not None:
+            self.finish_backward(backward)
+        elif not self.window_open and any(s.settings.sync for s in self.states):
+            self.reduce_kept()
 
     def publish_skipped(self, before: State) -> None:
         """Publishes units that precede ``before`` in backward order and that no forward of this rank ran. Other ranks may have run them,
@@ -259,7 +295,7 @@ class Root:
                 s.post_backward()
             synced |= s.settings.sync
         # The window stays closed while the backward of another forward may follow, because that backward reads this version.
-        last = synced and self.is_last_backward
+        last = synced and (self.ending.is_last_backward or self.ending.by_hand)
         leave = last and not self.forwards
         self.ahead.finish_reductions()
         if leave:  # leases end before the window opens
@@ -300,7 +336,7 @@ class Root:
         """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
         return (
             self.in_backward_optimizer is not None
-            and self.is_last_backward
+            and self.ending.is_last_backward
             and state.settings.sync
             and all(u.everywhere for u in state.units)
         )
@@ -351,7 +387,7 @@ class Root:
         self.forwards.clear()
 
     def reset(self, states: list[State]) -> None:
-        self.backward = self.running = None
+        self.backward = self.running = self.ending.waiting = None
         self.reductions.drop()
         self.ahead.forget_reductions()
         self.ahead.version_ends()

@@ -16,6 +16,7 @@ from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.mesh import DataMesh, of_mesh_info, post_forward_mesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.precision import policy_of
 from shoal.fsdp._parameters.views import local_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _make_units(state: State, ignored: set[nn.Parameter], placement: Callable | 
                 "Params sharing the same process group must use the same FSDPMeshInfo object, but got different objects: "
                 f"{known.mesh} vs {data.mesh} of parameter {name}"
             )
-        p = ShardedParameter(name, parameter, owners, data, dim, state.settings.policy, home, pinned)
+        p = ShardedParameter(name, parameter, owners, data, dim, policy_of(state.settings.policy, name, parameter), home, pinned)
         unit = next((u for u in state.units if u.data is data), None)
         if unit is None:
             unit = Unit(state, data)

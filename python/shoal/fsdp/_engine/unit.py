@@ -30,6 +30,7 @@ class Unit:
         self.published = False  # True once the running backward pass has published the unit
         self.divide_factor: float | None = None
         self.all_reduce_hook: Callable[[torch.Tensor], None] | None = None
+        self.keeps_storage = False  # memory of gathered parameters stays allocated, at its address
         self.gathered: Gathered | None = None  # set if collectives gather or reduce some parameters
 
     # ---- in the engine ----

@@ -15,6 +15,7 @@ from shoal._objects.tensors import dtensor, dtensor_parameter, is_wrapper, with_
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._parameters.gradient import AS_BYTES, ParameterGradient, engine_dtype
 from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.precision import dtypes_of
 from shoal.fsdp._parameters.rows import Rows
 from shoal.fsdp._parameters.views import Views, local_of
 
@@ -64,7 +65,7 @@ class ShardedParameter:
         self.shape, self.dtype = local.shape, local.dtype
         self._set_kind(local)
         self.spec = data.spec_of(name, original, dim)
-        self._policy = policy
+        self.policy = policy
         self._set_dtypes()
         self._set_own_shape()
         self.own: torch.Tensor | None = None  # this rank's slices; in the arena unless ``external``
@@ -101,8 +102,7 @@ class ShardedParameter:
 
     def _set_dtypes(self) -> None:
         floating = self.dtype.is_floating_point and self.dtype not in AS_BYTES
-        self.compute_dtype = self._policy.param_dtype or self.dtype if floating else self.dtype
-        self.reduce_dtype = self._policy.reduce_dtype or self.compute_dtype if floating else self.dtype
+        self.compute_dtype, self.reduce_dtype = dtypes_of(self.policy, self.dtype) if floating else (self.dtype, self.dtype)
 
     def _set_own_shape(self) -> None:
         begin, end = self.data.own_bounds(self.shape[self.dim])
