@@ -114,6 +114,36 @@ def state_dict_settings_nest_and_are_checked():
 
 
 @use
+def deprecated_functions_of_state_dicts_warn_as_torchs():
+    from torch.distributed.fsdp import FullyShardedDataParallel as Theirs
+
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import StateDictType
+
+    full = StateDictType.FULL_STATE_DICT
+    model, optimizer = trained()
+    plain = nn.Linear(2, 2)
+    with pytest.warns(FutureWarning) as theirs:
+        Theirs.set_state_dict_type(plain, full)
+    with pytest.warns(FutureWarning) as of_set:
+        FSDP.set_state_dict_type(model, full)
+    with pytest.warns(FutureWarning) as of_context, FSDP.state_dict_type(model, full):
+        pass
+    assert [(str(w.message), w.filename) for w in (*of_set, *of_context)] == [(str(theirs[0].message), __file__)] * 2
+    whole_state = FSDP.optim_state_dict(model, optimizer)
+    for name, instead, arguments in (
+        ("full_optim_state_dict", "optim_state_dict", (model, optimizer)),
+        ("sharded_optim_state_dict", "optim_state_dict", (model, optimizer)),
+        ("shard_full_optim_state_dict", "optim_state_dict_to_load", (whole_state, model, None, optimizer)),
+        ("scatter_full_optim_state_dict", "optim_state_dict_to_load", (whole_state, model, None, optimizer)),
+        ("flatten_sharded_optim_state_dict", "optim_state_dict_to_load", (whole_state, model, optimizer)),
+    ):
+        with pytest.warns(FutureWarning, match=rf"Parallel\.{name}``is being deprecated and is replaced by .*\.{instead}``") as found:
+            getattr(FSDP, name)(*arguments)
+        assert found[0].filename == __file__
+
+
+@use
 def state_dicts_through_checkpointed_modules():
     from shoal.fsdp1 import CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper
 

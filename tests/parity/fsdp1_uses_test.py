@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from fsdp1_net import Block, Net, adam, batch, expect_equal, rank, sharded, train, trained, whole
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from uses import Uses, check, ranks, run
 
 WORLD = 2
@@ -250,6 +252,61 @@ def describe_sharding_lists_units_and_parameters():
     model.reshard()
     plain = describe_sharding(nn.Linear(2, 2)).parameters
     assert [(p.unit, p.placements) for p in plain] == [(None, "whole")] * 2
+
+
+# ---- meshes -----------------------------------------------------------------------------------------------------------------------------
+
+
+@use
+def meshes_of_two_dims_shard_over_the_first_one_and_hybrid_ones_over_the_last():
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+    from shoal.fsdp1 import ShardingStrategy, StateDictType
+
+    wanted = whole(trained()[0])
+    for names in (None, ("dp", "tp")):
+        model, _ = trained(device_mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=names))
+        assert {p.placements for p in model.parameters()} == {(Shard(0),)}
+        expect_equal(whole(model), wanted)
+    mesh = init_device_mesh("cpu", (1, 2))
+    model, optimizer = trained(device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    expect_equal(whole(model), wanted)
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    saved = model.state_dict()
+    assert all(saved[name].device_mesh == mesh and saved[name].placements == (Replicate(), Shard(0)) for name in wanted)
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, FSDP.optim_state_dict(model, optimizer)))
+    model.load_state_dict(saved)
+
+
+@use
+def tensor_parallel_models_have_whole_state_dicts():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from shoal.fsdp1 import FullyShardedDataParallel as FSDP
+
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = FSDP(parallelize_module(made(), mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()}), device_mesh=mesh["dp"])
+    optimizer = adam(model)
+    expect_equal(model.state_dict(), made().state_dict())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    saved, states = copy.deepcopy(model.state_dict()), copy.deepcopy(FSDP.optim_state_dict(model, optimizer))
+    assert all(type(t) is torch.Tensor for t in saved.values())
+    with FSDP.summon_full_params(model), torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    expect_equal(model.state_dict(), {name: 2 * t for name, t in saved.items()})
+    with FSDP.summon_full_params(model, writeback=False):
+        parallel = {name: p.detach() for name, p in model.named_parameters()}  # DTensors of the mesh of tensor parallelism
+    for loaded in (saved, parallel):
+        model.load_state_dict(loaded)
+        expect_equal(model.state_dict(), {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in loaded.items()})
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, states))
+    for name, values in FSDP.optim_state_dict(model, optimizer)["state"].items():
+        expect_equal(values, states["state"][name])
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------------------------

@@ -284,6 +284,11 @@ def parameters_on_the_meta_device(api):
     api.fully_shard(model)(batch())
 
 
+@fault(r"still on meta device: \['b\.weight', 'b\.bias'\]\nFor example, call mod")  # the root's come first
+def parameters_of_several_units_on_the_meta_device(api):
+    nested(api, device="meta")(batch())
+
+
 @fault(r"FSDP state has already been lazily initialized for a\nFSDP requires running forward through the root module first")
 def an_inner_module_run_first(api):
     model = nested(api)

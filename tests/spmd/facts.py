@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import warnings
 from collections import OrderedDict
@@ -44,12 +45,10 @@ NUM_DEVICES = int(os.environ["SHOAL_SPMD_DEVICES"])
 EXCEPTIONS = {
     "use-spmd-after-tensors-exist": "torch_xla loses the values of tensors that were made before use_spmd; Shoal keeps them",
     "load-wrong-shape": "torch_xla reads into a tensor of another shape without a word; Shoal raises",
-    "prime-adamw": "torch_xla decays the weights by a step; Shoal leaves them alone",
-    "manager-no-group": "torch_xla's manager wants a process group; Shoal's one process needs none",
     "is-dtensor": "XLAShardedTensor is no DTensor: code for DTensors would reach for its local tensor",
 }
 # Facts that have another result when the devices belong to several processes.
-EXCEPTIONS_OF_PROCESSES: dict[str, str] = {}
+EXCEPTIONS_OF_PROCESSES = {"manager-no-group": "use_spmd has formed the group of the processes"}
 
 if xr.addressable_runtime_device_count() == 1:
     EXCEPTIONS_OF_PROCESSES["minibatch-uneven"] = "any number of rows is even over a process's one device"
@@ -314,6 +313,12 @@ def check(fact: dict, names: dict | None = None) -> None:
             raised = error
         classes = [c.__name__ for c in type(raised).__mro__]
         assert fact["error"] in classes, f"{fact['code']}\n  raises {raised!r}, not {fact['error']}"
+        assert words(fact) in str(raised), f"{fact['code']}\n  says {str(raised)!r}, not {words(fact)!r}"
+
+
+def words(fact: dict) -> str:
+    """The text of an error that programs match: torch_xla's, without the condition that its C++ code prints in front."""
+    return re.sub(r"^Check failed: .*?: ", "", fact["message"]).removesuffix("...").strip('"')
 
 
 def operand(i: int, shape: list[int]) -> torch.Tensor:

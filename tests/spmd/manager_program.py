@@ -1,6 +1,6 @@
 """A CheckpointManager saves two steps of a model with its optimizer, or restores the second and saves a third.
 
-Arguments: a folder, ``save`` or ``restore``, and the process group that the program makes: ``none``, ``gloo`` or ``xla``. Prints the saved
+Arguments: a folder, ``save`` or ``restore``, and the process group that the program makes: ``gloo`` or ``xla``. Prints the saved
 steps before and after, and the values in the second one.
 """
 

@@ -323,6 +323,8 @@ DIRECTED = {
     "pooling": lambda a, b, c: F.max_pool2d(c, 2) + F.avg_pool2d(c, 2) + F.adaptive_avg_pool2d(c, 4),
     "embedding": lambda a, b, c: F.embedding((b.detach()[0] * 10).long() % 6, a[:, 0]),
     "cross entropy": lambda a, b, c: F.cross_entropy(a.flatten(0, 1), (b.detach()[..., 0] * 10).long().flatten() % 4),
+    "float classes": lambda a, b, c: F.cross_entropy(a.flatten(0, 1), _classes(a, (b.detach()[..., 0] * 10).trunc().abs().flatten() % 4)),
+    "float classes of planes": lambda a, b, c: F.nll_loss(c.contiguous(), _classes(c, (c.detach()[:, 0] * 9).abs().trunc() % 4)),
     "weighted": lambda a, b, c: F.cross_entropy(a, (b.detach()[:, 0] * 9).long() % 5, b[0, :, 0].detach().abs(), label_smoothing=0.1),
     "squared error": lambda a, b, c: F.mse_loss(a, b) + F.huber_loss(a, b) + F.smooth_l1_loss(a, b, reduction="sum"),
     "cross entropies": lambda a, b, c: F.binary_cross_entropy_with_logits(a, b.abs()) + F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
@@ -340,6 +342,11 @@ DIRECTED = {
     "squeezed": lambda a, b, c: a[:1].squeeze() + b[:, :1].squeeze(1)[0] + a.unsqueeze(1).squeeze((1,))[2],
     "writes through views": lambda a, b, c: _written(a.clone(), b),
 }  # fmt: skip
+
+
+def _classes(scores, targets):
+    """Class targets as floats on the device, where torch_xla takes them, and as integers on the host."""
+    return targets if isinstance(scores, Tensor) else targets.long()
 
 
 def _written(x, y):

@@ -135,6 +135,8 @@ def checkpoint(folder: Path, net: nn.Module, mesh: xs.Mesh) -> None:
     views = {name: p.detach() for name, p in names.items()}
     dcp.load({"model": views}, storage_reader=dcp.FileSystemReader(folder), planner=xc.SPMDLoadPlanner())
     show("loaded", *other.parameters())
+    if not dist.is_initialized():  # several processes have a group since use_spmd
+        dist.init_process_group("gloo", init_method="xla://")
     manager = xc.CheckpointManager(str(folder / "steps"), save_interval=2, max_to_keep=2)
     saved = [manager.save_async(step, state) for step in range(6)]
     manager.join()

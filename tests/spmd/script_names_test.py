@@ -6,12 +6,17 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import Replicate, Shard
 
 import shoal.spmd
 from shoal.exceptions import Unimplemented
@@ -26,12 +31,14 @@ import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.spmd as xs
 import torch_xla.distributed.xla_backend
 import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
 import torch_xla.utils.checkpoint
 from script_model import DEVICE, MESH, X, batch, net
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel, checkpoint_module
 from torch_xla.distributed.fsdp.utils import apply_xla_patch_to_nn_linear
 from torch_xla.distributed.fsdp.wrap import recursive_wrap, size_based_auto_wrap_policy
 from torch_xla.experimental.custom_kernel import flash_attention
+from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import _prepare_spmd_partition_spec as partition_spec_of
 from torch_xla.test import test_utils
 from torch_xla.utils import utils as xu
@@ -185,6 +192,54 @@ def test_absent_modules_name_their_replacement(name, text):
     if not hasattr(sys.modules.get(above), last):
         with pytest.raises(ImportError, match=text):
             exec(f"from {above} import {last}")
+
+
+def test_the_spec_of_a_marked_tensor_is_a_dtensors():
+    mesh = xs.Mesh(np.arange(8)[::-1], (4, 2), ("data", "model"))
+    t = xs.mark_sharding(torch.zeros(8, 6, device=DEVICE), mesh, (None, "model"))
+    spec = t._spec
+    assert (spec.mesh.device_type, spec.mesh.mesh.tolist(), spec.mesh.mesh_dim_names) == (
+        "xla", mesh.get_logical_mesh().tolist(), ("data", "model"))  # fmt: skip
+    assert spec.placements == t.placements == (Replicate(), Shard(1))
+    assert (spec.tensor_meta.shape, spec.tensor_meta.stride, spec.tensor_meta.dtype) == ((8, 6), (6, 1), torch.float32)
+    assert t._spec is t._cached_spec is spec is not xs.XLAShardedTensor(t)._spec
+    xs.annotate_custom_sharding(t, mesh, ("data", None))
+    assert t.placements == (Shard(0), Replicate())
+    xs.wrap_as_sharded_tensor(t, (8,), (0, None))
+    assert t._spec.mesh.shape == (8,)
+    t.invalidate_spec_cache()
+    assert t._cached_spec is None
+    with pytest.raises(ValueError, match="mesh_shape must be specified to create DTensorSpec"):
+        getattr(t + t, "_spec")  # noqa: B009  an attribute without a name is no statement
+    split = xs.enable_manual_sharding(torch.zeros(8, 6, device=DEVICE), ("data", None), mesh=mesh)
+    joined = xs.disable_manual_sharding(split, ("data", None), (8, 6), mesh=mesh)
+    assert joined._spec.mesh.mesh.tolist() == mesh.get_logical_mesh().tolist()
+
+
+def test_a_program_and_its_children_read_the_variable_of_spmd(monkeypatch):
+    """use_spmd sets it. A child that only imports torch_xla begins nothing: among several processes it would wait for the others."""
+    child = [sys.executable, "-c", "import shoal.spmd.runtime as xr; print(xr.is_spmd()); xr.use_spmd(); print(xr.is_spmd())"]
+    assert os.environ["XLA_USE_SPMD"] == "1"
+    assert xr.is_spmd()
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]
+    monkeypatch.delenv("XLA_USE_SPMD")
+    assert not xr.is_spmd()
+    assert xr.global_device_count() == 8
+    xr.use_spmd()
+    assert xr.is_spmd()
+    assert os.environ["XLA_USE_SPMD"] == "1"
+    monkeypatch.delenv("XLA_USE_SPMD_BY_CALL")  # the variable comes from outside now
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout.split() == ["True", "True"]
+
+
+def test_load_planners_tell_split_tensors_from_others(tmp_path):
+    model = net().to(DEVICE)
+    xs.mark_sharding(model[0].weight, MESH, ("fsdp", None))
+    dcp.save(model.state_dict(), storage_writer=dcp.FileSystemWriter(tmp_path), planner=SPMDSavePlanner())
+    for planner, rest in ((SPMDSavePlanner(), (None, True)), (SPMDLoadPlanner(), (dcp.FileSystemReader(tmp_path).read_metadata(), True))):
+        planner.set_up_planner(model.state_dict(), *rest)
+        assert list(planner.sharded_state_dict) == ["0.weight"]
+        assert sorted(planner.unsharded_state_dict) == ["0.bias", "2.bias", "2.weight"]
 
 
 def test_functions_of_xlac():

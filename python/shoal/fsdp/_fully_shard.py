@@ -37,7 +37,7 @@ on_sharded: list[Callable[[str, DataMesh], None]] = []
 def fully_shard(
     module: nn.Module | list[nn.Module],
     *,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | DataMesh | None = None,
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Any = None,
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  frozen, and FSDP2's signature
@@ -75,7 +75,7 @@ def fully_shard(
     Semantics: PyTorch FSDP2 (torch.distributed.fsdp.fully_shard, torch 2.13 to 2.15).
     """
     listed = _checked_modules(module)
-    if mesh is not None and not isinstance(mesh, DeviceMesh):
+    if mesh is not None and not isinstance(mesh, DeviceMesh | DataMesh):
         raise TypeError(f"mesh should be a DeviceMesh, got {type(mesh).__name__}")
     if ignored_params is not None and not isinstance(ignored_params, (set, frozenset)):
         raise TypeError(f"ignored_params should be a set of parameters, got {type(ignored_params).__name__}")
@@ -86,7 +86,8 @@ def fully_shard(
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {type(offload_policy).__name__}")
     if type(offload_policy) not in (OffloadPolicy, CPUOffloadPolicy):
         raise Unimplemented(f"{type(offload_policy).__name__} is not in this release", hint="use CPUOffloadPolicy")
-    data = data_mesh(mesh if mesh is not None else default_mesh(), dp_mesh_dims)
+    # shoal.fsdp1 passes a DataMesh
+    data = mesh if isinstance(mesh, DataMesh) else data_mesh(mesh if mesh is not None else default_mesh(), dp_mesh_dims)
     modules = tuple(_get_root_modules(listed)) if len(listed) > 1 else tuple(listed)
     engine = _native.UnitOptions(lease_guard=_LEASE_GUARD if lease_guard is None else lease_guard)
     reshard = _checked_reshard(reshard_after_forward, data.shards, dp_mesh_dims is not None)

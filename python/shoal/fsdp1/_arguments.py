@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._errors import OtherType
+from shoal.fsdp._parameters.mesh import shards_of
 from shoal.fsdp1.api import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -138,7 +139,7 @@ def fully_shard_arguments(
     strategy: ShardingStrategy, mesh: DeviceMesh, mixed_precision: MixedPrecision | None, cpu_offload: _CPUOffload | None
 ) -> dict[str, Any]:
     """Translates FSDP1's arguments into FSDP2's. The wrapper casts inputs itself, because FSDP2 has no ``cast_root_forward_inputs``."""
-    arguments: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": False if strategy in _KEEPS_PARAMETERS else None}
+    arguments: dict[str, Any] = {"mesh": shards_of(mesh), "reshard_after_forward": False if strategy in _KEEPS_PARAMETERS else None}
     if mixed_precision is not None:
         arguments["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=mixed_precision.param_dtype, reduce_dtype=mixed_precision.reduce_dtype, cast_forward_inputs=False

@@ -36,18 +36,21 @@ def unsharded(unit: nn.Module) -> Iterator[None]:
         unit.reshard()
 
 
-def whole_values(unit: nn.Module, keep: bool = True) -> dict[nn.Parameter, torch.Tensor]:
-    """Returns copies of one unit's whole parameters in their own dtype, by sharded parameter; empty unless ``keep``. Every rank must call
-    it."""
+def whole_values(unit: nn.Module, keep: bool = True, joined: bool = False) -> dict[nn.Parameter, torch.Tensor]:
+    """Returns copies of one unit's whole parameters in their own dtype, by sharded parameter; empty unless ``keep``. With tensor
+    parallelism they are DTensors of its mesh, or plain if ``joined``. Every rank must call it."""
+    values = {}
     with unsharded(unit):
-        shown = {m.parameter: m.module._parameters[m.attribute] for m in unit._managed}
-        values = {p: t.detach().clone() for p, t in shown.items() if keep and t.dtype == p.dtype}
+        shown = {m.parameter: m.module._parameters[m.attribute].detach() for m in unit._managed}
+        for p, t in shown.items():
+            if t.dtype == p.dtype:
+                values[p] = copied(t) if joined and isinstance(t, DTensor) else t.clone() if keep else None
     # the unsharded parameter has a lower precision, so the shards are gathered
-    for p in (p for p, t in shown.items() if t.dtype != p.dtype):
-        whole = copied(p.detach())
-        if keep:
-            values[p] = whole
-    return values
+    for p, t in shown.items():
+        if t.dtype != p.dtype:
+            whole = copied(p.detach())
+            values[p] = rows_of(whole, t) if isinstance(t, DTensor) and not joined else whole
+    return values if keep else {}
 
 
 def copied(t: DTensor) -> torch.Tensor:
@@ -57,7 +60,8 @@ def copied(t: DTensor) -> torch.Tensor:
 
 
 def rows_of(whole: torch.Tensor, like: DTensor) -> DTensor:
-    """Shards a whole tensor as ``like`` is: every rank takes its rows of its own copy."""
+    """Shards a whole tensor as ``like`` is: every rank takes its rows of its own copy. A DTensor of another mesh is gathered first."""
+    whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 

@@ -18,7 +18,8 @@ _NAMES = ("replicate", "shard")
 
 
 def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: ShardingStrategy, auto_wrap: bool, device: str) -> DeviceMesh:
-    """Returns a 1-D mesh, or a 2-D one (replicate, shard) for a hybrid strategy.
+    """Returns a 1-D mesh, or a 2-D one (replicate, shard) for a hybrid strategy. Other strategies shard over the first dim of
+    ``device_mesh``; along its further dims (of tensor parallelism) ranks hold copies.
 
     ``process_group``: a group, or for a hybrid strategy a pair (shard, replicate). Without it and ``device_mesh`` all ranks take part; a
     hybrid strategy then shards over the ranks of a host and replicates over hosts. Raises InvalidArgument for arguments that do not fit.
@@ -27,12 +28,15 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
         raise InvalidArgument("Cannot pass both process_group and device_mesh at the same time. Please just pass only one of them.")
     hybrid = strategy in HYBRID
     if device_mesh is not None:
-        if device_mesh.ndim != (2 if hybrid else 1):
+        if hybrid and device_mesh.ndim != 2:
             raise InvalidArgument(
-                f"Expected device_mesh to have ndim={2 if hybrid else 1} but got {device_mesh.ndim} with {strategy.name}",
-                hint="HYBRID_SHARD takes init_device_mesh(..., (replicas, shards), mesh_dim_names=('replicate', 'shard')), the others 1-D",
+                f"Expected device_mesh to have ndim=2 but got {device_mesh.ndim} with {strategy.name}",
+                hint="init_device_mesh(..., (replicas, shards))",
             )
-        return device_mesh
+        if hybrid or device_mesh.ndim == 1:
+            return device_mesh
+        names = device_mesh.mesh_dim_names
+        return device_mesh[names[0]] if names else DeviceMesh.from_group(device_mesh.get_group(0), device_mesh.device_type)
     require_process_group("gloo" if device == "cpu" else None)
     if not hybrid:
         if isinstance(process_group, tuple):

@@ -3,6 +3,7 @@ that get it."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -65,10 +66,21 @@ def optim_state_dict_to_load(
     return result
 
 
+def _warn_deprecated(name: str, instead: str) -> None:
+    """Warns the caller of a function of this module, with torch's text."""
+    cls = "FullyShardedDataParallel"
+    warnings.warn(
+        f"``{cls}.{name}``is being deprecated and is replaced by ``{cls}.{instead}``. ``{cls}.{name}`` may be removed after PyTorch 2.2.",
+        FutureWarning,
+        stacklevel=3,
+    )
+
+
 def full_optim_state_dict(
     model: nn.Module, optim: torch.optim.Optimizer, optim_input: Any = None, rank0_only: bool = True, group: Any = None
 ) -> dict[str, Any]:
     """The whole optimizer state by names, on the host; with ``rank0_only`` the other ranks get {}. Every rank must call it."""
+    _warn_deprecated("full_optim_state_dict", "optim_state_dict")
     return _optimizer_state.saved(
         model, optim, optim.state_dict(), StateDictType.FULL_STATE_DICT, rank0_only=rank0_only, offload_to_cpu=True, group=group
     )
@@ -76,6 +88,7 @@ def full_optim_state_dict(
 
 def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, group: Any = None) -> dict[str, Any]:
     """Returns the optimizer state by names, as DTensors."""
+    _warn_deprecated("sharded_optim_state_dict", "optim_state_dict")
     return _optimizer_state.saved(
         model, optim, optim.state_dict(), StateDictType.SHARDED_STATE_DICT, rank0_only=False, offload_to_cpu=False, group=group
     )
@@ -85,6 +98,7 @@ def shard_full_optim_state_dict(
     full_optim_state_dict: dict[str, Any], model: nn.Module, optim_input: Any = None, optim: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
     """Converts a whole state, which every rank has, for ``optim.load_state_dict``."""
+    _warn_deprecated("shard_full_optim_state_dict", "optim_state_dict_to_load")
     return _optimizer_state.to_load(model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, optim_input=optim_input)
 
 
@@ -96,6 +110,7 @@ def scatter_full_optim_state_dict(
     group: Any = None,
 ) -> dict[str, Any]:
     """Converts a whole state, which only rank 0 has, for ``optim.load_state_dict``. Every rank must call it."""
+    _warn_deprecated("scatter_full_optim_state_dict", "optim_state_dict_to_load")
     return _optimizer_state.to_load(
         model, optim, full_optim_state_dict, StateDictType.FULL_STATE_DICT, rank0_only=True, group=group, optim_input=optim_input
     )
@@ -105,4 +120,5 @@ def flatten_sharded_optim_state_dict(
     sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """Converts a result of ``sharded_optim_state_dict`` for ``optim.load_state_dict``; nothing is flattened."""
+    _warn_deprecated("flatten_sharded_optim_state_dict", "optim_state_dict_to_load")
     return _optimizer_state.to_load(model, optim, sharded_optim_state_dict, StateDictType.SHARDED_STATE_DICT)

@@ -179,7 +179,7 @@ def _sharded(value: Any, p: nn.Parameter, kind: StateDictType) -> Any:
     if isinstance(value, ShardedTensor):
         return _of_sharded_tensor(value, p)
     value = value.detach()
-    if value.dim() == 0 or isinstance(value, DTensor) or not isinstance(p, DTensor):
+    if value.dim() == 0 or not isinstance(p, DTensor) or (isinstance(value, DTensor) and value.device_mesh == p.device_mesh):
         return value.clone()
     if kind is StateDictType.LOCAL_STATE_DICT and value.shape == p.to_local().shape:
         return DTensor.from_local(value.clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())

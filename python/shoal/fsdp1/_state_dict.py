@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,14 @@ _CONFIGS = {
     StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
     StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
 }
+
+# torch's text, which programs filter by
+_DEPRECATED = (
+    "FSDP.state_dict_type() and FSDP.set_state_dict_type() are being deprecated. Please use APIs, get_state_dict() and set_state_dict(), "
+    "which can support different parallelisms, FSDP1, FSDP2, DDP. API doc: https://pytorch.org/docs/stable/distributed.checkpoint.html"
+    "#torch.distributed.checkpoint.state_dict.get_state_dict .Tutorial: "
+    "https://pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html ."
+)
 
 
 def settings_for(
@@ -68,7 +77,9 @@ def set_state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> StateDictSettings:
-    """Sets the form of ``state_dict`` and ``optim_state_dict`` for all units in a tree. Returns the previous settings."""
+    """Sets the form of ``state_dict`` and ``optim_state_dict`` for all units in a tree. Returns the previous settings. Deprecated by
+    torch, with a FutureWarning."""
+    warnings.warn(_DEPRECATED, FutureWarning, stacklevel=2)
     return _set(module, settings_for(state_dict_type, state_dict_config, optim_state_dict_config))
 
 
@@ -91,8 +102,9 @@ def state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
-    """Applies ``set_state_dict_type`` inside a ``with`` block."""
-    before = set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
+    """Applies ``set_state_dict_type`` inside a ``with`` block, with its FutureWarning."""
+    warnings.warn(_DEPRECATED, FutureWarning, stacklevel=3)  # contextlib's frame is between
+    before = _set(module, settings_for(state_dict_type, state_dict_config, optim_state_dict_config))
     try:
         yield
     finally:
@@ -114,7 +126,7 @@ def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -
     config = settings.state_dict_config
     full = settings.state_dict_type is StateDictType.FULL_STATE_DICT
     here = not full or not config.rank0_only or first_rank(unit)
-    whole = whole_values(unit, keep=here) if full else {}
+    whole = whole_values(unit, keep=here, joined=True) if full else {}
     for m in unit._managed:
         key = prefix + m.name
         if key not in state_dict:
@@ -156,9 +168,9 @@ def from_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any)
         value = state_dict.get(key)
         if not torch.is_tensor(value) and torch.overrides.is_tensor_like(value):  # a tensor that is read from a file when it is used
             value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
-        if not torch.is_tensor(value) or isinstance(value, DTensor):
-            continue
         p = m.parameter.detach()
+        if not torch.is_tensor(value) or (isinstance(value, DTensor) and value.device_mesh == p.device_mesh):
+            continue
         if local and value.shape == p.to_local().shape:
             state_dict[key] = DTensor.from_local(value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
         elif value.shape == p.shape:

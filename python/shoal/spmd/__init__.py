@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from shoal.spmd import runtime
 from shoal.spmd._auto.choice import auto_shard
 from shoal.spmd._auto.costs import Machine
@@ -12,12 +10,14 @@ from shoal.spmd._auto.plan import ShardingPlan
 from shoal.spmd._controller.timeline import timeline
 from shoal.spmd._engine.execution import replicated_ops
 from shoal.spmd._layout import torch_functions as _torch_functions  # noqa: F401  adds the device to torch's functions
+from shoal.spmd._layout.devices import is_switched_on as _is_switched_on
 from shoal.spmd._layout.mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
 from shoal.spmd._layout.sharding import ShardingType
 from shoal.spmd._layout.traffic import communicated
 from shoal.spmd._marks.explain import Explanation, explain
 from shoal.spmd._marks.manual import disable_manual_sharding, enable_manual_sharding
 from shoal.spmd._marks.marking import (
+    MarkShardingFunction,
     ShardingSpec,
     XLAShard,
     XLAShardedTensor,
@@ -44,6 +44,7 @@ __all__ = [
     "Explanation",
     "HybridMesh",
     "Machine",
+    "MarkShardingFunction",
     "Mesh",
     "ShardingPlan",
     "ShardingSpec",
@@ -78,5 +79,5 @@ __all__ = [
     "xla_patched_nn_linear_forward",
 ]
 
-if os.environ.get("XLA_USE_SPMD", "").lower() in ("1", "true"):  # this variable stands for a call of use_spmd()
+if _is_switched_on():
     runtime.use_spmd()

@@ -7,7 +7,6 @@ import dataclasses
 import shutil
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -78,7 +77,15 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
-    """Reads into the tensors' parts in their present sharding. Raises a CheckpointException for a tensor of another shape."""
+    """Reads into the tensors' parts in their present sharding. Raises a CheckpointException for a tensor of another shape (torch_xla's
+    planner reads the elements that fit)."""
+
+    def set_up_planner(self, state_dict: dict, metadata: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.sharded_state_dict = {
+            n: v for n, v in self.state_dict.items() if isinstance(v, Tensor) and not v._box.array.sharding.is_replicated
+        }
+        self.unsharded_state_dict = {n: v for n, v in self.state_dict.items() if n not in self.sharded_state_dict}
 
     def create_local_plan(self) -> LoadPlan:
         there = {name: v for name, v in self.state_dict.items() if isinstance(v, Tensor)}
@@ -118,9 +125,9 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 class CheckpointManager:
     """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the limit beyond
     which the oldest are deleted (0: unlimited). ``max_pending_async``: the limit of ``save_async`` writes in progress.
-    ``chkpt_on_preemption``: after SIGTERM the next step is saved, whatever its number. One process or a controller needs no process group;
-    several processes use that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
-    AssertionErrors for wrong settings and unknown steps."""
+    ``chkpt_on_preemption``: after SIGTERM the next step is saved, whatever its number. Needs a process group of the CPU; several processes
+    have that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
+    AssertionErrors without a group, for wrong settings and for unknown steps."""
 
     def __init__(
         self,
@@ -131,6 +138,14 @@ class CheckpointManager:
         process_group: dist.ProcessGroup | None = None,
         chkpt_on_preemption: bool = True,
     ):
+        if world().num_processes > 1:
+            _process_group.ensure()
+        if not dist.is_initialized():
+            raise _StepError(
+                "A process group is required.",
+                hint="import torch_xla.distributed.xla_backend (shoal.spmd.xla_backend), then "
+                "torch.distributed.init_process_group('gloo', init_method='xla://')",
+            )
         for wrong, text in (
             (save_interval <= 0, "save_interval must be positive"),
             ((max_to_keep or 0) < 0, "max_to_keep must be non-negative"),
@@ -139,14 +154,9 @@ class CheckpointManager:
             if wrong:
                 raise AssertionError(text)
         self._path, self._interval, self._keep = Path(path), save_interval, max_to_keep or 0
-        if world().num_processes > 1:
-            _process_group.ensure()
-        several = dist.is_initialized() and dist.get_world_size() > 1
         # The writing thread has groups of its own, because the program may communicate at the same time.
-        self._group = process_group or (dist.new_group(backend=cpu_backend()) if several else None)
-        self._votes = dist.new_group(backend=cpu_backend()) if several else None
-        if not dist.is_initialized():  # torch warns at each save and restore
-            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        self._group = process_group or dist.new_group(backend=cpu_backend())
+        self._votes = dist.new_group(backend=cpu_backend())
         self._slots = threading.Semaphore(max_pending_async or 1)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="shoal-checkpoint")  # one thread: every process writes in the same order
         self._pending: list[Future] = []
@@ -171,8 +181,6 @@ class CheckpointManager:
 
     def _in_first(self, action: Callable[[], Any]) -> Any:
         """Runs ``action`` in the first process; every process gets its result or its error."""
-        if self._group is None:
-            return action()
         outcome: list[Any] = [None, None]
         if dist.get_rank(self._group) == 0:
             try:
@@ -190,8 +198,6 @@ class CheckpointManager:
 
     def _agreed(self, flag: bool) -> bool:
         """True if the flag is set on any process, because a signal reaches processes at different steps."""
-        if self._votes is None:
-            return flag
         votes = torch.tensor([int(flag)])
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._votes)
         return bool(votes.item())
@@ -229,7 +235,7 @@ class CheckpointManager:
     def restore(self, step: int, state_dict: dict) -> None:
         """Reads a saved step into the tensors of ``state_dict``."""
         if step not in self._steps:
-            raise _StepError(f"step {step} was not saved in {self._path}", hint=f"saved steps: {self.all_steps()}")
+            raise _StepError(f"Cannot restore from untracked step {step}. Valid steps are: {set(self._steps)}", hint=f"in {self._path}")
         dcp.load(
             state_dict, storage_reader=dcp.FileSystemReader(self._path / str(step)), planner=SPMDLoadPlanner(), process_group=self._group
         )
@@ -240,7 +246,10 @@ class CheckpointManager:
     def reached_preemption(self, step: int) -> bool:
         """True once any process has received SIGTERM."""
         if self._preempted is None:
-            raise _StepError("this manager does not watch for preemption", hint="pass chkpt_on_preemption=True")
+            raise _StepError(
+                "Preemption detection not enabled. Please set `chkpt_on_preemption`  when creating the CheckpointManager",
+                hint="chkpt_on_preemption=True",
+            )
         return self._agreed(self._preempted.is_set())
 
     def _write(self, step: int, state_dict: dict) -> None:
@@ -278,21 +287,13 @@ def _copy(value: Any) -> Any:
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Makes the optimizer's state, so that a checkpoint can be read into it, by one step with zero gradients. Parameters, gradients and
-    existing state stay unchanged. Optimizers that need closures (LBFGS) are not supported."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if all(p in optimizer.state for p in parameters):
-        return optimizer
-    held = [(p, p.detach().clone(), p.grad) for p in parameters]
-    for p in parameters:
-        p.grad = None if p in optimizer.state else torch.zeros_like(p)
-    try:
-        optimizer.step()
-    finally:
-        with torch.no_grad():
-            for p, value, gradient in held:
-                p.copy_(value)
-                p.grad = gradient
+    """Makes the optimizer's state, so that a checkpoint can be read into it, by one step with zero gradients. As torch_xla's, that step
+    counts: weight decay changes the parameters, and gradients stay zero. Restore parameters and state afterwards."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p)
+    optimizer.step()
     return optimizer
 
 

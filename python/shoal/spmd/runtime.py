@@ -52,16 +52,16 @@ __all__ = [
 
 
 def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers: int | None = None) -> None:
-    """Makes the program see its devices as one.
+    """Makes the program see its devices as one. Sets XLA_USE_SPMD, as torch_xla does: deleting the variable makes ``is_spmd`` False.
 
     If several processes run the program, all of them adopt rank 0's random states. ``auto`` (or XLA_AUTO_SPMD=1): the first call of a
     module chooses specs for unmarked tensors, within ``memory_budget`` per device; see shoal.spmd.auto_shard. ``workers``:
     the number of processes with the devices, which Shoal places on its cluster and this program drives. Its default is
     ``SHOAL_SPMD_WORKERS``; 0 stands for no such processes."""
-    if workers is not None and is_spmd():
+    if workers is not None and _devices.has_begun():
         _check_same(workers)
     workers = _num_workers() if workers is None else workers
-    if workers and not is_spmd():
+    if workers and not _devices.has_begun():
         _workers.begin(workers)
         _devices.see_one()
     else:

@@ -1,4 +1,5 @@
-"""``torch_xla.core.xla_env_vars``: names of environment variables. Scripts set them; Shoal reads only XLA_USE_SPMD and XLA_AUTO_SPMD."""
+"""``torch_xla.core.xla_env_vars``: names of environment variables. Scripts set them; Shoal reads and sets only XLA_USE_SPMD and
+XLA_AUTO_SPMD."""
 
 PJRT_DEVICE = "PJRT_DEVICE"
 PJRT_CPU_ASYNC_CLIENT = "PJRT_CPU_ASYNC_CLIENT"

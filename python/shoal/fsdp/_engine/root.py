@@ -210,17 +210,19 @@ class Root:
         self.forwards.clear()
 
     def still_on_meta(self) -> OnMetaDevice:
-        """Returns the error that names all parameters still on the meta device."""
+        """Returns the error that names all parameters still on the meta device, those of the first call of fully_shard first, as torch."""
         names = {id(m): clean(n) for n, m in next((s for s in self.states if s.is_root), self.states[0]).module.named_modules()}
         found = []
-        for owner, attribute in (p.owners[0] for u in self.units for p in u.parameters):
-            current = owner._parameters.get(attribute)
-            if current is not None and current.is_meta:
-                found.append(f"{names[id(owner)]}.{attribute}" if names.get(id(owner)) else attribute)
+        for s in self.states:
+            owners = [p.owners[0] for u in s.units for p in u.parameters]
+            on_meta = [(m, name) for m, name in owners if (current := m._parameters.get(name)) is not None and current.is_meta]
+            if on_meta:
+                found.append([f"{names[id(m)]}.{name}" if names.get(id(m)) else name for m, name in on_meta])
+        others = [name for group in found[1:] for name in group]
         return OnMetaDevice(
             "FSDP parameters should be materialized from meta device before training, but the following were still on meta device: "
-            f"{found}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
-            "module to initialize values."
+            f"{found[0]}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
+            "module to initialize values." + (f"\nParameters of other units on meta device: {others}" if others else "")
         )
 
     # ---- a backward pass ----

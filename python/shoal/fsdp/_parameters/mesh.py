@@ -80,7 +80,10 @@ class DataMesh:
 
     @cached_property
     def shard_mesh(self) -> DeviceMesh:
-        return self.mesh if self.mesh.ndim == 1 else self.mesh[self.mesh.mesh_dim_names[-1]]
+        if self.mesh.ndim == 1:
+            return self.mesh
+        names = self.mesh.mesh_dim_names
+        return self.mesh[names[-1]] if names else DeviceMesh.from_group(self.shard_group, self.mesh.device_type)
 
     def own_bounds(self, size: int) -> tuple[int, int]:
         """Begin and end of this rank's slice of a dim of this size, as torch.chunk divides it."""
@@ -163,19 +166,27 @@ def _meta(t: torch.Tensor) -> TensorMeta:
 
 def data_mesh(mesh: DeviceMesh, dims: Any = None) -> DataMesh:
     """Reads fully_shard's ``mesh`` and ``dp_mesh_dims``. Raises ValueError or AssertionError for unsupported meshes, as FSDP2 does."""
+    if dims is not None:
+        _check_device(mesh)
+        return _of_named_dims(mesh, dims)
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
+    return shards_of(mesh)
+
+
+def shards_of(mesh: DeviceMesh) -> DataMesh:
+    """Reads a mesh of shards, or of replicas and shards, whose dims may lack names. Raises as ``data_mesh``."""
+    _check_device(mesh)
+    return DataMesh(mesh) if mesh.ndim == 1 else DataMesh(mesh, shard_dim=1, replicate_dim=0)
+
+
+def _check_device(mesh: DeviceMesh) -> None:
     if mesh.device_type not in ("cpu", "cuda"):
         raise Unimplemented(f"a {mesh.device_type} mesh is not in this release", hint='use init_device_mesh("cpu" or "cuda", ...)')
     if mesh.device_type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgument("the mesh is of CUDA devices, and torch finds none here", hint='use init_device_mesh("cpu", ...)')
-    if dims is not None:
-        return _of_named_dims(mesh, dims)
-    if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}")
-    if mesh.ndim == 1:
-        return DataMesh(mesh)
-    if mesh.mesh_dim_names is None:
-        raise AssertionError("Please init the 2D mesh for HSDP with mesh_dim_names specified")
-    return DataMesh(mesh, shard_dim=1, replicate_dim=0)
 
 
 def _of_named_dims(mesh: DeviceMesh, dims: Any) -> DataMesh:

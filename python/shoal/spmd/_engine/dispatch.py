@@ -26,6 +26,13 @@ from shoal.spmd._rules import registry
 aten = torch.ops.aten
 checks = True  # True: operators check their arguments' devices. False on the ranks of a controller, which has checked them
 
+# By operator: the position of the targets that are classes. Floats are converted, as in torch_xla; torch's kernels take integers only.
+_CLASSES = {
+    aten.nll_loss_forward.default: 1,
+    aten.nll_loss2d_forward.default: 1,
+    aten.nll_loss_backward.default: 2,
+    aten.nll_loss2d_backward.default: 2,
+}
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
@@ -40,6 +47,9 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(func, args, kwargs)
+    at = _CLASSES.get(func)
+    if at is not None and args[at].is_floating_point():
+        args = (*args[:at], args[at].long(), *args[at + 1 :])
     op = operator_of(func)
     if op.strided:
         _check_memory(func, args[0]._box)

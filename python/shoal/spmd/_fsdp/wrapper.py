@@ -31,9 +31,9 @@ class WrapError(ShoalError, RuntimeError):
 class SpmdFullyShardedDataParallel(nn.Module):
     """Splits the parameters of ``module`` in place and its outputs along the batch.
 
-    Every parameter is split along its largest dimension (the first of several) over the mesh's axis ``fsdp``. Scalars, marked parameters
-    and those of inner units are left alone. ``shard_output(output, mesh)`` marks the outputs; without it the output, or the first of a
-    tuple, is split along dimension 0. ``extra_data_axis``: outputs are split over this axis as well. Follows
+    Every parameter is split along its largest dimension (the first of several) over the mesh's axis ``fsdp``; scalars are marked as whole.
+    Marked parameters and those of inner units are left alone. ``shard_output(output, mesh)`` marks the outputs; without it the output, or
+    the first of a tuple, is split along dimension 0. ``extra_data_axis``: outputs are split over this axis as well. Follows
     torch_xla.experimental.spmd_fully_sharded_data_parallel. Raises ValueError for a wrong mesh and RuntimeError for a wrong module."""
 
     def __init__(
@@ -48,12 +48,17 @@ class SpmdFullyShardedDataParallel(nn.Module):
         _check_module(module)
         mesh = get_global_mesh() if mesh is None else mesh
         if mesh is None:
-            raise InvalidArgument("there is no mesh", hint="pass mesh=, or set one with shoal.spmd.set_global_mesh")
+            raise InvalidArgument(
+                "No mesh is provided and no global mesh is set. Please provide a mesh.", hint="pass mesh=, or call set_global_mesh(mesh)"
+            )
         if mesh.axis_names is None or "fsdp" not in mesh.axis_names:
-            raise InvalidArgument(f"the mesh has no axis named 'fsdp': {mesh}", hint="name the axis that splits parameters 'fsdp'")
+            raise InvalidArgument(
+                f"The mesh must have an axis named 'fsdp'. Its axes are {mesh.axis_names}",
+                hint="name the axis that splits parameters 'fsdp'",
+            )
         if extra_data_axis is not None and extra_data_axis not in mesh.axis_names:
             raise InvalidArgument(
-                f"extra_data_axis {extra_data_axis!r} is no axis of the mesh", hint=f"it has {', '.join(mesh.axis_names)}"
+                f"The provided {extra_data_axis} axis is not in the mesh.", hint=f"its axes are {', '.join(mesh.axis_names)}"
             )
         super().__init__()
         if auto_wrap_policy is not None:
@@ -71,7 +76,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
             return
         inner = {p for m in inside for p in m.parameters()}
         for p in module.parameters():
-            if p.dim() and p not in inner and text_of(p) == "":
+            if p not in inner and text_of(p) == "":
                 mark_sharding(p, mesh, spec_of(p.shape))
                 p._box.let_yield()
                 if p.requires_grad:
@@ -97,7 +102,10 @@ class SpmdFullyShardedDataParallel(nn.Module):
             first = output[0]
             warnings.warn("the output is a tuple: its first tensor is split along dimension 0; pass shard_output to decide", stacklevel=3)
         if not isinstance(first, Tensor):
-            raise WrapError(f"the output is of type {type(output).__name__}", hint="pass shard_output, which marks its tensors")
+            raise WrapError(
+                f"The output type is not supported: {type(output)}. Please provide your own shard_output callable.",
+                hint="shard_output(output, mesh) marks the output's tensors",
+            )
         if first.dim() == 0:
             mark_sharding(first, mesh, ())
             return
@@ -135,9 +143,16 @@ def _prepare_spmd_partition_spec(param: torch.Tensor, extra_data_axis: str | Non
 
 def _check_module(module: Any) -> None:
     if isinstance(module, SpmdFullyShardedDataParallel):
-        raise WrapError("the module is wrapped already", hint="for nested units wrap the inner modules before the outer one")
+        raise WrapError(
+            "Cannot wrap a module that is already wrapped with FSDP. For nested FSDP, first wrap the inner child modules before wrapping "
+            "the outer parent module."
+        )
     if not isinstance(module, nn.Module) or not _has_forward(module):
-        raise WrapError(f"{type(module).__name__} defines no forward", hint="wrap modules whose forward the program calls")
+        raise WrapError(
+            "The module wrapped by FSDP *must define a `forward` method and call it during the module's forward pass for FSDP to work "
+            f"correctly.* {type(module).__name__} defines none",
+            hint="wrap modules whose forward the program calls",
+        )
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -147,7 +162,10 @@ def _has_forward(module: nn.Module) -> bool:
 def _refuse_wrapped(module: nn.Module) -> None:
     for name, m in module.named_modules():
         if isinstance(m, SpmdFullyShardedDataParallel):
-            raise InvalidArgument(f"{name or 'the module'} is wrapped already", hint="wrap by hand or with auto_wrap_policy, not both")
+            raise InvalidArgument(
+                f"Expected {name} to NOT be SpmdFullyShardedDataParallel if using an `auto_wrap_policy`",
+                hint="wrap by hand or with auto_wrap_policy, not both",
+            )
 
 
 def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callable[[nn.Module], nn.Module], ignored: set) -> int:

@@ -9,20 +9,25 @@ import torch
 
 from shoal.spmd._layout.processes import Processes, world
 
-_spmd = False
+SWITCH = "XLA_USE_SPMD"  # torch_xla's variable, which programs read and delete
+# Set beside the switch by use_spmd(). The program's children inherit both: a child's import of shoal.spmd then begins nothing.
+BY_CALL = "XLA_USE_SPMD_BY_CALL"
+_begun = False
 
 
 def begin() -> None:
     """Makes the program see its devices as one. If several processes run the program, all of them adopt rank 0's random states."""
-    if not _spmd and isinstance(world(), Processes):
+    if not _begun and isinstance(world(), Processes):
         world().begin()
     see_one()
 
 
 def see_one(one: bool = True) -> None:
-    global _spmd
-    _spmd = one
+    global _begun
+    _begun = one
     if one:
+        if not _is_on():
+            os.environ[SWITCH] = os.environ[BY_CALL] = "1"
         run_eagerly()
         torch.backends.mha.set_fastpath_enabled(False)  # the fast path, in eval mode, would make nested tensors
 
@@ -34,7 +39,22 @@ def run_eagerly() -> None:
 
 
 def is_spmd() -> bool:
-    return _spmd
+    """True after use_spmd(), unless the program has deleted XLA_USE_SPMD since."""
+    return _begun and _is_on()
+
+
+def has_begun() -> bool:
+    """True after use_spmd()."""
+    return _begun
+
+
+def is_switched_on() -> bool:
+    """True if the environment asks for SPMD before the program calls use_spmd()."""
+    return _is_on() and BY_CALL not in os.environ
+
+
+def _is_on() -> bool:
+    return os.environ.get(SWITCH, "").upper() in ("1", "ON", "TRUE", "Y", "YES")
 
 
 def global_runtime_device_count() -> int:
@@ -49,7 +69,7 @@ def addressable_runtime_device_count() -> int:
 
 def global_device_count() -> int:
     """The number of devices that the program sees: one under SPMD."""
-    return 1 if _spmd else world().num_devices
+    return 1 if is_spmd() else world().num_devices
 
 
 def local_device_count() -> int:

@@ -21,25 +21,36 @@ class Mesh:
     AssertionError."""
 
     def __init__(self, device_ids: Any, mesh_shape: Sequence[int], axis_names: Sequence[str] | None = None):
-        ids = np.asarray(device_ids if isinstance(device_ids, np.ndarray) else list(device_ids))
+        ids = np.atleast_1d(device_ids if isinstance(device_ids, np.ndarray) else list(device_ids))
         shape = tuple(int(n) for n in mesh_shape)
         names = None if axis_names is None else tuple(axis_names)
         devices = _devices.global_runtime_device_count()
+        if len(ids) != devices:
+            raise MeshError(
+                f"Number of device IDs ({len(ids)}) must match the global number of devices ({devices}): a mesh has all of them",
+                hint=f"np.arange({devices})",
+            )
         if ids.ndim != 1:
             raise MeshError(f"device ids are an array of shape {ids.shape}", hint="pass a flat list: mesh_shape gives the shape")
+        if names is not None and len(names) != len(shape):
+            raise MeshError(
+                f"Number of axis names ({len(names)}) must match mesh dimensions ({len(shape)}): names {names}, mesh shape {shape}",
+                hint="give one per axis",
+            )
+        if names is not None and len(set(names)) != len(names):
+            raise MeshError(f"Axis names must be unique, got: {names}", hint="give each axis a name of its own")
         if len(ids) != math.prod(shape):
             raise MeshError(
-                f"a mesh of shape {shape} has {math.prod(shape)} places, but there are {len(ids)} device ids",
+                f"Number of device IDs ({len(ids)}) must match mesh size ({math.prod(shape)}): the mesh shape is {shape}",
                 hint=f"choose sizes whose product is {len(ids)}",
             )
-        if len(ids) != devices:
-            raise MeshError(f"{len(ids)} device ids are given, but the program has {devices} devices", hint="a mesh has all of them")
-        if names is not None and len(names) != len(shape):
-            raise MeshError(f"{len(names)} axis names are given for the {len(shape)} axes of mesh shape {shape}", hint="give one per axis")
-        if names is not None and len(set(names)) != len(names):
-            raise MeshError(f"axis names {names} are not unique", hint="give each axis a name of its own")
-        if sorted(ids.tolist()) != list(range(devices)):
-            raise MeshError(f"device ids {ids.tolist()} are not the numbers 0 to {devices - 1}, each once", hint=f"np.arange({devices})")
+        if len(set(ids.tolist())) != len(ids):
+            raise MeshError(f"Device IDs must be unique, got: {ids}", hint=f"np.arange({devices})")
+        if set(ids.tolist()) != set(range(devices)):
+            raise MeshError(
+                f"Device IDs must be less than mesh size ({devices}), got: {ids}: they are the numbers from 0, each once",
+                hint=f"np.arange({devices})",
+            )
         self.device_ids, self.mesh_shape, self.axis_names = ids, shape, names
         self.shardings: dict[tuple[str | None, ...], Sharding] = {}  # cache for specs that consist of names only
 

@@ -21,10 +21,12 @@ def convert_to_xla_partition_spec(rank: int, placements: Sequence[Placement]) ->
     for axis, p in enumerate(placements):
         if isinstance(p, Shard):
             if not -rank <= p.dim < rank:
-                raise _DimError(f"{p} names dimension {p.dim}, but the tensor has {rank}")
+                raise _DimError(f"Shard dimension {p.dim} is out of bounds for tensor with {rank} dimensions")
             axes[p.dim].append(axis)
         elif not isinstance(p, Replicate):
-            raise InvalidArgument(f"placement {p} is not supported on a mesh of type xla", hint="use Shard(dim) or Replicate()")
+            raise InvalidArgument(
+                f"Unsupported placement type: {type(p).__name__} on a mesh of type xla", hint="use Shard(dim) or Replicate()"
+            )
     return tuple(None if not a else a[0] if len(a) == 1 else tuple(a) for a in axes)
 
 

@@ -169,11 +169,18 @@ def axes_of(mesh: Mesh, spec: Spec) -> list[tuple[int, ...]]:
             if a in seen:
                 where = f"dimension {dim}" if seen[a] == dim else f"dimensions {seen[a]} and {dim}"
                 raise SpecError(
-                    f"partition spec {tuple(spec)} uses mesh axis {mesh.axis_label(a)} twice, for {where} of the tensor",
+                    f"Each device mesh dimension should appear at most once in partition_spec {_by_index(spec, entries)}. {tuple(spec)} "
+                    f"uses mesh axis {mesh.axis_label(a)} twice, for {where} of the tensor",
                     hint="an axis splits one dimension; several axes split one dimension as a tuple",
                 )
             seen[a] = dim
     return entries
+
+
+def _by_index(spec: Spec, entries: list[tuple[int, ...]]) -> tuple:
+    """Returns the spec with indices in the place of names."""
+    pairs = zip(spec, entries, strict=True)
+    return tuple(None if not axes else axes if isinstance(entry, (tuple, list)) else axes[0] for entry, axes in pairs)
 
 
 def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
@@ -181,7 +188,9 @@ def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
         return ()
     if isinstance(entry, (tuple, list)):
         if any(isinstance(e, (tuple, list)) for e in entry):
-            raise SpecError(f"partition spec {tuple(spec)} has a tuple inside a tuple", hint="write the axes of a dimension as one tuple")
+            raise SpecError(
+                f"Partition spec cannot contain nested tuples: {tuple(spec)}", hint="write the axes of a dimension as one tuple"
+            )
         if any(e is None for e in entry):
             raise SpecError(f"partition spec {tuple(spec)} has None inside a tuple", hint="leave it out: a tuple holds axes")
         return tuple(a for e in entry for a in _axes_of(mesh, e, spec))
@@ -191,19 +200,20 @@ def _axes_of(mesh: Mesh, entry: object, spec: Spec) -> tuple[int, ...]:
             names = "has no axis names" if mesh.axis_names is None else f"has axes {', '.join(map(repr, mesh.axis_names))}"
             use = "an index" if mesh.axis_names is None else "one of them"
             raise InvalidArgument(
-                f"partition spec {tuple(spec)} names mesh axis {entry!r}, but the mesh {names}",
+                f"Axis name {entry} is not defined in the given mesh: partition spec {tuple(spec)} names it, and the mesh {names}",
                 hint=f"use {use}, or give the mesh this name: Mesh(ids, shape, axis_names)",
             )
         return (index,)
     if isinstance(entry, bool) or not hasattr(entry, "__index__"):
         raise InvalidArgument(
-            f"partition spec {tuple(spec)} has an entry of type {type(entry).__name__}",
+            f"Spec type {type(entry)} is not supported in partition spec {tuple(spec)}",
             hint="an entry is an axis name, an axis index, a tuple of them, or None",
         )
     index = entry.__index__()
     if not 0 <= index < len(mesh.mesh_shape):
         raise SpecError(
-            f"partition spec {tuple(spec)} has axis index {index}, but the mesh has {len(mesh.mesh_shape)} axes, from 0",
+            f"partition_spec ({tuple(spec)}) contains out of bound index into mesh_shape. It has axis index {index}, and the mesh has "
+            f"{len(mesh.mesh_shape)} axes, from 0",
             hint=f"use an index up to {len(mesh.mesh_shape) - 1}",
         )
     return (index,)

@@ -55,7 +55,8 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
     rows = t.shape[0]
     if rows % len(w.devices):
         raise MarkError(
-            f"with minibatch=True the batch of {rows} rows must be divisible by {len(w.devices)}, the devices of this process",
+            "When minibatch is configured, the per-host batch size must be divisible by local runtime device count. Per host input data "
+            f"shape = {t.shape}, local_runtime_device_count = {len(w.devices)}",
             hint="drop the last batch, or pad it",
         )
     shape = (rows * w.num_processes, *t.shape[1:])
@@ -80,12 +81,12 @@ def placed_on_device(batch: Any, sharding: InputSharding, loaded: list[Loaded] |
     if isinstance(sharding, dict):
         if not isinstance(batch, dict):
             raise InvalidArgument(
-                f"input_sharding has a spec per key, but the batch is of type {type(batch).__name__}",
+                f"input batch should be a dict when input sharding is a dict. It is of type {type(batch).__name__}",
                 hint="give one ShardingSpec, or batches as dicts",
             )
         missing = [k for k in batch if k not in sharding]
         if missing:
-            raise KeyError(f"input_sharding has no keys {missing}: give each a ShardingSpec, or None for whole")
+            raise KeyError(f"Keys: {missing} are missing from input_sharding. Give each a ShardingSpec, or None for whole")
         return {k: placed_on_device(v, sharding[k], loaded) for k, v in batch.items()}
 
     def place(a: Any) -> Any:

@@ -73,7 +73,7 @@ def _local(a: Any, part: int) -> Any:
 def _mesh(mesh: Mesh | None) -> Mesh:
     mesh = mesh or get_global_mesh()
     if mesh is None:
-        raise InvalidArgument("there is no mesh", hint="pass mesh=, or set one with set_global_mesh")
+        raise InvalidArgument("No mesh is provided and no global mesh is set", hint="pass mesh=, or set one with set_global_mesh")
     return mesh
 
 
@@ -96,7 +96,7 @@ def disable_manual_sharding(t: ManualTensor, partition_spec: Spec, full_shape: A
         )
     box = Box(Array(full_shape, t.dtype, sharding, t.locals))
     box.mark = sharding
-    return XLAShardedTensor(Tensor(box), mesh.mesh_shape, partition_spec)
+    return XLAShardedTensor(Tensor(box), mesh.mesh_shape, partition_spec, mesh=mesh)
 
 
 __all__ = ["disable_manual_sharding", "enable_manual_sharding"]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.exceptions import InvalidArgument, Unimplemented
@@ -13,6 +15,7 @@ from shoal.spmd._engine.box import Box
 from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout import devices as _devices
 from shoal.spmd._layout.array import Array
+from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.errors import MarkError, SpecError
 from shoal.spmd._layout.mesh import Mesh
 from shoal.spmd._layout.placements import convert_to_xla_partition_spec, placements_of
@@ -47,7 +50,10 @@ class XLAShardedTensor(Tensor):
         box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
         t = super().__new__(cls, box, requires_grad)
         t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+        t._cached_spec = None
         t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
+        if isinstance(tensor, XLAShardedTensor) and mesh_shape is None and partition_spec is None:
+            t.mesh_shape, t.partition_spec, t._mesh = tensor.mesh_shape, tensor.partition_spec, tensor._mesh
         return t
 
     def __init__(self, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
@@ -87,18 +93,55 @@ class XLAShardedTensor(Tensor):
         return shards
 
     @property
+    def _spec(self) -> DTensorSpec:
+        """The mark as the spec of a torch DTensor, made once per mark. Raises InvalidArgument (a ValueError) for an operator's result."""
+        if self._cached_spec is None:
+            for name in ("mesh_shape", "partition_spec"):
+                if getattr(self, name) is None:
+                    raise InvalidArgument(
+                        f"{name} must be specified to create DTensorSpec. The result of an operator has none",
+                        hint="mark the tensor with mark_sharding",
+                    )
+            mesh = self._mesh or Mesh(range(world().num_devices), self.mesh_shape)
+            self._cached_spec = DTensorSpec(
+                DeviceMesh(DEVICE.type, mesh.get_logical_mesh().tolist(), mesh_dim_names=mesh.axis_names),
+                placements_of(mesh, self.partition_spec),
+                tensor_meta=TensorMeta(self.shape, self.stride(), self.dtype),
+            )
+        return self._cached_spec
+
+    def invalidate_spec_cache(self) -> None:
+        """Makes the next use of ``placements`` read the mark again."""
+        self._cached_spec = None
+
+    def _describe(self, mesh_shape: Any, partition_spec: Spec | None, mesh: Mesh | None = None) -> None:
+        """Sets the description of the tensor's mark, without the values that are ``None``."""
+        if mesh_shape is not None:
+            self.mesh_shape, self._mesh = mesh_shape, mesh
+        if partition_spec is not None:
+            self.partition_spec = partition_spec
+        self.invalidate_spec_cache()
+
+    @property
     def placements(self) -> tuple:
-        """By axis of the mesh: torch's Shard or Replicate."""
-        if self._mesh is None or self.partition_spec is None:
-            raise InvalidArgument("the result of an operator has no placements", hint="mark it with mark_sharding")
-        return placements_of(self._mesh, self.partition_spec)
+        """By axis of the mesh: torch's Shard or Replicate. Raises InvalidArgument (a ValueError) for an operator's result."""
+        if self.mesh_shape is None or self.partition_spec is None:
+            raise InvalidArgument(
+                "Placements not available: XLAShardedTensor requires mesh_shape and partition_spec to be set. "
+                "Use mark_sharding() to properly initialize sharding information."
+            )
+        return self._spec.placements
 
     def redistribute(self, mesh: Mesh, placements: Any) -> XLAShardedTensor:
         """Returns a copy with these placements, one per axis of the mesh."""
         if len(placements) != len(mesh.mesh_shape):
-            raise InvalidArgument(f"{len(placements)} placements for a mesh of {len(mesh.mesh_shape)} axes", hint="give one per axis")
+            raise InvalidArgument(
+                f"Number of placements ({len(placements)}) must match mesh dimensions ({len(mesh.mesh_shape)})", hint="give one per axis"
+            )
         if any(p.is_partial() for p in placements):
-            raise Unimplemented("redistribute to Partial is not supported", hint="use Shard(dim) or Replicate()")
+            raise Unimplemented(
+                "Partial placement is not yet implemented and may have unexpected behavior. Use Shard or Replicate placements instead."
+            )
         spec = convert_to_xla_partition_spec(self.dim(), placements)
         copied = Tensor(self._box).clone()
         mark_freely(copied, sharding_for(mesh, spec, self.dim()))
@@ -110,7 +153,7 @@ class XLAShardedTensor(Tensor):
         array = _marked_array(self)
         if array.sharding.is_replicated:
             raise MarkError(
-                "load_local_shards_ needs a sharded tensor, but this one is replicated", hint="write the tensor itself: tensor.copy_(value)"
+                "Replicated tensor should not be loaded from _load_local_shards", hint="write the tensor itself: tensor.copy_(value)"
             )
         wrong = [(rank, text) for rank, text in enumerate(world().passed(_misfit(array, shards))) if text is not None]
         if wrong:
@@ -130,10 +173,11 @@ def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
     """Returns why the array cannot take these shards of this process's devices; None if it can."""
     devices, tile = world().devices, array.sharding.tile(array.shape)
     if len(shards) != len(devices):
-        return f"{len(shards)} shards for {len(devices)} devices"
+        return f"Shards must be provided for all local devices: {len(shards)} shards for {len(devices)} devices"
     for device, shard in zip(devices, shards, strict=True):
         if tuple(shard.data.shape) != tile:
-            return f"the shard of device {device} has shape {tuple(shard.data.shape)} instead of {tile}, padding included"
+            shape = tuple(shard.data.shape)
+            return f"Input shard shape must include padding: {shape} instead of {tile} for the shard of device {device}"
         if shard.shard_device.rpartition(":")[2] != str(device):
             return f"the shard for device {device} belongs to device {shard.shard_device}"
     return None
@@ -141,7 +185,7 @@ def _misfit(array: Array, shards: list[XLAShard]) -> str | None:
 
 def _marked_array(t: Tensor) -> Array:
     if text_of(t) == "":
-        raise MarkError("the tensor is not sharded", hint="mark it with mark_sharding")
+        raise MarkError("Tensor is not sharded", hint="mark it with mark_sharding")
     return t._box.array
 
 
@@ -172,7 +216,7 @@ def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
     sharding = Sharding.of(mesh, spec)
     if len(spec) != rank:
         raise SpecError(
-            f"partition spec {spec} has {len(spec)} entries for a tensor of {rank} dimensions",
+            f"Partition spec length ({len(spec)}) should be equal to the input rank ({rank}). The spec is {spec}",
             hint="give one entry per dimension, None for whole",
         )
     if plain:
@@ -185,20 +229,28 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShard
     Returns ``t`` as an XLAShardedTensor. Follows torch_xla.distributed.spmd.mark_sharding; raises SpecError, ValueError or MarkError."""
     _tensor(t, "mark_sharding")
     if not _devices.is_spmd():
-        raise MarkError("SPMD is off", hint="call shoal.spmd.runtime.use_spmd() at the program's begin")
+        raise MarkError(
+            "SPMD is off. Please enable SPMD via `torch_xla.runtime.use_spmd()`",
+            hint="call use_spmd() (also shoal.spmd.runtime's) at the program's begin",
+        )
     sharding = sharding_for(mesh, partition_spec, t.dim())
     box = t._box
     if box.mark is not None and not box.mark.is_replicated and box.mark != sharding:
         raise MarkError(
-            f"the tensor of shape {tuple(t.shape)} is marked {box.mark} and cannot be marked {sharding}",
-            hint="an existing annotation must be cleared first, with clear_sharding(t)",
+            f"Existing annotation must be cleared first: the tensor of shape {tuple(t.shape)} is marked {box.mark} and cannot be marked "
+            f"{sharding}",
+            hint="clear_sharding(t)",
         )
     box.lay(sharding)
     box.mark = sharding
-    if isinstance(t, XLAShardedTensor):
-        t.mesh_shape, t.partition_spec, t._mesh = mesh.mesh_shape, partition_spec, mesh
-        return t
-    return XLAShardedTensor(t, mesh.mesh_shape, partition_spec, mesh=mesh)
+    return _described(t, mesh, partition_spec)
+
+
+def _described(t: Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    if not isinstance(t, XLAShardedTensor):
+        return XLAShardedTensor(t, mesh.mesh_shape, partition_spec, mesh=mesh)
+    t._describe(mesh.mesh_shape, partition_spec, mesh)
+    return t
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
@@ -209,7 +261,9 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     return t.global_tensor if isinstance(t, XLAShardedTensor) else t
 
 
-class _WithGradients(torch.autograd.Function):
+class MarkShardingFunction(torch.autograd.Function):
+    """``apply(t, mesh, partition_spec)``: mark_sharding_with_gradients as a function of autograd."""
+
     @staticmethod
     def forward(ctx, t, mesh, spec):
         ctx.sharding = (mesh, spec)
@@ -233,14 +287,14 @@ def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Sp
     """Returns a copy of ``t`` with this sharding, which its gradient gets as well. ``t`` is unchanged."""
     _tensor(t, "mark_sharding_with_gradients")
     sharding_for(mesh, partition_spec, t.dim())
-    return _WithGradients.apply(t, mesh, partition_spec)
+    return MarkShardingFunction.apply(t, mesh, partition_spec)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
     """As mark_sharding, but replaces a mark that the tensor has."""
     _tensor(t, "annotate_custom_sharding")
     mark_freely(t, sharding_for(mesh, partition_spec, t.dim()))
-    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh.mesh_shape, partition_spec)
+    return _described(t, mesh, partition_spec)
 
 
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
@@ -267,8 +321,12 @@ def wrap_if_sharded(t: Any) -> Any:
     return XLAShardedTensor(t) if type(t) is not XLAShardedTensor and isinstance(t, Tensor) and text_of(t) else t
 
 
-def wrap_as_sharded_tensor(t: Any, mesh_shape=None, partition_spec=None) -> Any:
-    return t if isinstance(t, XLAShardedTensor) else XLAShardedTensor(t, mesh_shape, partition_spec)
+def wrap_as_sharded_tensor(t: Any, mesh_shape=None, partition_spec=None) -> XLAShardedTensor:
+    """Returns ``t`` as an XLAShardedTensor with this description of its mark, which stays as it is."""
+    if not isinstance(t, XLAShardedTensor):
+        return XLAShardedTensor(t, mesh_shape, partition_spec)
+    t._describe(mesh_shape, partition_spec)
+    return t
 
 
 def unwrap_sharded_tensor(t: Any) -> Any:

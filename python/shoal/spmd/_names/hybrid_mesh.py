@@ -35,13 +35,15 @@ class HybridMesh(Mesh):
             slices.setdefault(int(a.get("slice_index", 0)), []).append(device)
         if len(slices) == 1 and math.prod(dcn) > 1:
             raise InvalidArgument(
-                f"dcn_mesh_shape {dcn} asks for {math.prod(dcn)} slices, but there is one", hint="leave dcn_mesh_shape out"
+                f"Invalid dcn_mesh_shape for single slice mesh: {dcn} has {math.prod(dcn)} slices", hint="leave dcn_mesh_shape out"
             )
         if len(slices) > 1 and dcn_mesh_shape is None:
-            raise InvalidArgument(f"there are {len(slices)} slices and no dcn_mesh_shape", hint="pass the mesh of slices")
+            raise InvalidArgument(
+                f"Provide dcn_mesh_shape to create a mesh for multislice: there are {len(slices)} slices", hint="pass the mesh of slices"
+            )
         if math.prod(dcn) != len(slices):
             raise InvalidArgument(
-                f"dcn_mesh_shape {dcn} asks for {math.prod(dcn)} slices, but there are {len(slices)}",
+                f"Number of slices {len(slices)} must equal the product of dcn_mesh_shape {dcn}",
                 hint=f"choose sizes whose product is {len(slices)}",
             )
         meshes = [_within(devices, attributes, ici) for _, devices in sorted(slices.items())]
@@ -56,7 +58,7 @@ def _within(devices: list[int], attributes: dict[int, dict], shape: tuple[int, .
     """Arranges the devices of one slice. The last axis, which communicates most, gets the first fitting axes of the torus."""
     if math.prod(shape) != len(devices):
         raise InvalidArgument(
-            f"ici_mesh_shape {shape} has {math.prod(shape)} places, but a slice has {len(devices)} devices",
+            f"Number of devices {len(devices)} must equal the product of mesh_shape {shape}: ici_mesh_shape is the mesh of one slice",
             hint=f"choose sizes whose product is {len(devices)}",
         )
     if xla_model.xla_device_hw(None) != "TPU" or "coords" not in attributes[devices[0]]:
