@@ -194,7 +194,7 @@ def _like(value: Any, current: Any) -> Any:
     """Converts a saved option of a parameter group to the type of the present one."""
     if isinstance(current, torch.Tensor):
         return torch.full_like(current, value)
-    return tuple(value) if isinstance(current, tuple) else value
+    return tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
 
 
 def _placements(saved: Tensor, p: torch.Tensor, present: torch.Tensor | None, world_size: int) -> tuple[Placement, ...] | None:

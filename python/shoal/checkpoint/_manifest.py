@@ -227,6 +227,8 @@ def _parse(body: dict) -> Manifest:
         for name, of in fields["optimizer_state"].items()
     }
     fields["groups"] = tuple(Group(dict(g["options"]), tuple(g["parameters"])) for g in fields["groups"])
+    _expect(all(type(name) is str for g in fields["groups"] for name in g.parameters), "parameters")
+    _expect(type(fields.get("extra", {})) is dict, "extra")
     _expect(FOLDER.fullmatch(fields["folder"]), "folder")
     _expect(fields["hash"] in HASHES, "hash")
     for name, f in files.items():

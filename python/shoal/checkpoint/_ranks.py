@@ -26,10 +26,9 @@ _groups: dict[tuple, dist.ProcessGroup] = {}  # those of own_group, by the defau
 
 
 class Ranks:
-    """The ranks over which a model is sharded; a single rank for a plain model, or one of DDP. ``one_of_many``: then, other ranks may save
-    the same model, and none knows which do. ``apart``: their group is one that nothing else uses, so
-    that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a gather has, so that nothing
-    is known of what the other ranks do."""
+    """The ranks over which a model is sharded; a single rank for a model that is not, such as one of DDP. ``apart``: their group is one
+    that nothing else uses, so that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a
+    gather has, so that nothing is known of what the other ranks do."""
 
     failed = False
 
@@ -39,7 +38,6 @@ class Ranks:
         self.group = _group(meshes, apart) if sharded else None
         self.rank = dist.get_rank(self.group) if self.group is not None else 0
         self.size = dist.get_world_size(self.group) if self.group is not None else 1
-        self.one_of_many = self.group is None and dist.is_initialized() and dist.get_world_size() > 1
 
     def agree(self, action: Callable[[], T]) -> T:
         """Runs ``action`` and returns its result. Collective: an error on one rank is raised on all. An error that is not Shoal's is a
@@ -60,24 +58,6 @@ class Ranks:
             raise error
         return result
 
-    def expect_alike(self, digests: list[str], facts: dict[str, str]) -> None:
-        """Raises InvalidArgument on all ranks unless they have the same facts: rank 0's alone are written. ``digests``: those of all ranks'
-        facts. Collective if they differ."""
-        if len(set(digests)) == 1:
-            return
-        first, *others = self.gather(facts)
-        for rank, of in enumerate(others, 1):
-            name = next((n for n in sorted({*first, *of}) if first.get(n) != of.get(n)), None)
-            if name is not None:
-                without = 0 if name not in first else rank if name not in of else None
-                raise InvalidArgument(
-                    f"{name} differs between ranks 0 and {rank}, and a checkpoint holds one value of it"
-                    if without is None
-                    else f"rank {without} has no {name}, which rank {rank - without} has",
-                    reason="RanksDiffer",
-                    hint="make it a DTensor, placed as its parameter (DTensor.from_local), or the same on all ranks",
-                )
-
     def gather(self, value: Any) -> list[Any]:
         """Gathers every rank's value, by rank."""
         if self.group is None:
@@ -90,6 +70,30 @@ class Ranks:
             forget_group(self.group)
             raise
         return values
+
+
+def expect_alike(ranks: Ranks, digests: list[str], facts: dict[str, str]) -> None:
+    """Raises InvalidArgument on all ranks unless they have the same facts: rank 0's alone are written. ``digests``: those of all ranks'
+    facts. Collective if they differ."""
+    if len(set(digests)) == 1:
+        return
+    first, *others = ranks.gather(facts)
+    for rank, of in enumerate(others, 1):
+        name = next((n for n in sorted({*first, *of}) if first.get(n) != of.get(n)), None)
+        if name is not None:
+            without = 0 if name not in first else rank if name not in of else None
+            raise InvalidArgument(
+                f"{name} differs between ranks 0 and {rank}, and a checkpoint holds one value of it"
+                if without is None
+                else f"rank {without} has no {name}, which rank {rank - without} has",
+                reason="RanksDiffer",
+                hint="make it a DTensor, placed as its parameter (DTensor.from_local), or the same on all ranks",
+            )
+
+
+def is_one_of_many(ranks: Ranks) -> bool:
+    """True on a rank of a model that is not sharded. Others may save the same model, and none knows which do."""
+    return ranks.group is None and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _group(meshes: set, apart: bool) -> dist.ProcessGroup:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.checkpoint._manifest import File, Manifest, Piece, Tensor
 from shoal.checkpoint._plan import Plan
-from shoal.checkpoint._ranks import Ranks
+from shoal.checkpoint._ranks import Ranks, expect_alike, is_one_of_many
 from shoal.checkpoint._shards import Blocks, Layout, write_file
 from shoal.checkpoint._store import open_store, read_manifest, writing
 from shoal.exceptions import DataLoss, NotFound
@@ -39,7 +39,7 @@ def write(
         if ranks.rank != 0:
             return ""
         with writing(path):
-            if ranks.one_of_many:
+            if is_one_of_many(ranks):
                 turn.enter_context(store.turn())
             try:
                 read_manifest(store)  # raises InvalidArgument if the folder holds other data
@@ -71,7 +71,7 @@ def write(
         try:
             begun = ranks.gather((ranks.agree(begin), _digest(plan.facts)))
             token = begun[0][0]
-            ranks.expect_alike([digest for _, digest in begun], plan.facts)
+            expect_alike(ranks, [digest for _, digest in begun], plan.facts)
             written = ranks.gather(ranks.agree(write_files))
             ranks.agree(commit)
         except Exception:
