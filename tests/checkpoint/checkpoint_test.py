@@ -241,12 +241,6 @@ def test_a_foreign_manifest_is_refused_and_never_overwritten(tmp_path, text):
     assert files(tmp_path) == {"manifest.json": text}
 
 
-def test_a_later_format_is_an_error(tmp_path):
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": "shoal.checkpoint", "version": 4}))
-    with pytest.raises(Unimplemented, match="version 4"):
-        checkpoint.load(tmp_path, build())
-
-
 def _make_version_2(path):
     """Rewrites a manifest as version 2 had it: SHA-256 of the pieces."""
 
@@ -335,7 +329,22 @@ def _change_manifest(change):
     return damage
 
 
+def _instead(make):
+    def damage(path):
+        file = shards(path)
+        shutil.move(file, path.parent / "copy")
+        make(file)
+
+    return damage
+
+
 DAMAGES = {
+    "a FIFO": _instead(os.mkfifo),
+    "a device": _instead(lambda file: file.symlink_to("/dev/zero")),
+    "a folder": _instead(lambda file: file.mkdir()),
+    "a link out of the folder": _instead(lambda file: file.symlink_to(file.parent.parent.parent / "copy")),
+    "a header that has half a byte": _change_manifest(lambda m: next(iter(m["files"].values())).update(header_bytes=1.5)),
+    "extra state of no kind": _change_manifest(lambda m: m.update(extra={"0.bias": {"list": 3}})),
     "a flipped bit in a tensor": _edit(lambda d: _flip(d, -1)),
     "a flipped bit in the header's length": _edit(lambda d: _flip(d, 0)),
     "a flipped bit in the header": _edit(lambda d: _flip(d, 20)),

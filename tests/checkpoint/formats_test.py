@@ -9,9 +9,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 
 from shoal import checkpoint
 from shoal.checkpoint._boxes import intersect, spans, tile
+from shoal.checkpoint._export import export
 from shoal.checkpoint._other.records import Record, parse
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
 
@@ -53,6 +55,93 @@ def test_a_folder_of_dcp_is_loaded(tmp_path, flat, streaming):
     expect_same(model, other, optimizer, its)
 
 
+class App(Stateful):
+    """As in torch's tutorial."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def state_dict(self):
+        return self.values
+
+    def load_state_dict(self, values):
+        raise AssertionError
+
+
+# How programs nest a model's state dict (m), its optimizer's with names (o), flattened (f), and as the optimizer itself has it (r).
+FORMS = {
+    "torch's tutorial, app": lambda m, o, f, r: {"app": App({"model": m, "optim": o})},
+    "app_state": lambda m, o, f, r: {"app_state": {"model": m, "optim": o}},
+    "app_state, flattened": lambda m, o, f, r: {"app_state": {"model": m, "optimizer": f}},
+    "train_state": lambda m, o, f, r: {"train_state": {"model": m, "optimizer": o, "step": torch.tensor(3)}},
+    "state": lambda m, o, f, r: {"state": {"model": m, "optim": f}},
+    "my_state.optimizer_state": lambda m, o, f, r: {"my_state": {"model_state": m, "optimizer_state": o}},
+    "all in one": lambda m, o, f, r: {**m, **f},
+    "torchtitan": lambda m, o, f, r: {
+        **m,
+        "optimizer": f,
+        "train_state": {"step": torch.tensor(3), "ntokens_seen": torch.tensor(9)},
+        "lr_scheduler": {"last_epoch": 3, "_step_count": torch.tensor(4)},
+        "dataloader": {"dp_rank_0": b"x"},
+    },
+    "torchtitan before": lambda m, o, f, r: {"model": m, "optimizer": f, "train_state": {"step": torch.tensor(3)}, "step": torch.tensor(3)},
+    "Lightning": lambda m, o, f, r: {"state_dict": under("model.", m), "optimizer_0": under("state.model.", f, "state.")},
+    "Lightning's FSDP": lambda m, o, f, r: {"model": m, "optimizer_0": o},
+    "Accelerate": lambda m, o, f, r: {"model": m, "optimizer": o},
+    "a list of optimizers": lambda m, o, f, r: {"model": m, "optimizers": [o]},
+    "DDP": lambda m, o, f, r: {"model": under("module.", m), "optim": o},
+    "DDP, everywhere": lambda m, o, f, r: {"model": under("module.", m), "optim": under("state.module.", f, "state.")},
+    "torch.compile": lambda m, o, f, r: {"model": under("_orig_mod.", m), "optim": under("state._orig_mod.", f, "state.")},
+    "numbers": lambda m, o, f, r: {"model": m, "optimizer": r},
+    "numbers, app_state": lambda m, o, f, r: {"app_state": {"model": m, "optimizer": r}},
+    "an average first": lambda m, o, f, r: {"ema": {n: t + 1 for n, t in m.items()}, "model": m, "optim": o},
+    "a model_ema": lambda m, o, f, r: {"model": m, "model_ema": {n: t + 1 for n, t in m.items()}, "optim": o},
+    "an ema.model": lambda m, o, f, r: {"ema": {"model": {n: t + 1 for n, t in m.items()}}, "model": m, "optim": o},
+    "another optimizer": lambda m, o, f, r: {
+        "model": m,
+        "optimizer_0": o,
+        "optimizer_1": {"state": {"critic.weight": {"exp_avg": m["0.bias"]}}},
+    },
+}
+
+
+def under(prefix, values, instead=""):
+    return {prefix + n.removeprefix(instead) if n.startswith(instead) else n: v for n, v in values.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_model_and_its_optimizer_are_found_in_folders_of_dcp_however_they_are_nested(tmp_path, form):
+    model, optimizer = trained()
+    optimizer.param_groups[0]["initial_lr"] = 0.7
+    named, state = get_state_dict(model, optimizer)
+    flat = get_state_dict(model, optimizer, options=FLAT)[1]
+    dcp.save(FORMS[form](named, state, flat, optimizer.state_dict()), checkpoint_id=tmp_path / "dcp")
+    other, its = trained(times=1, seed=3, lr=0.5)
+    checkpoint.load(tmp_path / "dcp", other, its)
+    expect_same(model, other, optimizer, its)
+    assert its.param_groups[0]["initial_lr"] == 0.7
+    # An export has no model by which to find numbered parameters, or one of two models.
+    left_out = ["the optimizer"] if any(word in form for word in ("numbers", "my_state", "ema", "average")) else []
+    assert export(tmp_path / "dcp", tmp_path / "again", "shoal") == left_out
+
+
+def test_two_models_of_equal_rank_in_a_folder_of_dcp_are_refused(tmp_path):
+    model, optimizer = trained()
+    named, state = get_state_dict(model, optimizer)
+    dcp.save({"student": named, "teacher": {n: t + 1 for n, t in named.items()}}, checkpoint_id=tmp_path / "two")
+    with pytest.raises(InvalidArgument, match=r"the model's names in several places: under 'student.' and under 'teacher.'") as e:
+        checkpoint.load(tmp_path / "two", trained(seed=1)[0])
+    assert e.value.reason == "SeveralModels"
+    dcp.save({"model": named, "a": state, "b": state}, checkpoint_id=tmp_path / "optimizers")
+    with pytest.raises(InvalidArgument, match=r"an optimizer of these parameters in several places: under 'a.' and under 'b.'"):
+        checkpoint.load(tmp_path / "optimizers", *trained(seed=1))
+    checkpoint.load(tmp_path / "optimizers", trained(seed=1)[0])
+    dcp.save({"model": named, "optim": optimizer.state_dict()}, checkpoint_id=tmp_path / "numbers")
+    its = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": [*model[1].parameters(), *model[2].parameters()]}])
+    with pytest.raises(InvalidArgument, match=r"groups of \[6\] parameters there and has \[2, 4\] here"):
+        checkpoint.load(tmp_path / "numbers", model, its)
+
+
 @pytest.mark.parametrize("prefix", ["", "module.", "a.b."])
 def test_a_models_names_may_have_any_prefix(tmp_path, prefix):
     model, _ = trained()
@@ -90,6 +179,12 @@ def test_a_damaged_folder_of_dcp_is_an_error(tmp_path):
         metadata.write_bytes(whole[:at])
         with pytest.raises(DataLoss):
             checkpoint.load(tmp_path / "dcp", model)
+    top = pickle.loads(whole)
+    running = {index.fqn: index for index in top.storage_data}
+    top.storage_data[running["1.running_mean"]] = top.storage_data[running["1.running_var"]]
+    metadata.write_bytes(pickle.dumps(top))
+    with pytest.raises(DataLoss, match=r"have bytes of .* in common"):
+        checkpoint.load(tmp_path / "dcp", model)
     metadata.write_bytes(whole)
     shard.write_bytes(data[: len(data) // 2])
     with pytest.raises(DataLoss):
@@ -147,6 +242,73 @@ def test_sharded_safetensors_with_an_index_are_loaded(tmp_path):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
         with pytest.raises(DataLoss, match="no index"):
             checkpoint.load(tmp_path, other)
+
+
+def filled(value):
+    return {n: torch.full_like(t, value) for n, t in nn.Linear(4, 3).state_dict().items()}
+
+
+def expect_ones(path):
+    model = nn.Linear(4, 3)
+    checkpoint.load(path, model)
+    assert all((t == 1).all() for t in model.state_dict().values())
+
+
+@pytest.mark.parametrize("other", ["model_ema", "model.fp16", "ema", "a-00001-of-00002"])
+def test_the_models_own_file_is_loaded_and_not_one_beside_it(tmp_path, other):
+    save_file(filled(1), tmp_path / "model.safetensors")
+    save_file(filled(2), tmp_path / f"{other}.safetensors")
+    expect_ones(tmp_path)
+
+
+def test_the_models_own_index_is_loaded_and_not_one_beside_it(tmp_path):
+    for name, value in (("consolidated", 2), ("model", 1)):
+        save_file(filled(value), tmp_path / f"{name}-00001-of-00001.safetensors")
+        places = dict.fromkeys(filled(0), f"{name}-00001-of-00001.safetensors")
+        (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    expect_ones(tmp_path)
+    save_file(filled(2), tmp_path / "model.safetensors")  # an older one
+    with pytest.raises(InvalidArgument, match=r"several models: model.safetensors.index.json and model.safetensors") as e:
+        expect_ones(tmp_path)
+    assert e.value.reason == "SeveralModels"
+
+
+def test_files_that_no_index_joins_are_one_model_or_an_error(tmp_path):
+    ones = filled(1)
+    for number, name in enumerate(ones, 1):
+        save_file({name: ones[name]}, tmp_path / f"part-0000{number}-of-00002.safetensors")
+    expect_ones(tmp_path)
+    (tmp_path / "part-00002-of-00002.safetensors").rename(tmp_path / "away")
+    with pytest.raises(DataLoss, match="1 of the 2 shards of part"):
+        expect_ones(tmp_path)
+    (tmp_path / "part-00001-of-00002.safetensors").unlink()
+    for name in ("ema", "weights"):
+        save_file(ones, tmp_path / f"{name}.safetensors")
+    with pytest.raises(InvalidArgument, match=r"several models: ema.safetensors and weights.safetensors"):
+        expect_ones(tmp_path)
+
+
+def header_of(entries, data=b"", more=b""):
+    text = json.dumps(entries).encode()
+    text = text[:-1] + more + b"}" if more else text
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("entries", "more"),
+    [
+        ({"weight": [0, 48], "bias": [0, 12]}, b""),
+        ({"weight": [12, 60], "bias": [48, 60]}, b""),
+        ({"weight": [0, 48], "bias": [48.0, 60]}, b""),
+        ({"weight": [0, 48], "bias": [48, 60]}, b', "bias": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}'),
+    ],
+)
+def test_tensors_with_the_same_bytes_or_the_same_name_are_damage(tmp_path, entries, more):
+    shapes = {"weight": [3, 4], "bias": [3]}
+    header = {n: {"dtype": "F32", "shape": shapes[n], "data_offsets": at} for n, at in entries.items()}
+    (tmp_path / "model.safetensors").write_bytes(header_of(header, bytes(60), more))
+    with pytest.raises(DataLoss, match=r"the header of model.safetensors"):
+        checkpoint.load(tmp_path, nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize("data", [b"", b"short", bytes(100), b"\xff" * 100, (50).to_bytes(8, "little") + b"{" * 50])

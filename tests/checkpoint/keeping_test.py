@@ -1,6 +1,7 @@
 """Checkpoints of a run: which are kept, what is loaded, and the signs that a process will end."""
 
 import errno
+import fcntl
 import os
 import signal
 import threading
@@ -11,7 +12,11 @@ import torch
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _saving, _store
+from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _save, _saving, _store
+from shoal.checkpoint._contents import contents_of
+from shoal.checkpoint._plan import Plan
+from shoal.checkpoint._ranks import Ranks
+from shoal.checkpoint._shards import live_blocks
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 
@@ -295,6 +300,86 @@ def test_what_a_symbolic_link_in_a_run_names_is_deleted_by_no_save(tmp_path, nam
         assert (home / "thesis").read_text() == "mine"
     assert of.steps() == [2]
     assert not Path(of.path(1)).exists()
+
+
+def test_steps_that_are_links_are_read_and_what_lies_behind_them_stays(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    of = Checkpoints(run, keep=2)
+    for step in (1, 2):
+        save(of, step)
+    Path(of.path(1)).rename(elsewhere)
+    Path(of.path(1)).symlink_to(elsewhere)
+    Path(of.path(3)).symlink_to(tmp_path / "nowhere")  # its disk is away
+    (run / "LATEST").symlink_to("step-00000002")
+    assert of.load(build(), step=1) == (1, {"at": 1})
+    of = Checkpoints(run, keep=2)
+    for step in (4, 5):
+        save(of, step)
+    assert of.steps() == [4, 5]
+    assert names(run) == ["LATEST", "step-00000003", "step-00000004", "step-00000005"]
+    assert checkpoint.load(elsewhere, build()) == {"at": 1}
+    with pytest.raises(InvalidArgument, match=r"a symbolic link to .*nowhere, which is missing"):
+        save(of, 3)
+
+
+class Turns:
+    """Two ranks of a model that is not sharded, as threads: each knows of the other, and not which of them save."""
+
+    def __init__(self, monkeypatch):
+        self.waits, self.writes, self.goes_on = threading.Event(), threading.Event(), threading.Event()
+        self._flock, self.errors = fcntl.flock, []
+        monkeypatch.setattr(fcntl, "flock", self.flock)
+        monkeypatch.setattr(_save, "is_one_of_many", lambda _: True)
+
+    def flock(self, fd, how):
+        try:
+            self._flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.waits.set()
+            if how & fcntl.LOCK_NB:
+                raise
+            self._flock(fd, how)
+
+    def save(self, path, value, hold=False):
+        contents = contents_of(build(value))
+        ranks = Ranks(())
+
+        def blocks(_, layout):
+            if hold:
+                self.writes.set()
+                assert self.goes_on.wait(60)
+            return live_blocks(layout)
+
+        def run():
+            try:
+                _save.write(path, Plan(contents, None, {"at": value}, ranks), ranks, blocks)
+            except Exception as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        if hold:
+            assert self.writes.wait(60)
+        return thread
+
+
+def test_ranks_that_save_the_same_model_to_one_path_take_turns(tmp_path, monkeypatch):
+    turns = Turns(monkeypatch)
+    of = Checkpoints(tmp_path / "run", keep=1)
+    first = turns.save(of.path(1), 1, hold=True)
+    second = turns.save(of.path(1), 2)
+    assert turns.waits.wait(60)
+    save(of, 2)  # it deletes neither the rest of a killed save, as which the one under way looks, nor an old step
+    assert len(list(Path(of.path(1)).glob(".saving-*"))) == 1
+    turns.goes_on.set()
+    first.join()
+    second.join()
+    assert not turns.errors
+    model = build()
+    assert checkpoint.load(of.path(1), model) == {"at": 2}
+    assert model.weight[0, 0] == 2
+    save(of, 3)
+    assert names(tmp_path / "run") == ["step-00000003"]
 
 
 def test_a_run_lies_at_an_address_of_fsspec():

@@ -330,6 +330,112 @@ def test_a_save_in_which_a_rank_came_too_late_fails_no_later_one(tmp_path, backe
     assert run(loading, 1, path=str(tmp_path / "next"))[0][0] == {"which": "next"}
 
 
+def states_of(p, times):
+    """The states of an optimizer in 8 bits: a scale for each row, twice, a table, one value of all ranks."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    def on_mesh(t, placements, *shape):
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(t * times, p.device_mesh, placements, shape=torch.Size(shape), stride=stride, run_check=False)
+
+    rows = torch.arange(p.to_local().shape[0]) + 1.0
+    return {
+        "codes": torch.zeros_like(p, dtype=torch.int8),
+        "scale": on_mesh(rows.reshape(-1, 1), p.placements, p.shape[0], 1),
+        "offset": on_mesh(rows, p.placements, p.shape[0]),
+        "columns": on_mesh(torch.full((1, 3), 7.0), [Replicate()], 1, 3),
+        "table": torch.arange(4.0) * times,
+        "step": torch.tensor(3.0 * times),
+    }
+
+
+def keeping_states_of_other_shapes(config):
+    model, optimizer = make(config)
+    saved = optimizer.state[model[0].weight] = states_of(model[0].weight, 1)
+    checkpoint.save(config["path"], model, optimizer)
+    for streaming in (False, True):
+        other, its = make(config, seed=1)
+        if streaming:
+            its.state[other[0].weight] = states_of(other[0].weight, 0)
+        checkpoint.load(config["path"], other, its, streaming=streaming)
+        for key, value in saved.items():
+            found = its.state[other[0].weight][key]
+            assert getattr(found, "placements", None) == getattr(value, "placements", None), key
+            assert torch.equal(getattr(found, "_local_tensor", found), getattr(value, "_local_tensor", value)), key
+
+
+def test_states_of_other_shapes_than_their_parameters_are_sharded_as_they_were(tmp_path):
+    run(keeping_states_of_other_shapes, 2, path=str(tmp_path / "c"), optimizer="torch")
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.load(tmp_path / "c", model, optimizer)
+    assert optimizer.state[model[0].weight]["scale"].flatten().tolist() == [1.0, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6]
+
+
+def saving_what_differs(config):
+    import torch.distributed as dist
+
+    rank, found = dist.get_rank(), []
+    model, optimizer = make(config)
+    step(model, optimizer)
+    state = optimizer.state[model[0].weight]
+
+    def attempt(of=model, its=optimizer):
+        for save in (checkpoint.save, lambda *words: checkpoint.save_async(*words).wait()):
+            with pytest.raises(InvalidArgument) as e:
+                save(config["path"], of, its)
+        found.append(f"{e.value.reason}: {e.value.message}".partition(" between")[0].partition(", which")[0])
+
+    for seen in (torch.full((3,), float(rank)), torch.ones(3 + rank), *([torch.ones(1)] if rank != 1 else [None])):
+        state |= {"seen": seen}
+        if seen is None:
+            del state["seen"]
+        attempt()
+    state.pop("seen", None)
+    optimizer.param_groups[0]["factor"] = float(rank)
+    attempt()
+    del optimizer.param_groups[0]["factor"]
+    attempt({"model": model.state_dict(), "random": torch.tensor([rank])}, None)
+    model[3].running_mean.fill_(rank)  # a batch norm has means of its rank's data
+    checkpoint.save(config["path"], model, optimizer)
+    return found
+
+
+def test_values_that_a_checkpoint_has_once_may_not_differ_by_rank(tmp_path):
+    differ = ["0.weight/seen differs"] * 2 + ["rank 1 has no 0.weight/seen", "factor of the optimizer's group 0 differs", "random differs"]
+    found = run(saving_what_differs, 3, path=str(tmp_path / "c"), optimizer="torch")
+    assert found == [[f"RanksDiffer: {what}" for what in differ]] * 3
+    assert not list((tmp_path / "c").glob(".saving*"))
+    model = build(seed=1)
+    checkpoint.load(tmp_path / "c", model)
+    assert model[3].running_mean.item() == 0
+
+
+def saving_a_model_of_ddp(config):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(build())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    of = checkpoint.Checkpoints(config["path"], keep=2)
+    for number in range(4):
+        step(model, optimizer)
+        of.save(number, model, optimizer, state={"at": number})
+    checkpoint.wait()
+    if dist.get_rank() == 1:
+        checkpoint.save(f"{config['path']}/alone", model, optimizer)
+    dist.barrier()
+    other = build(seed=1)
+    assert of.load(other, torch.optim.AdamW(other.parameters())) == (3, {"at": 3})
+    expect_same(other.state_dict(), model.module.state_dict())
+    return of.steps()
+
+
+def test_every_rank_or_one_of_a_model_of_ddp_may_save_it(tmp_path):
+    assert run(saving_a_model_of_ddp, 3, path=str(tmp_path / "run")) == [[2, 3]] * 3
+    checkpoint.load(tmp_path / "run" / "alone", build())
+
+
 def saving_beside_groups_of_some_ranks(config):
     import functools
     from datetime import timedelta

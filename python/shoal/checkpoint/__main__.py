@@ -11,10 +11,10 @@ from typing import Any
 
 from shoal._core.command import run_command
 from shoal.checkpoint._export import MAX_SHARD_BYTES, export
-from shoal.checkpoint._formats import open_checkpoint
 from shoal.checkpoint._inspect import diff, verify
 from shoal.checkpoint._keeping import Checkpoints
 from shoal.checkpoint._manifest import Manifest, Tensor
+from shoal.checkpoint._other.formats import open_checkpoint
 from shoal.exceptions import InvalidArgument, ShoalError
 
 _OK, _FAILED, _USAGE = 0, 1, 2

@@ -106,13 +106,19 @@ class NewFile:
                 os.close(fd)
 
 
+def _open_regular(path: Path) -> int:
+    """Opens a file for reads. Raises OSError for what is no regular file: a FIFO may have no writer, and a device has no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
 class OpenFile:
     """A file for reads at any position, past the page cache where that is possible and worth it."""
 
     def __init__(self, path: Path):
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        info = os.fstat(self._fd)
-        self.num_bytes = info.st_size if stat.S_ISREG(info.st_mode) else 0
+        self._fd = _open_regular(path)
+        self.num_bytes = os.fstat(self._fd).st_size
         if self.num_bytes >= _DIRECT_BYTES:
             _set_direct(self._fd, True)
 
@@ -148,23 +154,50 @@ class LocalStore:
 
     def read(self, name: str, most: int) -> bytes:
         """Reads a small file. Raises FileNotFoundError, and OverflowError beyond ``most`` bytes."""
-        with open(self.path / name, "rb") as f:
+        with self.open_binary(name) as f:
             if os.fstat(f.fileno()).st_size > most:
                 raise OverflowError
             return f.read()
 
     def list(self) -> list[str]:
-        return sorted(e.name for e in os.scandir(self.path)) if self.path.is_dir() else []
+        try:
+            return sorted(e.name for e in os.scandir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
-    def open(self, name: str) -> OpenFile:
-        return OpenFile(self.path / name)
+    def open(self, name: str, *, linked: bool = False) -> OpenFile:
+        """Opens a file. ``linked``: it may be a symbolic link out of the folder. Otherwise only Hugging Face's cache may have such links,
+        and OSError is raised for others."""
+        path = self.path / name
+        if not linked and not _lies_below(path, self.path):
+            raise OSError(errno.EINVAL, "it is a symbolic link out of the checkpoint's folder")
+        return OpenFile(path)
 
     def open_binary(self, name: str):
-        return open(self.path / name, "rb")
+        return open(_open_regular(self.path / name), "rb")
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits until no other process that calls this writes here. Does nothing where folders cannot be locked, as on NFS."""
+        self._expect_folder()
+        fd = None
+        while fd is None:  # again if a deletion came first
+            _make_folders(self.path)
+            with contextlib.suppress(FileNotFoundError):
+                fd = _lock(self.path, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            _unlock(fd)
+
+    def _expect_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a checkpoint is a folder")
+        if self.path.is_symlink() and not self.path.exists():
+            raise FileNotFoundError(errno.ENOENT, f"it is a symbolic link to {os.readlink(self.path)}, which is missing")
 
     def begin(self, token: str) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(20, "it is a file, and a checkpoint is a folder")
+        self._expect_folder()
         if not _make_folders(self.path):  # the program made it, or a save that was killed before its sync
             with contextlib.suppress(PermissionError):  # a folder in which this process may only look up names
                 disk.sync_folder(os.fspath(self.path.parent))
@@ -187,8 +220,11 @@ class LocalStore:
         unused = [e for e in sorted(self.path.iterdir()) if _manifest.FOLDER.fullmatch(e.name) and e.name != folder]
         # Moves file by file: a folder of this name may exist, with the same bytes, and the present manifest may refer to it.
         if not target.is_dir():
+            _remove_tree(target)
             disk.make_folder(os.fspath(target))
         for name in files:
+            if (target / name).is_dir():  # damage, which no rename replaces
+                _remove_tree(target / name)
             disk.move(os.fspath(saving / name), os.fspath(target / name))
         disk.sync_folder(os.fspath(target))
         manifest = NewFile(saving / _manifest.FILE)
@@ -218,9 +254,23 @@ class LocalStore:
             return True
 
     def remove(self) -> None:
-        """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one. Entries of other programs stay."""
+        """Deletes the checkpoint, its manifest first, so that no moment leaves a part of one. Entries of other programs stay. So do the
+        files behind a symbolic link, whose disk may be away: the link to a folder goes, and one that leads nowhere stays."""
         if not self.path.is_dir():
             return
+        if self.path.is_symlink():
+            disk.remove(os.fspath(self.path))
+            return
+        try:
+            fd = _lock(self.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):  # another rank saves to it, or has deleted it
+            return
+        try:
+            self._remove()
+        finally:
+            _unlock(fd)
+
+    def _remove(self) -> None:
         if (self.path / _manifest.FILE).exists():
             disk.remove(os.fspath(self.path / _manifest.FILE))
             disk.sync_folder(os.fspath(self.path))
@@ -229,6 +279,39 @@ class LocalStore:
                 _remove_tree(entry)
         with _may_stay(self.path):
             disk.remove_folder(os.fspath(self.path))
+
+
+def _lock(path: Path, how: int) -> int:
+    """Locks a folder against other processes that do so, where the file system can. Returns the descriptor to unlock. Raises
+    FileNotFoundError if the folder was deleted meanwhile, and BlockingIOError instead of a wait if ``how`` has LOCK_NB."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, how)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return fd
+        if os.fstat(fd).st_ino != os.stat(path).st_ino:
+            raise FileNotFoundError(errno.ENOENT, "it was deleted", os.fspath(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unlock(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
+    os.close(fd)
+
+
+def _lies_below(path: Path, folder: Path) -> bool:
+    """True for a file of the folder, behind all symbolic links, and for one of the cache of Hugging Face that has the folder: there, a
+    snapshot's files are links to ``blobs``."""
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    cache, snapshots, _ = home.rpartition("/snapshots/")
+    return real.startswith(f"{home}/") or bool(snapshots and real.startswith(f"{cache}/blobs/"))
 
 
 def _is_of_a_save(entry: Path) -> bool:

@@ -18,8 +18,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from shoal.checkpoint import _disk
-from shoal.checkpoint._formats import arrange, open_checkpoint
 from shoal.checkpoint._manifest import FORMAT, HASH, Manifest, Tensor
+from shoal.checkpoint._other.arrange import arrange_alone, has_optimizer
+from shoal.checkpoint._other.formats import open_checkpoint
+from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._read import Reader
 from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import Layout, Part, lay_out, live_blocks, write_file
@@ -50,9 +52,9 @@ def export(
     if format not in ("hf", "dcp", "shoal"):
         raise InvalidArgument(f"{format!r} is no format to export", hint="hf, dcp or shoal")
     store, manifest = open_checkpoint(source)
-    had_optimizer = bool(manifest.optimizer)
+    had_optimizer = has_optimizer(manifest)
     if manifest.format != FORMAT:
-        manifest = _arranged(manifest, prefix)
+        manifest = arrange_alone(manifest, prefix)
     elif prefix:
         manifest = replace(manifest, tensors=_without(manifest.tensors, prefix), tied={}, optimizer="", groups=(), optimizer_state={})
     left_out = ["the optimizer"] if (had_optimizer or manifest.optimizer) and (format == "hf" or not manifest.optimizer) else []
@@ -63,7 +65,7 @@ def export(
         raise InvalidArgument(f"{source} has no tensors whose names begin with {prefix!r}", hint="shoal checkpoint ls lists the names")
     with Reader(store, manifest) as reader:
         if format == "shoal":
-            write(target, _Copy(manifest, reader), _One(), lambda _, layout: live_blocks(layout))
+            write(target, _Copy(manifest, reader), Ranks(()), lambda _, layout: live_blocks(layout))
             return left_out
         folder = Path(target)
         if folder.exists():
@@ -84,38 +86,11 @@ def _without(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def _arranged(manifest: Manifest, prefix: str) -> Manifest:
-    """Finds the model and the optimizer in the flat names of another program."""
-    of_model = {n: t for n, t in manifest.tensors.items() if n.startswith(prefix) and not _is_of_optimizer(n)}
-    if not prefix and of_model and all(n.startswith("model.") for n in of_model):
-        prefix = "model."
-    names = [n.removeprefix(prefix) for n in of_model]
-    stated = {n.partition("state.")[2].rpartition(".")[0] for n in manifest.tensors if _is_of_optimizer(n)}
-    arranged = arrange(manifest, names, {}, [[n for n in names if n in stated]])
-    return replace(arranged, tensors={n: arranged.tensors[n] for n in names})
-
-
-def _is_of_optimizer(name: str) -> bool:
-    return name.startswith(("optim.", "optimizer.", "state.", "param_groups."))
-
-
 def _part(kind: str, name: str, t: Tensor, reader: Reader) -> Part:
     return Part(kind, name, (0,) * len(t.shape), t.shape, t.dtype, lambda: reader.fetch(name, t))
 
 
 # ---- Shoal's own format
-
-
-class _One:
-    """A single rank."""
-
-    rank, size, failed = 0, 1, False
-
-    def agree(self, action):
-        return action()
-
-    def gather(self, value):
-        return [value]
 
 
 class _Copy:
@@ -127,6 +102,7 @@ class _Copy:
         optimizer = [(f"{n}/{k}", t) for n, of in manifest.optimizer_state.items() for k, t in of.items() if isinstance(t, Tensor)]
         parts = {"model": list(manifest.tensors.items()), "optimizer": optimizer}
         self.layouts: list[Layout] = []
+        self.facts: dict[str, str] = {}
         for kind, tensors in parts.items():
             of = [_part(kind, n, t, reader) for n, t in tensors if t.num_bytes]
             if of:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from shoal.checkpoint import _boxes
-from shoal.checkpoint._formats import arrange, open_checkpoint
 from shoal.checkpoint._manifest import DTYPES, FORMAT, Manifest, Tensor
+from shoal.checkpoint._other.arrange import arrange
+from shoal.checkpoint._other.formats import open_checkpoint
 from shoal.checkpoint._read import Reader
 from shoal.exceptions import DataLoss
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 
 from shoal.checkpoint import _load
+from shoal.checkpoint._contents import Model, contents_of
 from shoal.checkpoint._manifest import FILE, Manifest
 from shoal.checkpoint._preemption import Preemption
-from shoal.checkpoint._ranks import Model, Ranks, named_tensors
+from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._saving import About, PendingSave, save_with, settle
 from shoal.checkpoint._store import join, open_store, read_manifest
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
@@ -104,7 +105,7 @@ class Checkpoints:
         except the best and with ``keep=0``. So a resume does not take one of these for the newest.
         """
         settle()
-        ranks = Ranks(named_tensors(model)[0].values())
+        ranks = Ranks(contents_of(model).tensors.values())
 
         def choose() -> tuple[int | None, set[int]]:
             if ranks.rank != 0:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ HASH = "gmac"  # the one of every save (ChunkChecksums)
 FILE = "manifest.json"
 MAX_BYTES = 256 << 20  # limit for a manifest: a million tensors on eight ranks
 CHUNK = 16 << 20  # bytes of a piece under one hash: what a reader holds to verify it
+PLAIN = "plain"  # the sharding of a plain tensor that was saved beside DTensors
 FOLDER = re.compile(r"[0-9a-f]{16}")
 _SHARD = re.compile(r"[A-Za-z0-9-]+\.safetensors")
 # By torch's name: the code of safetensors, and the bytes of an element.
@@ -71,7 +73,8 @@ class File:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A saved tensor. ``sharding``: its placements on the mesh that saved it, such as ``Shard(0)`` or ``Replicate()``."""
+    """A saved tensor. ``sharding``: its placements on the mesh that saved it, such as ``Shard(0)`` or ``Replicate()``. ``PLAIN``: it was
+    on no mesh, while other tensors were."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -110,6 +113,7 @@ class Manifest:
     hash: str = HASH
     format: str = FORMAT
     values: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # by name, modules' extra state (_contents.py)
 
     def to_json(self) -> str:
         body = {
@@ -124,6 +128,8 @@ class Manifest:
             "files": {name: vars(f) for name, f in self.files.items()},
         }
         del body["values"]
+        if not self.extra:  # so that earlier releases of this version read what they can
+            del body["extra"]
         text = json.dumps(body, sort_keys=True)  # without indentation, which Python's slow encoder writes while training waits for the GIL
         return f'{text[:-1]}, "sha256": "{_checksum_of(text)}"}}\n'
 
@@ -221,13 +227,17 @@ def _parse(body: dict) -> Manifest:
         for name, of in fields["optimizer_state"].items()
     }
     fields["groups"] = tuple(Group(dict(g["options"]), tuple(g["parameters"])) for g in fields["groups"])
+    _expect(all(type(name) is str for g in fields["groups"] for name in g.parameters), "parameters")
+    _expect(type(fields.get("extra", {})) is dict, "extra")
     _expect(FOLDER.fullmatch(fields["folder"]), "folder")
     _expect(fields["hash"] in HASHES, "hash")
     for name, f in files.items():
         _expect(_SHARD.fullmatch(name), "file")
-        _expect(0 < f.header_bytes <= f.num_bytes, "header")
+        _expect(type(f.header_bytes) is int and type(f.num_bytes) is int and 0 < f.header_bytes <= f.num_bytes, "header")
     _expect(all(name in fields["tensors"] for name in fields["tied"].values()), "tied")
-    return Manifest(**fields)
+    manifest = Manifest(**fields)
+    check_overlaps(manifest)
+    return manifest
 
 
 def _tensor(t: dict, files: dict[str, File]) -> Tensor:
@@ -249,6 +259,18 @@ def check_pieces(t: Tensor, files: dict[str, File]) -> None:
     for p in t.pieces:
         f = files[p.file]
         _expect(f.header_bytes <= p.at and p.at + math.prod(p.shape) * item <= f.num_bytes, "bytes")
+
+
+def check_overlaps(manifest: Manifest) -> None:
+    """Raises ValueError if two pieces have a byte of a file in common."""
+    by_file: dict[str, list[tuple[int, int, str]]] = {}
+    for name, t in manifest.all_tensors():
+        item = DTYPES[t.dtype][1]
+        for p in t.pieces:
+            by_file.setdefault(p.file, []).append((p.at, p.at + math.prod(p.shape) * item, name))
+    for file, pieces in by_file.items():
+        for (_, end, name), (begin, _, other) in pairwise(sorted(pieces)):
+            _expect(end <= begin, f"{name} and {other} have bytes of {file} in common")
 
 
 def _expect(condition: object, what: str) -> None:

@@ -13,35 +13,38 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from shoal._native import Checksum
 from shoal._objects.tensors import is_wrapper
+from shoal.checkpoint._contents import Contents, parameter_names
 from shoal.checkpoint._manifest import DTYPES, Group, Manifest, Tensor
 from shoal.checkpoint._memory import plain
-from shoal.checkpoint._ranks import Ranks, elsewhere, is_first_replica, is_sharded, parameter_names, parts_of, sharding_of
+from shoal.checkpoint._ranks import Ranks, elsewhere, is_first_replica, is_sharded, parts_of, sharding_of
 from shoal.checkpoint._shards import Layout, Part, lay_out
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 
 class Plan:
-    """``manifest`` and ``layouts`` of a save of these values."""
+    """``manifest`` and ``layouts`` of a save of these values. ``facts``: all that ranks have to have alike, because the first one's are
+    written; empty for a single rank."""
 
     def __init__(
         self,
-        tensors: dict,
-        tied: dict[str, str],
+        contents: Contents,
         optimizer: torch.optim.Optimizer | None,
         state: dict | None,
         ranks: Ranks,
         info: dict | None = None,
     ):
         check_state(state)
+        tensors = {**contents.tensors, **contents.extra_tensors}
         places = [_place("model", n, t, hasattr(t, "_shoal_state")) for n, t in tensors.items()]
         if optimizer is not None:
-            names = parameter_names(optimizer, tensors)
+            names = parameter_names(optimizer, contents.tensors)
             hooked = isinstance(optimizer, torch.optim.Optimizer)  # its steps announce themselves
             places += [_place("optimizer", n, t, hooked) for n, t in _state_tensors(optimizer, names)]
         tensors_described, self.layouts = _describe(places, ranks)
         described = iter(tensors_described)
-        content: dict[str, Any] = {"tensors": {name: next(described) for name in tensors}}
+        content: dict[str, Any] = {"tensors": {name: next(described) for name in tensors}, "extra": contents.extra}
         if optimizer is not None:
             kind = type(optimizer)
             content |= {
@@ -58,7 +61,32 @@ class Plan:
                     for name, p in zip(of, group["params"], strict=True)
                 },
             }
-        self.manifest = Manifest(ranks.size, "", tied=tied, state=state or {}, info=info or {}, **content)
+        self.manifest = Manifest(ranks.size, "", tied=contents.tied, state=state or {}, info=info or {}, **content)
+        self.facts = _facts(self.manifest, places, contents.by_rank) if ranks.size > 1 else {}
+
+
+def _facts(manifest: Manifest, places: list[_Place], by_rank: frozenset[str]) -> dict[str, str]:
+    """By name: what each tensor is, the values of plain ones, and all other values. A rank reads its plain tensors for it."""
+    facts = {name: f"{t.dtype}{list(t.shape)} {t.sharding}" for name, t in manifest.all_tensors()}
+    for p in places:
+        if not is_sharded(p.tensor) and p.name not in by_rank:
+            facts[p.name] += f" {_digest(p.tensor)}"
+    for name, of in manifest.optimizer_state.items():
+        facts |= {f"{name}/{key}": json.dumps(v) for key, v in of.items() if not isinstance(v, Tensor)}
+    for index, group in enumerate(manifest.groups):
+        facts[f"the optimizer's group {index}"] = json.dumps(group.parameters)
+        facts |= {f"{key} of the optimizer's group {index}": json.dumps(v) for key, v in group.options.items()}
+    return facts | {name: json.dumps(v, sort_keys=True) for name, v in manifest.extra.items()} | {"the optimizer": manifest.optimizer}
+
+
+def _digest(t: torch.Tensor) -> str:
+    if not t.dim():
+        return repr(t.item())
+    if not t.numel():
+        return ""
+    checksum = Checksum()
+    checksum.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return checksum.hexdigest()
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> list[tuple[str, torch.Tensor]]:
@@ -161,7 +189,7 @@ def _describe_one(place: _Place, number: int, ranks: Ranks, parts: list[Part]) -
             )
         if is_first_replica(t, number + 1) if is_sharded(t) else ranks.rank == 0:
             parts.append(_part(place, number, dtype, local, offset))
-    return Tensor(shape, dtype, sharding_of(t), ())
+    return Tensor(shape, dtype, sharding_of(t, ranks), ())
 
 
 def _part(place: _Place, number: int, dtype: str, local: torch.Tensor, offset: tuple[int, ...]) -> Part:

@@ -1,40 +1,40 @@
-"""The ranks that save or load a checkpoint together: agreement on errors, the parts of tensors that each has, and names of tensors."""
+"""The ranks that save or load a checkpoint together: agreement on errors and values, and the parts of tensors that each has."""
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shoal._distributed.ranks import cpu_backend
+from shoal._objects.tensors import dtensor
+from shoal.checkpoint._manifest import PLAIN
 from shoal.exceptions import InvalidArgument, ShoalError, TaskError, Unimplemented
 
 T = TypeVar("T")
-Model = nn.Module | Mapping[str, Any]
 
 _groups: dict[tuple, dist.ProcessGroup] = {}  # those of own_group, by the default group, their ranks and purpose
 
 
 class Ranks:
-    """The ranks over which a model is sharded; a single rank for a plain model. ``apart``: their group is one that nothing else uses, so
-    that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a gather has, so that nothing
-    is known of what the other ranks do."""
+    """The ranks over which a model is sharded; a single rank for a model that is not, such as one of DDP. ``apart``: their group is one
+    that nothing else uses, so that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a
+    gather has, so that nothing is known of what the other ranks do."""
 
     failed = False
 
     def __init__(self, tensors: Iterable[torch.Tensor], apart: bool = False):
         meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
         sharded = bool(meshes) or any(hasattr(t, "local_shards") for t in tensors)
-        self.several_meshes = len(meshes) > 1 or any(m.ndim > 1 for m in meshes)
         self.group = _group(meshes, apart) if sharded else None
         self.rank = dist.get_rank(self.group) if self.group is not None else 0
         self.size = dist.get_world_size(self.group) if self.group is not None else 1
@@ -70,6 +70,30 @@ class Ranks:
             forget_group(self.group)
             raise
         return values
+
+
+def expect_alike(ranks: Ranks, digests: list[str], facts: dict[str, str]) -> None:
+    """Raises InvalidArgument on all ranks unless they have the same facts: rank 0's alone are written. ``digests``: those of all ranks'
+    facts. Collective if they differ."""
+    if len(set(digests)) == 1:
+        return
+    first, *others = ranks.gather(facts)
+    for rank, of in enumerate(others, 1):
+        name = next((n for n in sorted({*first, *of}) if first.get(n) != of.get(n)), None)
+        if name is not None:
+            without = 0 if name not in first else rank if name not in of else None
+            raise InvalidArgument(
+                f"{name} differs between ranks 0 and {rank}, and a checkpoint holds one value of it"
+                if without is None
+                else f"rank {without} has no {name}, which rank {rank - without} has",
+                reason="RanksDiffer",
+                hint="make it a DTensor, placed as its parameter (DTensor.from_local), or the same on all ranks",
+            )
+
+
+def is_one_of_many(ranks: Ranks) -> bool:
+    """True on a rank of a model that is not sharded. Others may save the same model, and none knows which do."""
+    return ranks.group is None and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _group(meshes: set, apart: bool) -> dist.ProcessGroup:
@@ -131,14 +155,21 @@ def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple, at: tuple[int
     return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 
+def zeros_on_mesh(shape: tuple[int, ...], dtype: torch.dtype, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """Returns a DTensor of zeros with memory for this rank's part."""
+    meta = TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), dtype)
+    part, _ = _place(meta.shape, mesh, placements, tuple(mesh.get_coordinate() or ()))
+    return dtensor(torch.zeros(part, dtype=dtype, device=mesh.device_type), DTensorSpec(mesh, placements, meta))
+
+
 def is_sharded(t: torch.Tensor) -> bool:
     return isinstance(t, DTensor) or hasattr(t, "local_shards")
 
 
-def sharding_of(t: torch.Tensor) -> str:
+def sharding_of(t: torch.Tensor, ranks: Ranks) -> str:
     if isinstance(t, DTensor):
         return ", ".join(f"Shard({p.dim})" if hasattr(p, "dim") else f"{type(p).__name__.lstrip('_')}()" for p in t.placements)
-    return "Shard(0)" if hasattr(t, "local_shards") else "Replicate()"
+    return "Shard(0)" if hasattr(t, "local_shards") else "Replicate()" if ranks.group is None else PLAIN
 
 
 def is_first_replica(t: torch.Tensor, index: int) -> bool:
@@ -166,42 +197,3 @@ def elsewhere(device: torch.device, move: str) -> str:
     if device.type == "xla":
         return "shoal.spmd.checkpoint saves and loads tensors of shoal.spmd's device: CheckpointManager, or its planners"
     return f"move the model to the CPU: {move}"
-
-
-def named_tensors(model: Model) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns (parameters, as the optimizer holds them, and persistent buffers by name; further name -> name of tied tensors).
-    ``model``: a module, or a state dict, perhaps nested."""
-    tensors: dict[str, torch.Tensor] = {}
-    tied: dict[str, str] = {}
-    names: dict[int, str] = {}
-    entries = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else _flat(model)
-    for name, t in entries.items():
-        if not isinstance(t, torch.Tensor) and not hasattr(t, "local_shards"):
-            raise Unimplemented(f"{name} in the model's state dict is a {type(t).__name__}, not a tensor", hint="pass it in state=")
-        if id(t) in names:
-            tied[name] = names[id(t)]
-        else:
-            names[id(t)] = name
-            tensors[name] = t
-    return tensors, tied
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if not isinstance(key, str):
-            raise InvalidArgument(f"{prefix}{key!r} in the state dict is no name", hint="a state dict has names of tensors as keys")
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
-    return flat
-
-
-def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:
-    """Returns the model's names of the optimizer's parameters, by parameter group. Raises InvalidArgument for a parameter of another
-    model."""
-    names = {id(t): name for name, t in tensors.items()}
-    try:
-        return [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]
-    except KeyError:
-        raise InvalidArgument(
-            "the optimizer has a parameter that is not the model's", hint="make the optimizer of model.parameters(), after fully_shard"
-        ) from None

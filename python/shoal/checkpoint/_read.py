@@ -12,7 +12,7 @@ import torch
 
 from shoal.checkpoint import _boxes
 from shoal.checkpoint._disk import ALIGNMENT
-from shoal.checkpoint._manifest import CHUNK, DTYPES, HASHES, Manifest, Piece, Tensor, damaged
+from shoal.checkpoint._manifest import CHUNK, DTYPES, FORMAT, HASHES, Manifest, Piece, Tensor, damaged
 from shoal.checkpoint._memory import Buffer, tensor_in
 
 _THREADS = 3  # one reads while others hash and copy
@@ -184,7 +184,8 @@ class Reader:
             if name in self._files:
                 return self._files[name]
             try:
-                file = self._files[name] = self._store.open(self._path(name))
+                linked = self._manifest.format != FORMAT  # other programs keep files elsewhere; save writes no links
+                file = self._files[name] = self._store.open(self._path(name), linked=linked)
                 stated = self._manifest.files[name]
                 if file.num_bytes != stated.num_bytes:
                     raise self._damaged(f"{self._path(name)} has {file.num_bytes} bytes, not {stated.num_bytes}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.checkpoint._manifest import File, Manifest, Piece, Tensor
 from shoal.checkpoint._plan import Plan
-from shoal.checkpoint._ranks import Ranks
+from shoal.checkpoint._ranks import Ranks, expect_alike, is_one_of_many
 from shoal.checkpoint._shards import Blocks, Layout, write_file
 from shoal.checkpoint._store import open_store, read_manifest, writing
 from shoal.exceptions import DataLoss, NotFound
@@ -27,8 +27,9 @@ def write(
     blocks_of: Callable[[int, Layout], Blocks],
     committed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes the files of all ranks and commits. Collective. After an error on which all ranks agree, nothing is left of this save: a full
-    disk would stay full otherwise. ``committed``: is called on rank 0 once the checkpoint is complete, whatever the other ranks learn."""
+    """Writes the files of all ranks and commits. Collective. Ranks of a model that is not sharded take turns. After an error on which all
+    ranks agree, nothing is left of this save: a full disk would stay full otherwise. ``committed``: is called on rank 0 once the checkpoint
+    is complete, whatever the other ranks learn."""
     store = None
     own = folder = ""  # on rank 0: the names of its files' folder, before and after their contents are known
 
@@ -38,6 +39,8 @@ def write(
         if ranks.rank != 0:
             return ""
         with writing(path):
+            if is_one_of_many(ranks):
+                turn.enter_context(store.turn())
             try:
                 read_manifest(store)  # raises InvalidArgument if the folder holds other data
             except (NotFound, DataLoss):
@@ -64,15 +67,22 @@ def write(
                 store.commit(token, folder, sorted(files), replace(manifest, folder=folder).to_json().encode())
             committed()
 
-    try:
-        token = ranks.gather(ranks.agree(begin))[0]
-        written = ranks.gather(ranks.agree(write_files))
-        ranks.agree(commit)
-    except Exception:
-        if own and not ranks.failed:  # else others may still write: the next save deletes the rest
-            with contextlib.suppress(Exception):  # the first error counts
-                store.abandon(own, folder)
-        raise
+    with contextlib.ExitStack() as turn:
+        try:
+            begun = ranks.gather((ranks.agree(begin), _digest(plan.facts)))
+            token = begun[0][0]
+            expect_alike(ranks, [digest for _, digest in begun], plan.facts)
+            written = ranks.gather(ranks.agree(write_files))
+            ranks.agree(commit)
+        except Exception:
+            if own and not ranks.failed:  # else others may still write: the next save deletes the rest
+                with contextlib.suppress(Exception):  # the first error counts
+                    store.abandon(own, folder)
+            raise
+
+
+def _digest(facts: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def place(manifest: Manifest, pieces: list[Pieces]) -> Manifest:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint._contents import Model, contents_of
 from shoal.checkpoint._plan import Plan
-from shoal.checkpoint._ranks import Model, Ranks, named_tensors
+from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._save import write
 from shoal.checkpoint._shards import image_blocks, live_blocks
 from shoal.checkpoint._snapshot import Snapshot, settle_all
@@ -158,16 +159,18 @@ def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
 
     ``path``: a folder that all ranks see, or an address of fsspec such as ``s3://bucket/run``. ``model``: a module, plain or sharded by
     ``shoal.fsdp.fully_shard`` or torch's, or a state dict of tensors, DTensors or ShardedTensors. Every rank of a sharded model must call
-    it with the same arguments; each writes its part. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
+    it with the same arguments; each writes its part. Plain tensors, and options and numbers of the optimizer, have to be the same on all
+    ranks; of a module's buffers rank 0's are saved. If a model is not sharded (DDP), one rank may call it, or several, which take turns on
+    a local disk. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
     Waits for a save of ``save_async`` that is under way, and raises its error.
     After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
-    Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data,
+    Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data, or if ranks differ,
     ResourceExhausted for a full disk, Unimplemented for unsupported tensors and optimizer states. An error on one rank is raised on all.
     """
     wait()
-    tensors, tied = named_tensors(model)
-    ranks = Ranks(tensors.values())
-    plan = ranks.agree(lambda: Plan(tensors, tied, optimizer, state, ranks))
+    contents = contents_of(model)
+    ranks = Ranks(contents.tensors.values())
+    plan = ranks.agree(lambda: Plan(contents, optimizer, state, ranks))
     write(path, plan, ranks, lambda _, layout: live_blocks(layout))
 
 
@@ -197,11 +200,11 @@ def save_with(
     global _current
     wait()
     begin = time.perf_counter()
-    tensors, tied = named_tensors(model)
-    ranks = Ranks(tensors.values(), apart=True)
+    contents = contents_of(model)
+    ranks = Ranks(contents.tensors.values(), apart=True)
     snapshot = None
     try:
-        plan: Plan | Exception = Plan(tensors, tied, optimizer, state, ranks, about.info)
+        plan: Plan | Exception = Plan(contents, optimizer, state, ranks, about.info)
         snapshot = Snapshot(plan.layouts)
     except Exception as error:
         if ranks.size == 1:

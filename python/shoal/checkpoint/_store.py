@@ -68,11 +68,15 @@ class RemoteStore:
             return []
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
-    def open(self, name: str) -> _RemoteFile:
+    def open(self, name: str, *, linked: bool = False) -> _RemoteFile:
+        del linked  # an object store has no links
         return _RemoteFile(self._fs, self._at(name))
 
     def open_binary(self, name: str):
         return self._fs.open(self._at(name), "rb")
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # an object store has no locks
 
     def begin(self, token: str) -> None:
         used = ""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import struct
 import zipfile
+import zlib
 from typing import Any
 
-from shoal.checkpoint._manifest import DTYPES, File, Manifest, Piece, Tensor, check_pieces, damaged
+from shoal.checkpoint._manifest import DTYPES, File, Manifest, Piece, Tensor, check_overlaps, check_pieces, damaged
 from shoal.checkpoint._other.records import Record, parse
 
 FORMAT = "dcp"
 FILE = ".metadata"
 _MAX_METADATA = 1 << 30
 _MAX_VALUE = 16 << 20  # bytes of a saved value that is no tensor
+# RuntimeError and NotImplementedError are of zipfile: an encrypted member, or a later version of the format.
+_OF_BROKEN_FILES = (ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, struct.error)
+_OF_BROKEN_FILES += (zipfile.BadZipFile, zlib.error)
 _METADATA = "torch.distributed.checkpoint.metadata."
 
 
@@ -21,7 +26,7 @@ def read(store) -> Manifest:
     try:
         top = parse(store.read(FILE, _MAX_METADATA))
         return _Folder(store, top).manifest()
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, zipfile.BadZipFile) as error:
+    except _OF_BROKEN_FILES as error:
         raise damaged(
             str(store), f"its {FILE}, or a file that it names, is not as torch.distributed.checkpoint writes it: {error!r}"
         ) from None
@@ -48,7 +53,9 @@ class _Folder:
                     tensors[name] = self._tensor(name, saved)
                 elif (value := self._value(name)) is not _NOT_PLAIN:
                     values[name] = value
-            return Manifest(max(1, len(self._files)), "", tensors, files=dict(self._sizes), format=FORMAT, values=values)
+            found = Manifest(max(1, len(self._files)), "", tensors, files=dict(self._sizes), format=FORMAT, values=values)
+            check_overlaps(found)
+            return found
         finally:
             for f in self._files.values():
                 f.close()
