@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal._runtime_env import shipping
+from shoal._runtime_env import environment, shipping
 from shoal.exceptions import DataLoss, RuntimeEnvSetupError
 
 
@@ -105,6 +105,16 @@ def test_a_package_that_is_damaged_in_the_middle_leaves_no_folder(tmp_path):
     with pytest.raises(zipfile.BadZipFile):
         shipping.unpack(tmp_path / "p.zip", tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["p.zip"]
+
+
+def test_a_working_dir_that_cannot_be_unpacked_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "given.zip").write_bytes(zip_with("../out.txt").read())
+    store = tmp_path / "store"
+    store.mkdir()
+    monkeypatch.setattr(environment, "_store", lambda: store)
+    with pytest.raises(RuntimeEnvSetupError, match="forbidden entry"):
+        environment._kept(str(tmp_path / "given.zip"), [], "working_dir")
+    assert list(store.iterdir()) == []
 
 
 class Head:
