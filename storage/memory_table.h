@@ -28,7 +28,7 @@ class MemoryTable {
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_arenas = 4096;            // each takes a descriptor of the node
-    std::size_t max_arenas_of_worker = 1000;  // that one process holds
+    std::size_t max_arenas_of_worker = 1000;  // held by one process
     // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
     std::size_t max_ended_jobs = 1000;
     std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
@@ -145,7 +145,7 @@ class MemoryTable {
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
-  std::map<WorkerId, std::size_t> num_held_;  // of living workers: how often they have opened arenas that they hold
+  std::map<WorkerId, std::size_t> num_held_;                            // how often each living worker has opened arenas that it holds
   std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;

@@ -349,7 +349,7 @@ TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
   EXPECT_EQ(reason("c", kWorker), "TooManyArenas");
   EXPECT_EQ(reason("a", kWorker), "TooManyArenas");  // one that exists counts as well
   EXPECT_EQ(reason("c", other), "");
-  EXPECT_EQ(reason("d", other), "TooManyArenas");  // of all processes
+  EXPECT_EQ(reason("d", other), "TooManyArenas");  // no process may
   table.end_job(kOther);
   EXPECT_EQ(reason("d", kWorker), "");
   table.drop(kJob, "a", kWorker);

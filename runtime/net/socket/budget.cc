@@ -115,6 +115,7 @@ void Budget::check_progress() {
 void Budget::Account::change_unsent(std::uint64_t bytes) {
   if (left_ || !accepted()) return;
   const bool more = bytes > unsent_;
+  if (paused_ && !more) set_paused(true);  // the peer reads: it has its whole patience again
   budget_->unsent_ += bytes - unsent_;
   unsent_ = bytes;
   if (bytes == 0) {
@@ -141,11 +142,22 @@ void Budget::refuse_largest() {
                                  .with_reason("AnswersNotRead"));
 }
 
+void Budget::Account::set_paused(bool paused) {
+  paused_ = paused && !left_;
+  reading_ = {};
+  if (!paused_) return;
+  reading_ = budget_->clock_.after(budget_->options_.reading_patience, [this] {
+    owner_->on_refused(resource_exhausted("a peer has read none of the " + std::to_string(unsent_) + " bytes that wait for it")
+                           .with_reason("AnswersNotRead"));
+  });
+}
+
 // ---- the end
 
 void Budget::Account::leave() {
   if (std::exchange(left_, true)) return;
   Budget& budget = *budget_;
+  set_paused(false);
   if (waiting_) budget.waiting_.remove(this);
   budget.unsent_ -= unsent_;
   budget.unread_.erase(number_);

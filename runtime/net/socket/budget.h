@@ -23,13 +23,14 @@ namespace shoal::runtime {
 class Budget final : public std::enable_shared_from_this<Budget> {
  public:
   struct Options {
-    std::size_t max_connections = 32'768;           // accepted and open; at most half of the process's descriptors
-    std::uint64_t max_arriving_bytes = 256u << 20;  // messages that have begun to arrive; one at a time may be larger
-    std::uint64_t max_unsent_bytes = 256u << 20;    // answers that wait for peers to read
-    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets this part of each sum
-    Duration patience = std::chrono::seconds(2);    // time in which a message that others wait for has to make progress
-    std::uint64_t min_progress_bytes = 64u << 10;   // progress in that time, or a sixteenth of the message if that is more
-    std::uint64_t max_progress_bytes = 4u << 20;    // but no more than this is demanded
+    std::size_t max_connections = 32'768;                  // accepted and open; at most half of the process's descriptors
+    std::uint64_t max_arriving_bytes = 256u << 20;         // messages that have begun to arrive; one at a time may be larger
+    std::uint64_t max_unsent_bytes = 256u << 20;           // answers that wait for peers to read
+    std::uint64_t peer_divisor = 4;                        // one peer (a process here, or another host) gets this part of each sum
+    Duration patience = std::chrono::seconds(2);           // time in which a message that others wait for has to make progress
+    Duration reading_patience = std::chrono::seconds(10);  // time in which a peer with too many unread answers has to read some
+    std::uint64_t min_progress_bytes = 64u << 10;          // progress in that time, or a sixteenth of the message if that is more
+    std::uint64_t max_progress_bytes = 4u << 20;           // but no more than this is demanded
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
   static constexpr std::size_t kSmallBytes = 64 << 10;
@@ -63,7 +64,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void give_back() {
       if (arriving_ != 0) give_all_back();
     }
-    // While set, take() never makes a message wait.
+    // While set, no message waits, and any number of answers may.
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
     // Sets the bytes of this connection's answers that wait. May call on_refused() of any connection.
@@ -72,6 +73,10 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     }
     // How many bytes of answers may wait before no further request is read.
     std::uint64_t allowance() const;
+    bool is_beyond_allowance(std::uint64_t bytes) const { return bytes > kSmallBytes && !urgent_ && bytes > allowance(); }
+
+    // The connection takes no further requests until its peer reads answers. Refuses the peer if it reads none within the patience.
+    void set_paused(bool paused);
 
     // Returns all that it holds. From then on nothing waits, and nothing is counted.
     void leave();
@@ -95,6 +100,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     bool urgent_ = false, waiting_ = false, left_ = false;
     std::uint64_t wanted_ = 0;
     std::uint64_t arriving_ = 0, unsent_ = 0;
+    bool paused_ = false;
+    Timer reading_;
     std::uint64_t seen_bytes_ = 0;  // received_bytes() at the last check of its progress
   };
 
@@ -120,7 +127,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   std::uint64_t next_number_ = 1;
   std::size_t connections_ = 0;
   std::uint64_t arriving_ = 0, unsent_ = 0;
-  std::map<std::string, Account::Use> peers_;            // of accepted connections
+  std::map<std::string, Account::Use> peers_;            // by peer, for accepted connections
   std::list<Account*> waiting_;                          // in the order of their messages
   std::map<std::uint64_t, Account*> arrivals_, unread_;  // accounts with messages that arrive, and with answers that wait; by number
   Timer progress_;

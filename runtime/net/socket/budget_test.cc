@@ -101,6 +101,21 @@ TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefused) {
   EXPECT_EQ(third.account->allowance(), (64 - 20) * kMiB / 8);
 }
 
+TEST_F(BudgetTest, APeerThatReadsNoneOfItsAnswersIsRefusedWithinThePatience) {
+  Held reads = of("a"), sleeps = of("b");
+  for (Held* held : {&reads, &sleeps}) {
+    held->account->set_unsent(10 * kMiB);
+    held->account->set_paused(true);
+  }
+  clock_.advance_to(clock_.now() + 9s);
+  reads.account->set_unsent(9 * kMiB);
+  clock_.fire_next();
+  EXPECT_EQ(sleeps.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused, "");
+  reads.account->set_paused(false);
+  EXPECT_EQ(clock_.num_timers(), 0u);
+}
+
 TEST_F(BudgetTest, ALittleIsAlwaysAllowed) {
   Held full = of("a"), other = of("b");
   full.account->set_unsent(64 * kMiB);

@@ -1,4 +1,4 @@
-// What the header of a part (LinkMethod::kPart) announces in its id: the message that travels in parts. So its receiver can refuse it by
+// The header of a part (LinkMethod::kPart) announces in its id the message that travels in parts. So its receiver can refuse it by
 // its method before it takes memory.
 #pragma once
 

@@ -24,7 +24,8 @@ void append(std::vector<std::byte>& text, std::span<const std::byte> bytes) { te
 
 void SendQueue::push(Frame frame) {
   FrameHeader header = FrameHeader::of(frame);
-  const bool small = frame.wire_bytes() <= kCoalesceBytes;
+  newest_bytes_ = frame.wire_bytes();
+  const bool small = newest_bytes_ <= kCoalesceBytes;
   if (small || frame.payload.empty()) return add(header, frame.body, frame.payload.span(), std::move(frame.fds), small);
   const auto payload = std::make_shared<const Bytes>(std::move(frame.payload));
   const PartOf announced{payload->size(), frame.method, frame.kind};

@@ -130,20 +130,18 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
 template <class Transport>
 class Stream final : public PollSource, public Budget::Owner, public std::enable_shared_from_this<Stream<Transport>> {
  public:
-  Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, Shared shared,
-         std::unique_ptr<Budget::Account> account)
+  Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, Uses uses)
       : loop_(loop),
         max_queued_bytes_(options.max_queued_bytes),
         identity_(identity),
         limits_(limits_of(identity, options)),
-        shared_(std::move(shared)),
-        account_(std::move(account)),
+        uses_(std::move(uses)),
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
-        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes}, *account_),
-        queue_(options.limits.max_payload_bytes) {
+        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes}, *uses_.account),
+        queue_(options.limits.max_payload_bytes, identity_.local) {
     loop_.track(descriptor_.native_handle());
-    account_->set_owner(*this);
+    uses_.account->set_owner(*this);
   }
 
   void start(ConnectionHandler& handler) {
@@ -157,15 +155,14 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
     // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes.
-    last_frame_bytes_ = frame.wire_bytes();
     queue_.push(std::move(frame));
-    ++shared_.traffic->sent;
-    const std::size_t waiting = waiting_bytes();
+    ++uses_.traffic->sent;
+    const std::size_t waiting = queue_.waiting_bytes();
     if (waiting > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
     look();
-    if (waiting_write_) return account_->set_unsent(waiting);
+    if (waiting_write_) return uses_.account->set_unsent(waiting);
     if (flush == Flush::kNow || queue_.bytes() > kLaterBytes) return write();
     if (flush_posted_) return;
     flush_posted_ = true;
@@ -181,12 +178,13 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     int waiting = 0;
     if (!identity_.local || closed_ || handler_ == nullptr || ioctl(descriptor_.native_handle(), FIONREAD, &waiting) != 0) return;
     const std::uint64_t until = read_bytes_ + static_cast<std::uint64_t>(std::max(waiting, 0));
-    set_urgent(true);
+    uses_.account->set_urgent(true);  // a process may have died: nothing that it has sent waits
     paused_ = false;
+    uses_.account->set_paused(false);
     if (!deliver(std::exchange(kept_, {})) || (reader_.waits() && !read_on())) return;
     while (!closed_ && read_bytes_ < until && read_some()) {
     }
-    set_urgent(false);
+    uses_.account->set_urgent(false);
     wait_to_read();
   }
 
@@ -234,27 +232,20 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   // True while nothing is read: a message waits for memory, or the peer does not read the answers to its requests.
   bool blocked() const { return paused_ || reader_.waits(); }
 
-  // read_arrived() delivers what a process has sent before its death, without a pause.
-  void set_urgent(bool urgent) {
-    urgent_ = urgent;
-    account_->set_urgent(urgent);
-  }
-
-  bool beyond_allowance() const { return queue_.bytes() > Budget::kSmallBytes && !urgent_ && queue_.bytes() > account_->allowance(); }
-
   // Passes frames to the handler, and keeps the rest once the answers are beyond the allowance. Returns false if the connection is closed.
   bool deliver(std::vector<Frame> frames) {
     for (auto frame = frames.begin(); frame != frames.end(); ++frame) {
       if (handler_ == nullptr || closed_) return false;
-      if (beyond_allowance()) {
+      if (uses_.account->is_beyond_allowance(queue_.bytes())) {
         kept_.assign(std::make_move_iterator(frame), std::make_move_iterator(frames.end()));
         break;
       }
-      ++shared_.traffic->received;
+      ++uses_.traffic->received;
       handler_->on_frame(std::move(*frame));
     }
     if (handler_ == nullptr || closed_) return false;
-    paused_ = beyond_allowance();
+    paused_ = uses_.account->is_beyond_allowance(queue_.bytes());
+    if (paused_) uses_.account->set_paused(true);
     return true;
   }
 
@@ -266,18 +257,11 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
 
   // Delivers what the reader returned. Returns false if the connection is closed.
   bool take(const Result<void>& parsed, std::vector<Frame> frames) {
-    if (!parsed) set_urgent(true);  // the frames before the malformed one are delivered now, or never
+    if (!parsed) uses_.account->set_urgent(true);  // the frames before the malformed one are delivered now, or never
     if (!deliver(std::move(frames))) return false;
     if (parsed) return true;
     close(parsed.error());
     return false;
-  }
-
-  // The peer has read: continues with the requests that were kept.
-  void resume() {
-    if (!paused_ || closed_ || handler_ == nullptr || queue_.bytes() > account_->allowance() / 2) return;
-    paused_ = false;
-    if (deliver(std::exchange(kept_, {})) && !blocked()) read();
   }
 
   void wait_to_read() {
@@ -306,7 +290,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   bool read_some() {
     bool any = false;
     for (int i = 0; i < kReadsPerWake && !closed_ && !blocked(); ++i) {
-      const auto room = reader_.room(shared_.budget->scratch());
+      const auto room = reader_.room(uses_.budget->scratch());
       auto arrived = transport_.read(room);
       if (!arrived) return end(arrived.error());
       if (arrived->step == Step::kWritable) wait_to_write_before_reading();
@@ -339,7 +323,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   void write() {
     const auto step = transport_.write(queue_);
     if (!step) return identity_.local ? read_and_close(step.error()) : close_later(step.error());
-    account_->set_unsent(*step == Step::kDone ? 0 : waiting_bytes());
+    uses_.account->set_unsent(*step == Step::kDone ? 0 : queue_.waiting_bytes());
     if (*step == Step::kDone || closed_) return;
     waiting_write_ = true;
     const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
@@ -354,13 +338,11 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (closed_) return;
     write();
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
-    resume();
-  }
-
-  // Bytes that wait for the peer. Between hosts the newest frame is not in that sum. A large value travels inside its frame, so one frame
-  // may exceed each bound although the peer reads.
-  std::size_t waiting_bytes() const {
-    return identity_.local ? queue_.bytes() : queue_.bytes() - std::min(queue_.bytes(), last_frame_bytes_);
+    // The peer has read: continues with the requests that were kept.
+    if (!paused_ || closed_ || handler_ == nullptr || queue_.bytes() > uses_.account->allowance() / 2) return;
+    paused_ = false;
+    uses_.account->set_paused(false);
+    if (deliver(std::exchange(kept_, {})) && !blocked()) read();
   }
 
   // The peer is gone: nothing more is sent, but the frames that it sent before are delivered.
@@ -394,15 +376,14 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);
-    account_->leave();
+    uses_.account->leave();
   }
 
   Loop& loop_;
   const std::size_t max_queued_bytes_;
   const PeerIdentity identity_;
   const FrameLimits limits_;
-  const Shared shared_;
-  const std::unique_ptr<Budget::Account> account_;
+  const Uses uses_;
   asio::posix::stream_descriptor descriptor_;
   Transport transport_;
   FrameReader reader_;
@@ -413,28 +394,24 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   bool looked_at_ = false;  // polled by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
-  bool unheard_ = false;  // peer gone: sends are dropped
-  bool paused_ = false;   // the peer does not read its answers
-  bool urgent_ = false;
+  bool unheard_ = false;     // peer gone: sends are dropped
+  bool paused_ = false;      // the peer does not read its answers
   std::vector<Frame> kept_;  // requests that wait for the pause's end; at most one read full of them
-  std::size_t last_frame_bytes_ = 0;
   bool closed_ = false;
   std::uint64_t read_bytes_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
-                                                   Shared shared, std::unique_ptr<Budget::Account> account) {
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, Uses uses) {
   const PlainSocket plain(socket.get(), identity.local);
-  return make_stream_connection<Stream<PlainSocket>>(loop, std::move(socket), plain, identity, options, std::move(shared),
-                                                     std::move(account));
+  return make_stream_connection<Stream<PlainSocket>>(loop, std::move(socket), plain, identity, options, std::move(uses));
 }
 
 std::unique_ptr<Connection> make_tls_connection(Loop& loop, Fd socket, TlsSession session, PeerIdentity identity,
-                                                const SocketOptions& options, Shared shared, std::unique_ptr<Budget::Account> account) {
+                                                const SocketOptions& options, Uses uses) {
   return make_stream_connection<Stream<TlsSocket>>(loop, std::move(socket), TlsSocket(std::move(session)), identity, options,
-                                                   std::move(shared), std::move(account));
+                                                   std::move(uses));
 }
 
 }  // namespace shoal::runtime

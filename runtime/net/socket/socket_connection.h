@@ -10,16 +10,16 @@
 
 namespace shoal::runtime {
 
-// What the connections of one network share.
-struct Shared {
+// The parts of its network that a connection uses.
+struct Uses {
   std::shared_ptr<Budget> budget;
   std::shared_ptr<Traffic> traffic;  // counts the connection's frames
+  std::unique_ptr<Budget::Account> account;
 };
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
-                                                   Shared shared, std::unique_ptr<Budget::Account> account);
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, Uses uses);
 // The same through a TLS session of that socket.
 std::unique_ptr<Connection> make_tls_connection(Loop& loop, Fd socket, TlsSession session, PeerIdentity identity,
-                                                const SocketOptions& options, Shared shared, std::unique_ptr<Budget::Account> account);
+                                                const SocketOptions& options, Uses uses);
 
 }  // namespace shoal::runtime

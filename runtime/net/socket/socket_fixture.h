@@ -118,7 +118,7 @@ class Side : public PeerHandler {
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
   std::function<void()> react;   // run for each notice
-  std::size_t answer_bytes = 0;  // of each answer; 0: it is the request's message
+  std::size_t answer_bytes = 0;  // size of each answer; 0: the request's message
 };
 
 struct Kind {

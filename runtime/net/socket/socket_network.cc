@@ -55,14 +55,14 @@ struct SocketNetwork::Impl {
     Fd fd(line.socket.release());
     if (!identity.local) prepare_tcp(fd.get(), options.unanswered);
     if (line.tls) {
-      return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, {budget, traffic}, std::move(account));
+      return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, {budget, traffic, std::move(account)});
     }
     if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
-      return make_socket_connection(loop, std::move(fd), identity, options, {budget, traffic}, std::move(account));
+      return make_socket_connection(loop, std::move(fd), identity, options, {budget, traffic, std::move(account)});
     }
     // The socket has counters of its own, because the ring's internal frames are not counted.
-    const Shared shared{budget, std::make_shared<Traffic>()};
-    auto connection = make_socket_connection(loop, std::move(fd), identity, options, shared, std::move(account));
+    Uses uses{budget, std::make_shared<Traffic>(), std::move(account)};
+    auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::move(uses));
     return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options.rings, options.max_queued_bytes, traffic);
   }
 

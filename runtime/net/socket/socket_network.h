@@ -19,7 +19,7 @@ struct SocketOptions {
   VersionRange versions;
   // The connection closes once more than this waits for a peer that does not read.
   std::size_t max_queued_bytes = 256u << 20;
-  Budget::Options budget;  // what all peers together may take, and each of them
+  Budget::Options budget;  // bounds for all peers together, and for each of them
   Duration hello_timeout = std::chrono::seconds(5);
   // Limit of concurrent hellos per listener, and of a sixteenth of the process's descriptors. Further callers wait in the backlog until a
   // hello completes, or one that has sent nothing for `hello_patience` is closed. So silent callers delay no other by more than a few
