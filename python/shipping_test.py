@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal._runtime_env import shipping
+from shoal._runtime_env import environment, shipping
 from shoal.exceptions import DataLoss, RuntimeEnvSetupError
 
 
@@ -78,6 +78,43 @@ def test_a_package_that_unpacks_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(shipping, "MAX_BYTES", 1000 << 10)
     with pytest.raises(RuntimeEnvSetupError, match="unpacks to 1 MiB"):
         shipping.unpack(zip_with("large", "0" * (1 << 20)), tmp_path / "out")
+
+
+def test_a_package_with_too_many_entries_is_refused_before_any_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "MAX_ENTRIES", 10)
+    with pytest.raises(RuntimeEnvSetupError, match="11 files and folders"):
+        shipping.unpack(zip_with("deep/" * 10 + "a"), tmp_path / "out")
+    many = io.BytesIO()
+    with zipfile.ZipFile(many, "w") as archive:
+        for i in range(11):
+            archive.writestr(str(i), "")
+    loaded = []
+    monkeypatch.setattr(zipfile, "ZipFile", loaded.append)
+    with pytest.raises(RuntimeEnvSetupError, match="more than 10 entries"):
+        shipping.unpack(many, tmp_path / "out")
+    assert loaded == []  # refused by its own count, before a description of each entry is loaded
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_is_damaged_in_the_middle_leaves_no_folder(tmp_path):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", "first")
+        archive.writestr("b", "second")
+    (tmp_path / "p.zip").write_bytes(file.getvalue().replace(b"second", b"secona", 1))
+    with pytest.raises(zipfile.BadZipFile):
+        shipping.unpack(tmp_path / "p.zip", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.zip"]
+
+
+def test_a_working_dir_that_cannot_be_unpacked_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "given.zip").write_bytes(zip_with("../out.txt").read())
+    store = tmp_path / "store"
+    store.mkdir()
+    monkeypatch.setattr(environment, "_store", lambda: store)
+    with pytest.raises(RuntimeEnvSetupError, match="forbidden entry"):
+        environment._kept(str(tmp_path / "given.zip"), [], "working_dir")
+    assert list(store.iterdir()) == []
 
 
 class Head:

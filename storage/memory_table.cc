@@ -70,6 +70,19 @@ Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
   return {};
 }
 
+Result<void> MemoryTable::may_hold(WorkerId worker) const {
+  const auto held = num_held_.find(worker);
+  if (held == num_held_.end() || held->second < options_.max_arenas_of_worker) return {};
+  return fail(resource_exhausted(
+                  fmt::format("process {} holds {} arenas, which is the most that one process may hold", to_string(worker), held->second))
+                  .with_reason("TooManyArenas"));
+}
+
+void MemoryTable::held_no_more(WorkerId worker) {
+  const auto held = num_held_.find(worker);
+  if (held != num_held_.end() && --held->second == 0) num_held_.erase(held);
+}
+
 Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting) {
   const auto it = arenas_.find({job, key});
   if (it != arenas_.end()) {
@@ -78,17 +91,25 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
           invalid_argument(fmt::format("arena {} has {} bytes, but another process opened it with {}: do all ranks build the same model?",
                                        key, bytes, it->second.bytes)));
     }
+    SHOAL_OK(may_hold(worker));
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     it->second.holders.insert(worker);
+    ++num_held_[worker];
     it->second.lasting |= lasting;
     if (lasting) join_group(job, key, worker);
     return Opened{std::move(copy), false};
   }
   if (bytes == kAsItIs) return fail(not_found("this node has no arena " + key));
+  SHOAL_OK(may_hold(worker));
+  if (arenas_.size() >= options_.max_arenas) {
+    return fail(
+        resource_exhausted(fmt::format("the node has {} arenas, and room for no more", arenas_.size())).with_reason("TooManyArenas"));
+  }
   SHOAL_OK(admit(job, bytes));
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
   arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}, lasting};
+  ++num_held_[worker];
   if (lasting) join_group(job, key, worker);
   bytes_ += bytes;
   return Opened{std::move(copy), true};
@@ -98,7 +119,10 @@ void MemoryTable::drop(JobId job, const std::string& key, WorkerId worker) {
   const auto it = arenas_.find({job, key});
   if (it == arenas_.end()) return;
   auto& holders = it->second.holders;
-  if (const auto holder = holders.find(worker); holder != holders.end()) holders.erase(holder);
+  if (const auto holder = holders.find(worker); holder != holders.end()) {
+    holders.erase(holder);
+    held_no_more(worker);
+  }
   if (!holders.empty()) return;
   bytes_ -= it->second.bytes;
   arenas_.erase(it);
@@ -131,6 +155,7 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
+  num_held_.erase(worker);
   leave_groups(worker);
   for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
     Object& object = objects_.at(it->second);
@@ -327,6 +352,7 @@ void MemoryTable::end_job(JobId job) {
   for (auto it = arenas_.begin(); it != arenas_.end();) {
     if (it->first.first == job) {
       bytes_ -= it->second.bytes;
+      for (const WorkerId holder : it->second.holders) held_no_more(holder);
       it = arenas_.erase(it);
     } else {
       ++it;

@@ -27,6 +27,8 @@ class MemoryTable {
     // open() refuses arenas that would leave less than this many bytes available; 0: no check.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
+    std::size_t max_arenas = 4096;            // each takes a descriptor of the node
+    std::size_t max_arenas_of_worker = 1000;  // held by one process
     // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
     std::size_t max_ended_jobs = 1000;
     std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
@@ -44,9 +46,10 @@ class MemoryTable {
     bool created = false;
   };
   // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
-  // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room.
-  // `lasting`: from now on the deaths of its holders do not free the arena, so a process that opens it later finds their writes. Such an
-  // arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until the job ends.
+  // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room,
+  // or TooManyArenas. `lasting`: from now on the deaths of its holders do not free the arena, so a process that opens it later finds their
+  // writes. Such an arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until
+  // the job ends.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting = false);
   // `worker` holds the arena no longer. The arena is freed if no process holds it then.
   void drop(JobId job, const std::string& key, WorkerId worker);
@@ -134,12 +137,15 @@ class MemoryTable {
   Result<void> admit(JobId job, std::uint64_t bytes) const;
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
+  Result<void> may_hold(WorkerId worker) const;
+  void held_no_more(WorkerId worker);
   void join_group(JobId job, const std::string& key, WorkerId worker);
   void leave_groups(WorkerId worker);
   void settled(Objects::iterator it);  // the object is no longer movable: removes it from the sums and maps of movable ones
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
+  std::map<WorkerId, std::size_t> num_held_;                            // how often each living worker has opened arenas that it holds
   std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;

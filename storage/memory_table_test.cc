@@ -337,6 +337,28 @@ TEST_F(MemoryTableTest, FreedObjectsAreNotAccepted) {
     EXPECT_TRUE(table_.has(job, ObjectId{id}));
 }
 
+TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
+  MemoryTable table({.spare_bytes = 0, .max_arenas = 3, .max_arenas_of_worker = 2, .available_bytes = {}});
+  const WorkerId other{101};
+  const auto reason = [&](const char* key, WorkerId worker, JobId job = kJob) {
+    const auto opened = table.open(job, key, 4096, worker);
+    return opened ? std::string() : opened.error().reason();
+  };
+  EXPECT_EQ(reason("a", kWorker), "");
+  EXPECT_EQ(reason("b", kWorker, kOther), "");
+  EXPECT_EQ(reason("c", kWorker), "TooManyArenas");
+  EXPECT_EQ(reason("a", kWorker), "TooManyArenas");  // one that exists counts as well
+  EXPECT_EQ(reason("c", other), "");
+  EXPECT_EQ(reason("d", other), "TooManyArenas");  // no process may
+  table.end_job(kOther);
+  EXPECT_EQ(reason("d", kWorker), "");
+  table.drop(kJob, "a", kWorker);
+  EXPECT_EQ(reason("e", kWorker), "");
+  EXPECT_EQ(reason("c", kWorker), "TooManyArenas");
+  table.mark_gone(kWorker, "was killed by SIGKILL");
+  EXPECT_EQ(reason("c", kWorker), "");
+}
+
 TEST(MemoryTableBoundsTest, AGetOfARefusedObjectFails) {
   MemoryTable table{{.spare_bytes = 0, .max_entries = 2, .available_bytes = {}}};
   const auto put = [&](JobId job, std::uint64_t id) { return table.put(job, ObjectId{id}, runtime::make_memory("o", 100)).has_value(); };

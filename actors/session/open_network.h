@@ -1,17 +1,51 @@
-// Opens the network of a process, with the options that its credentials demand.
+// Opens the network of a process, with the options that its credentials demand. The bounds for a process's peers are here alone.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 
+#include "actors/protocol/wire/method.h"
 #include "actors/session/credentials.h"
 #include "runtime/net/socket/socket_network.h"
+#include "runtime/process/memory_limit.h"
 
 namespace shoal::actors {
 
+// The payload of a message by its method. Calls and their values carry data of any size; so may an answer, which this process has asked
+// for. Control messages carry little: measurements, or lines of a log.
+inline std::uint64_t max_payload_bytes(runtime::FrameKind kind, std::uint16_t method) {
+  constexpr std::uint64_t kControl = 8u << 20, kAny = ~std::uint64_t{0};
+  if (kind == runtime::FrameKind::kReply) return kAny;
+  switch (static_cast<Method>(method)) {
+    case Method::kCall:
+    case Method::kCallOfArguments:
+    case Method::kArguments:
+    case Method::kItem:
+      return kAny;
+    default:
+      return kControl;
+  }
+}
+
+// For a process of actors, whose peers send and get values: half of the machine's memory may be on its way.
 inline runtime::SocketOptions socket_options(const Credentials& credentials) {
   runtime::SocketOptions out;
   out.tls = credentials.tls;
   out.host = credentials.host;
+  out.max_payload_bytes = &max_payload_bytes;
+  const std::uint64_t half = runtime::machine_memory().total / 2;
+  out.budget.max_arriving_bytes = std::max(out.budget.max_arriving_bytes, half);
+  out.budget.max_unsent_bytes = std::max(out.budget.max_unsent_bytes, half);
+  return out;
+}
+
+// For a head or a node: no message is larger than a frame, and no peer calls so often that it needs rings.
+inline runtime::SocketOptions control_socket_options(const Credentials& credentials) {
+  runtime::SocketOptions out = socket_options(credentials);
+  out.budget = {};
+  out.max_message_bytes = out.limits.max_payload_bytes;
+  out.rings.bytes = 0;
   return out;
 }
 

@@ -7,8 +7,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -17,6 +15,7 @@
 #include <span>
 
 #include "python/native/gil.h"
+#include "python/native/text.h"
 #include "runtime/core/result.h"
 
 namespace shoal::python {

@@ -10,16 +10,13 @@ nb::object& factory() {
   return *made;
 }
 
-// Python's text for a native one, which may contain arbitrary bytes: it never fails.
-nb::object text(const std::string& s) { return nb::steal(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace")); }
-
 }  // namespace
 
 nb::object to_exception(const Error& e) {
   if (!factory().is_valid()) throw std::runtime_error(e.to_string());
   nb::list context;
-  for (const auto& frame : e.context()) context.append(text(frame));
-  return factory()(static_cast<int>(e.code()), text(e.reason()), text(e.message()), text(e.hint()), context, text(e.cause_reason()));
+  for (const auto& frame : e.context()) context.append(frame);
+  return factory()(static_cast<int>(e.code()), e.reason(), e.message(), e.hint(), context, e.cause_reason());
 }
 
 void raise(const Error& e) {

@@ -29,7 +29,7 @@ enum class LinkMethod : std::uint16_t {
   kRefuse = 3,
   kStart = 4,
   kBell = 5,
-  kPart = 6,  // part of a payload beyond a frame's limit (socket/send_queue.h); the id holds the payload's total bytes
+  kPart = 6,  // part of a payload beyond a frame's limit (socket/send_queue.h); the id announces its message (socket/part.h)
 };
 
 struct Frame {

@@ -20,7 +20,7 @@ constexpr std::uint8_t kMagic[4] = {'S', 'H', 'L', '1'};
 constexpr std::size_t kStep = 4, kField = 5, kNewest = 6, kOldest = 8, kNonce = 16, kMac = 32, kNonceBytes = 16, kMacBytes = 32;
 
 enum Step : std::uint8_t { kChallengeStep = 1, kAnswerStep = 2, kVerdictStep = 3 };
-enum Status : std::uint8_t { kAccepted = 0, kTokenRefused = 1, kVersionRefused = 2 };
+enum Status : std::uint8_t { kAccepted = 0, kTokenRefused = 1, kVersionRefused = 2, kNoRoom = 3 };
 
 void put16(HelloMessage& m, std::size_t at, std::uint16_t v) {
   m[at] = static_cast<std::uint8_t>(v);
@@ -143,6 +143,12 @@ HelloListener::Verdict HelloListener::judge(const HelloMessage& answer) const {
   return v;
 }
 
+HelloMessage HelloListener::no_room() const {
+  HelloMessage out = blank(kVerdictStep, versions_);
+  out[kField] = kNoRoom;
+  return out;
+}
+
 HelloCaller::HelloCaller(const Token& token, VersionRange versions, Role role, Random& random, HelloBinding binding)
     : token_(token), versions_(versions), role_(role), binding_(binding) {
   fill(nonce_.data(), kNonceBytes, random);
@@ -170,6 +176,10 @@ Result<std::uint16_t> HelloCaller::conclude(const HelloMessage& verdict) const {
       return fail(token_refused("the cluster refused this token"));
     case kVersionRefused:
       return fail(version_mismatch(versions_, get16(verdict, kOldest), get16(verdict, kNewest)));
+    case kNoRoom:
+      return fail(resource_exhausted("the process that listens there takes no more connections")
+                      .with_reason("TooManyConnections")
+                      .with_hint("close connections of this process or host, or raise that process's limit of descriptors (ulimit -n)"));
     default:
       return fail(not_shoal());
   }

@@ -62,6 +62,8 @@ class HelloListener {
   };
   // Errors: InvalidArgument/NotShoal, InvalidArgument/VersionMismatch, InvalidArgument/TokenRefused.
   Verdict judge(const HelloMessage& answer) const;
+  // The verdict for a caller whose answer is right, but for which this process has no room. It gets ResourceExhausted/TooManyConnections.
+  HelloMessage no_room() const;
 
  private:
   const Token token_;

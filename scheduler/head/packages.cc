@@ -58,26 +58,48 @@ Result<void> Packages::open() {
   return {};
 }
 
-Result<void> Packages::make_room(std::uint64_t bytes) {
-  std::uint64_t have = bytes;
-  for (const auto& [name, k] : kept_) have += k.bytes;
-  for (const auto& [key, c] : coming_) have += c.bytes;
-  if (have <= options_.max_bytes) return {};
+void Packages::drop_stalled() {
+  std::erase_if(coming_, [&](const auto& c) {
+    if (clock_.now() - c.second.last < options_.stalled) return false;
+    unlink(path(c.first.first, c.first.second).c_str());
+    return true;
+  });
+}
+
+Result<void> Packages::make_room(std::uint64_t from, std::uint64_t bytes) {
+  const auto arriving = std::ranges::count_if(coming_, [&](const auto& c) { return c.first.first == from; });
+  if (static_cast<std::size_t>(arriving) >= options_.max_arriving) {
+    return fail(resource_exhausted(fmt::format("one connection sends at most {} packages at a time", options_.max_arriving))
+                    .with_hint("send the rest of the packages that it has begun"));
+  }
+  const auto sum = [&] {
+    std::uint64_t out = bytes;
+    for (const auto& [name, k] : kept_) out += k.bytes;
+    for (const auto& [key, c] : coming_) out += c.total;
+    return out;
+  };
+  std::uint64_t have = sum();
+  const auto enough = [&] { return have <= options_.max_bytes && kept_.size() + coming_.size() < options_.max_packages; };
+  if (enough()) return {};
+  drop_stalled();
+  have = sum();
   std::vector<std::pair<runtime::TimePoint, std::string>> idle;
   for (const auto& [name, k] : kept_) {
     if (clock_.now() - k.last >= options_.unused) idle.emplace_back(k.last, name);
   }
   std::sort(idle.begin(), idle.end());
-  for (auto it = idle.begin(); it != idle.end() && have > options_.max_bytes; ++it) {
+  for (auto it = idle.begin(); it != idle.end() && !enough(); ++it) {
     if (used_(it->second)) continue;
     std::error_code ignored;
     fs::remove(path(it->second), ignored);
     have -= kept_.extract(it->second).mapped().bytes;
   }
-  if (have <= options_.max_bytes) return {};
-  return fail(resource_exhausted(
-                  fmt::format("the head stores {} MiB of packages, and all of them are or were lately in use", options_.max_bytes >> 20))
-                  .with_hint("end jobs that no longer need theirs, or list files that processes do not need in excludes"));
+  if (enough()) return {};
+  return fail(
+      resource_exhausted(fmt::format("the head stores at most {} packages of {} MiB together, and all of them arrive, or are or were "
+                                     "lately in use",
+                                     options_.max_packages, options_.max_bytes >> 20))
+          .with_hint("end jobs that no longer need theirs, or list files that processes do not need in excludes"));
 }
 
 Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
@@ -96,11 +118,13 @@ Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
   const std::pair key{from, part.name};
   if (part.offset == 0) {
     drop(from, part.name);
-    SHOAL_OK(make_room(part.total));
-  } else if (const auto it = coming_.find(key); it == coming_.end() || it->second.bytes != part.offset) {
+    SHOAL_OK(make_room(from, part.total));
+  } else if (const auto it = coming_.find(key); it == coming_.end() || it->second.bytes != part.offset || it->second.total != part.total) {
     return fail(invalid_argument("the parts of a package must be sent in order").with_reason("FromTheFirst"));
   }
   Coming& coming = coming_[key];
+  coming.total = part.total;
+  coming.last = clock_.now();
   if (const auto written = write(from, part, coming); !written) {
     drop(from, part.name);
     return fail(written.error());

@@ -17,10 +17,15 @@ namespace shoal::scheduler {
 class Packages {
  public:
   struct Options {
-    std::string folder;                                // made with the first package; "": packages are refused
-    std::uint64_t max_bytes = std::uint64_t{4} << 30;  // limit on all packages together
+    std::string folder;  // made with the first package; "": packages are refused
+    // Limit on all packages together. One that arrives counts with its announced size.
+    std::uint64_t max_bytes = std::uint64_t{4} << 30;
+    std::size_t max_packages = 10'000;
+    std::size_t max_arriving = 4;  // packages that one connection sends at a time
     // How long a package has to be unused before it may be removed.
     runtime::Duration unused = std::chrono::minutes(10);
+    // How long an incomplete package may get no part before another one may take its room.
+    runtime::Duration stalled = std::chrono::minutes(1);
   };
   // `used`: returns true if a living or waiting process, actor or job needs this package.
   Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used);
@@ -38,13 +43,16 @@ class Packages {
     runtime::TimePoint last;  // time of the last request for this package
   };
   struct Coming {
+    std::uint64_t total = 0;  // announced
     std::uint64_t bytes = 0;  // received so far
     runtime::Sha256 digest;   // digest of the bytes received so far
+    runtime::TimePoint last;  // time of the last part
   };
   std::string path(const std::string& name) const { return options_.folder + "/" + name + ".zip"; }
   std::string path(std::uint64_t from, const std::string& name) const { return path(name) + "." + std::to_string(from); }
   Result<void> open();
-  Result<void> make_room(std::uint64_t bytes);
+  Result<void> make_room(std::uint64_t from, std::uint64_t bytes);
+  void drop_stalled();
 
   runtime::Clock& clock_;
   const Options options_;

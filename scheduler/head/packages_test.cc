@@ -150,6 +150,39 @@ TEST_F(PackagesTest, BeyondTheBoundTheLeastRecentlyUsedIsRemovedFirst) {
   EXPECT_EQ(got('a'), contents_['a']);
 }
 
+TEST_F(PackagesTest, APackageThatArrivesCountsWithItsAnnouncedSize) {
+  for (const char c : {'a', 'b', 'c'}) contents_[c] = std::string(60, c);
+  EXPECT_EQ(put('a', 60, 0, "a", kMe), false);
+  EXPECT_EQ(put('b', 60, 0, "b", kOther).error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(put('a', 30, 1, "a", kMe).error().reason(), "FromTheFirst");  // another size than announced
+  packages_->closed(kMe);
+  EXPECT_EQ(put('b', 60, 0, "b", kOther), false);
+}
+
+TEST_F(PackagesTest, APackageThatStallsMakesRoomForAnother) {
+  for (const char c : {'a', 'b'}) contents_[c] = std::string(60, c);
+  EXPECT_EQ(put('a', 60, 0, "a", kMe), false);
+  pass(std::chrono::minutes(2));
+  EXPECT_EQ(put('b', 60, 0, "b", kOther), false);
+  EXPECT_EQ(files(), (std::set<std::string>{file('b') + "." + std::to_string(kOther)}));
+  EXPECT_EQ(put('a', 60, 1, "a", kMe).error().reason(), "FromTheFirst");
+}
+
+TEST_F(PackagesTest, TheNumberOfPackagesIsBounded) {
+  options_.max_packages = 5;
+  options_.max_arriving = 2;
+  open();
+  for (char c = 'd'; c <= 'k'; ++c) contents_[c] = std::string(3, c);
+  EXPECT_EQ(put('d', 3, 0, "d"), false);
+  EXPECT_EQ(put('e', 3, 0, "e"), false);
+  EXPECT_EQ(put('f', 3, 0, "f").error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(put('d', 3, 1, "dd"), true);
+  for (const char c : {'f', 'g', 'h'}) EXPECT_EQ(put(c, contents_[c]), true);
+  EXPECT_EQ(put('i', contents_['i']).error().code(), Code::kResourceExhausted);
+  pass(std::chrono::minutes(11));
+  EXPECT_EQ(put('i', contents_['i']), true);
+}
+
 TEST_F(PackagesTest, ARemovedFileIsNotFound) {
   EXPECT_EQ(put('a', "abcdef"), true);
   std::filesystem::remove_all(options_.folder);

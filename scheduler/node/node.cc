@@ -159,6 +159,7 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
   using Reply = actors::WithExtras<actors::Attached>;
   const pid_t pid = peer.identity().pid;
   const std::string heads = fmt::format("{}", fmt::join(head_.endpoints(), ","));
+  if (client.worker) return fail(invalid_argument("this connection has attached process " + to_string(client.worker) + " already"));
   Worker* w = workers_.find(m.worker);
   // A process that a worker has started (a script run by a shell) becomes a worker of its own, with a death of its own. A worker may attach
   // before the launcher reports its pid.
@@ -169,11 +170,11 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
       return Reply{{id_, {}, heads, options_.session, options_.host, {}}, {}, {}};
     }
     const JobId job = m.worker ? w->spec.job : m.job;
+    SHOAL_OK(workers_.may_adopt(pid));
     const auto origin = m.worker ? Worker::Origin::kInside : Worker::Origin::kAttached;
     w = &workers_.adopt(random_.id<WorkerId>(), job, pid, origin, m.role);
   }
   const WorkerId id = w->spec.worker;
-  if (Worker* const before = workers_.find(client.worker); before != nullptr && before->peer == &peer) before->peer = nullptr;
   w->peer = &peer;
   client.worker = id;
   client.job = w->spec.job;

@@ -141,7 +141,7 @@ void Node::answer_clients() {
     return logs_.book().read(m.worker, static_cast<Launcher::Stream>(m.stream), std::min(m.tail_bytes, kMaxReadBytes));
   });
   methods_.of_clients.on<Method::kFollowLogs>(
-      [this](Sender& sender, const actors::JobRef& m) { logs_.follow(sender.peer, m.job, workers_.all()); });
+      [this](Sender& sender, const actors::JobRef& m) { return logs_.follow(sender.peer, m.job, workers_.all()); });
   methods_.of_clients.on<Method::kSyncLogs>([this](Sender&, Empty) { launcher_.drain_output(); });
   methods_.of_clients.on<Method::kEndNode>([this](Sender&, Empty) { end("it was asked to"); });
 }

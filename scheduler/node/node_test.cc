@@ -131,6 +131,7 @@ class NodeTest : public testing::Test {
     o.head.endpoints = {Endpoint::tcp("head", 1)};
     o.listen = Endpoint::unix_at("node");
     o.memory.spare_bytes = 0;
+    o.workers.max_attached = 2;
     o.logs.folder = testing::TempDir();
     return o;
   }
@@ -161,6 +162,28 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   EXPECT_EQ(get(other, kAwaited, dead.id, reported_cause), "");
   EXPECT_EQ(get(other, kGiven, dead.id), "");
   EXPECT_EQ(get(other, kOwn, dead.id), "ObjectFreed");
+}
+
+TEST_F(NodeTest, AConnectionAttachesOneProcessAndAProcessFewOfThem) {
+  Process process(world_, 11, node_.endpoint());
+  std::optional<Result<Message>> again;
+  process.peer->call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, kJob, "process"})), Peer::kNoTimeout,
+                     [&](Result<Message> r) { again = std::move(r); });
+  ASSERT_TRUE(world_.run_until([&] { return again.has_value(); }, 10s));
+  ASSERT_FALSE(*again);
+  EXPECT_NE(again->error().message().find("attached process"), std::string::npos);
+  const Process second(world_, 11, node_.endpoint()), other(world_, 12, node_.endpoint());
+  EXPECT_NE(second.id, process.id);
+  const auto network = world_.fabric().attach("host", 11);
+  std::unique_ptr<runtime::Connection> connection;
+  network->connect(node_.endpoint(), runtime::Role::kClient, 5s, [&](auto c) { connection = *std::move(c); });
+  ASSERT_TRUE(world_.run_until([&] { return connection != nullptr; }, 10s));
+  Peer third(std::move(connection), world_.clock(), process);
+  std::optional<std::string> reason;
+  third.call(number(Method::kAttach), body(to_bytes(actors::Attach{{}, kJob, "process"})), Peer::kNoTimeout,
+             [&](Result<Message> r) { reason = r ? "" : r.error().reason(); });
+  ASSERT_TRUE(world_.run_until([&] { return reason.has_value(); }, 10s));
+  EXPECT_EQ(*reason, "TooManyAttached");
 }
 
 // The launcher may lose a worker that it has started, for instance when the zygote dies before it reports the pid.

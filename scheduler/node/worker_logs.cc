@@ -1,5 +1,10 @@
 #include "scheduler/node/worker_logs.h"
 
+#include <algorithm>
+#include <iterator>
+
+#include <fmt/format.h>
+
 #include "actors/protocol/wire/method.h"
 #include "scheduler/node/task_marks.h"
 
@@ -13,6 +18,7 @@ using runtime::Peer;
 namespace {
 // Limit of a stream's earlier output that a new follower gets.
 constexpr std::size_t kSoFarBytes = 16u << 20;
+constexpr std::ptrdiff_t kMaxFollowed = 1000;  // jobs that one connection follows
 }  // namespace
 
 void WorkerLogs::write(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines) {
@@ -35,7 +41,10 @@ void WorkerLogs::ended(const Worker& worker, const actors::WorkerUpdate& exit) {
   if (ended_.size() > max_ended_) ended_.pop_front();
 }
 
-void WorkerLogs::follow(Peer& client, JobId job, const std::map<WorkerId, Worker>& workers) {
+Result<void> WorkerLogs::follow(Peer& client, JobId job, const std::map<WorkerId, Worker>& workers) {
+  if (follows(client.number(), job)) return {};
+  const auto followed = std::ranges::count_if(followers_, [&](const auto& entry) { return entry.second.contains(client.number()); });
+  if (followed >= kMaxFollowed) return fail(resource_exhausted(fmt::format("one connection follows at most {} jobs", kMaxFollowed)));
   for (const auto& e : ended_) {
     if (e.spec.job != job) continue;
     send_so_far(client, e.spec, e.exit.pid);
@@ -45,6 +54,7 @@ void WorkerLogs::follow(Peer& client, JobId job, const std::map<WorkerId, Worker
     if (w.spec.job == job && w.launched()) send_so_far(client, w.spec, w.pid);
   }
   followers_[job].emplace(client.number(), &client);
+  return {};
 }
 
 bool WorkerLogs::follows(std::uint64_t client, JobId job) const {
@@ -53,7 +63,10 @@ bool WorkerLogs::follows(std::uint64_t client, JobId job) const {
 }
 
 void WorkerLogs::left(std::uint64_t client) {
-  for (auto& [job, followers] : followers_) followers.erase(client);
+  for (auto it = followers_.begin(); it != followers_.end();) {
+    it->second.erase(client);
+    it = it->second.empty() ? followers_.erase(it) : std::next(it);
+  }
 }
 
 void WorkerLogs::send_so_far(Peer& client, const actors::StartWorker& spec, pid_t pid) const {

@@ -26,8 +26,9 @@ class WorkerLogs {
   void write(const Worker* worker, WorkerId id, Launcher::Stream stream, std::string_view lines);
   void ended(const Worker& worker, const actors::WorkerUpdate& exit);
 
-  // Sends the client the job's output so far, and from now on all that follows. `workers`: the workers that have not ended.
-  void follow(runtime::Peer& client, JobId job, const std::map<WorkerId, Worker>& workers);
+  // Sends the client the job's output so far, and from now on all that follows. `workers`: the workers that have not ended. No effect if
+  // the client follows the job already.
+  Result<void> follow(runtime::Peer& client, JobId job, const std::map<WorkerId, Worker>& workers);
   bool follows(std::uint64_t client, JobId job) const;
   // To be called when a client's connection has closed.
   void left(std::uint64_t client);

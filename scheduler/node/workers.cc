@@ -131,6 +131,15 @@ void Workers::not_started(Worker& w, const Error& why, runtime::Responder& respo
   responder.fail(why);
 }
 
+Result<void> Workers::may_adopt(pid_t pid) const {
+  const auto attached =
+      std::ranges::count_if(workers_, [pid](const auto& entry) { return !entry.second.launched() && entry.second.pid == pid; });
+  if (static_cast<std::size_t>(attached) < options_.max_attached) return {};
+  return fail(resource_exhausted(fmt::format("process {} has joined this node {} times, which is the most for one process", pid, attached))
+                  .with_reason("TooManyAttached")
+                  .with_hint("keep one session open, or start another process"));
+}
+
 Worker& Workers::adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role) {
   Worker& w = workers_[id];
   w.spec.worker = id;

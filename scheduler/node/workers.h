@@ -56,6 +56,8 @@ class Workers final : private Launcher::Events {
   struct Options {
     std::vector<std::string> gpus;  // devices for CUDA_VISIBLE_DEVICES; none: workers see all that the node sees
     MemoryMonitor::Options monitor;
+    // How often one process may attach while it lives: each time takes a descriptor, and a row at the head.
+    std::size_t max_attached = 1000;
     runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
@@ -81,6 +83,8 @@ class Workers final : private Launcher::Events {
 
   // Starts a worker, and answers once it runs or has failed. `env` is added to the environment in `spec`.
   void start(const actors::StartWorker& spec, Launcher::Env env, runtime::Responder responder);
+  // Returns ResourceExhausted if a process has attached too often (Options::max_attached).
+  Result<void> may_adopt(pid_t pid) const;
   // Adds a process that attached, and that this node has not launched.
   Worker& adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role);
   void ready(Worker& worker, const std::string& endpoint);

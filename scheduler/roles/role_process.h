@@ -84,7 +84,7 @@ class RoleProcess {
         credentials(c),
         log(std::move(l)),
         role(std::move(r)),
-        network(loop, *clock, *random, c.token, actors::socket_options(c)),
+        network(loop, *clock, *random, c.token, actors::control_socket_options(c)),
         signals(loop.io(), SIGTERM, SIGINT) {
     std::signal(SIGPIPE, SIG_IGN);
     runtime::raise_descriptor_limit();

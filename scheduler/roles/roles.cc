@@ -112,6 +112,7 @@ Result<Node::Options> node_options(RoleProcess& process, const actors::Resources
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
   o.session = process.folder.path();
+  o.memory.max_arenas = runtime::descriptor_limit() / 4;
   o.variables = interface_variables(process.credentials);
   o.objects.write_aside = [&writes = process.writes](auto work, auto then) { writes.run(std::move(work), std::move(then)); };
   o.logs.folder = process.folder.logs();

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import os
+import pickle
 import random
 import socket
 import struct
@@ -21,8 +22,9 @@ CHALLENGE, ANSWER, VERDICT = 1, 2, 3
 ACCEPTED, TOKEN_REFUSED, VERSION_REFUSED = 0, 1, 2
 CLIENT = 2
 HEADER = struct.Struct("<IIQHBBI")  # header of a frame: sizes of body and payload, id, method, kind, number of descriptors, zero
-REQUEST, REPLY, ERROR, NOTICE = 1, 2, 3, 4
-STATUS = 13
+REQUEST, REPLY, ERROR, NOTICE, LINK = 1, 2, 3, 4, 5
+STATUS, CALL = 13, 100
+PART = 6  # a method of LINK: a part of a message whose bytes, method and kind the id announces
 
 
 @pytest.fixture
@@ -162,10 +164,17 @@ FRAMES = [
     HEADER.pack(0, 0, 1, STATUS, REQUEST, 0, 1),
     HEADER.pack(0, 0, 1, STATUS, REQUEST, 3, 0),
     HEADER.pack(0, 0, 1, STATUS, REQUEST, 255, 0),
+    HEADER.pack(0, 9 << 20, 1, STATUS, REQUEST, 0, 0),
+    HEADER.pack(0, 1 << 20, 16 << 30, PART, LINK, 0, 0),
+    HEADER.pack(0, 1 << 20, 16 << 30 | STATUS << 40 | REQUEST << 56, PART, LINK, 0, 0),
+]
+FRAME_NAMES = [
+    *("body", "payload", "word", "kind 0", "kind 99", "zero", "descriptors", "255 descriptors"),
+    *("payload of its method", "part of no message", "part of its method"),
 ]
 
 
-@pytest.mark.parametrize("frame", FRAMES, ids=["body", "payload", "word", "kind 0", "kind 99", "zero", "descriptors", "255 descriptors"])
+@pytest.mark.parametrize("frame", FRAMES, ids=FRAME_NAMES)
 def test_a_too_large_frame_closes_its_connection_only(shoal_command, cluster, frame):
     with dial(cluster) as other, dial(cluster) as connection:
         for c in (other, connection):
@@ -196,6 +205,41 @@ def test_a_garbage_body_is_an_error_for_every_method(shoal_command, cluster):
             answered += kind in (REPLY, ERROR)
     lives(shoal_command, cluster)
     assert shoal_command.json("list", "nodes")["rows"][0]["state"] == "ALIVE"
+
+
+def call_of(method: bytes) -> bytes:
+    """A call's body (actors/protocol/wire/control.capnp), with a method of any bytes: the schema's own types allow texts only."""
+    text = method + b"\0"
+    fields = struct.pack("<Q", 7) + struct.pack("<II", 1, len(text) << 3 | 2) + text + bytes(-len(text) % 8)
+    segment = struct.pack("<IHH", 0, 1, 1) + fields
+    return struct.pack("<II", 0, len(segment) // 8) + segment
+
+
+def test_a_method_that_is_no_text_is_its_callers_error_only(shoal_command, cluster):
+    shoal.init(cluster.address)
+    try:
+        actor = Log.remote()
+        pid = shoal.get(actor.pid.remote(), timeout=60)
+        (worker,) = (row for row in shoal_command.json("list", "workers", "--address", cluster.address)["rows"] if row["pid"] == pid)
+        (name,) = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if f"@shoal-{worker['id']}-" in line}
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(60)
+            connection.connect("\0" + name[1:])
+            assert greet(connection, token_of(cluster))[5] == ACCEPTED
+            arguments = pickle.dumps(((), {}))
+            for number, method in enumerate((b"\xff\xfe", b"add\0\xc3", b"\xed\xa0\x80"), 1):
+                body = call_of(method)
+                connection.sendall(HEADER.pack(len(body), len(arguments), number, CALL, REQUEST, 0, 0) + body + arguments)
+            for number in (1, 2, 3):
+                while True:
+                    size, payload, id, _, kind, _, _ = HEADER.unpack(read(connection, HEADER.size))
+                    read(connection, size + payload)
+                    if kind in (REPLY, ERROR):
+                        break
+                assert id == number
+        assert shoal.get(actor.pid.remote(), timeout=60) == pid
+    finally:
+        shoal.shutdown()
 
 
 def test_many_idle_connections_block_no_client(shoal_command, cluster):

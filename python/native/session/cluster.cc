@@ -116,7 +116,7 @@ void shutdown_cluster(const PySession& s) {
 
 nb::dict resources_dict(const actors::Resources& r) {
   nb::dict out;
-  for (const auto& [name, units] : r.all()) out[name.c_str()] = static_cast<double>(units) / actors::Resources::kUnit;
+  for (const auto& [name, units] : r.all()) out[nb::cast(name)] = static_cast<double>(units) / actors::Resources::kUnit;
   return out;
 }
 

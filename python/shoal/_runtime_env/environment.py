@@ -178,15 +178,16 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
     if not target.exists():
         making = Path(tempfile.mkdtemp(dir=_store()))
         into = making / inner.relative_to(target)
-        if zipped:
-            shipping.unpack(source, into)
-        else:
-            for file, name in files:
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(file, into / name)
-            into.mkdir(parents=True, exist_ok=True)
-        if shipping.needed():
-            shipping.keep_packed(making, Path(f"{target}.zip"))
+        with shipping.removed_on_failure(making):
+            if zipped:
+                shipping.unpack(source, into)
+            else:
+                for file, name in files:
+                    (into / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(file, into / name)
+                into.mkdir(parents=True, exist_ok=True)
+            if shipping.needed():
+                shipping.keep_packed(making, Path(f"{target}.zip"))
         _publish(making, target)
     return str(inner / source.name if lone else inner)
 

@@ -28,10 +28,26 @@ from shoal._core.process import session
 from shoal._runtime_env import packages
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
-__all__ = ["ENVIRONMENT", "MAX_BYTES", "digest_of", "files_in", "in_place", "keep_packed", "leave", "needed", "pack", "settle", "unpack"]
+__all__ = [
+    "ENVIRONMENT",
+    "MAX_BYTES",
+    "MAX_ENTRIES",
+    "digest_of",
+    "files_in",
+    "in_place",
+    "keep_packed",
+    "leave",
+    "needed",
+    "pack",
+    "removed_on_failure",
+    "settle",
+    "unpack",
+]
 
 ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": the sender's folder of copies, "of": {path: package}}
 MAX_BYTES = 500 << 20  # for one folder, as in Ray
+MAX_ENTRIES = 200_000  # files and folders of one zip file, each parent of an entry counted with it
+_DESCRIPTION = 1 << 10  # most bytes of an entry's description, on average
 _PART = 512 << 10  # same as in actors/protocol/wire/packages.h
 _ATTEMPTS = 5
 _SURE_S = 60  # seconds in which the head is not asked again whether it has a package
@@ -69,30 +85,58 @@ def digest_of(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
+def _opened(file: IO[bytes]) -> zipfile.ZipFile:
+    """Opens a zip file once its own count of entries is found small enough, because zipfile loads a description of each."""
+    end = zipfile._EndRecData(file)
+    if end and (end[zipfile._ECD_ENTRIES_TOTAL] > MAX_ENTRIES or end[zipfile._ECD_SIZE] > MAX_ENTRIES * _DESCRIPTION):
+        raise RuntimeEnvSetupError(f"a zip file of runtime_env has more than {MAX_ENTRIES} entries")
+    return zipfile.ZipFile(file)
+
+
 def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
-    """Returns the size of the files in bytes. RuntimeEnvSetupError for a path outside of ``into``, for a link, and beyond MAX_BYTES."""
-    with zipfile.ZipFile(file) as archive:
-        size = 0
+    """Returns the size of the files in bytes. RuntimeEnvSetupError for a path outside of ``into``, for a link, and beyond MAX_BYTES or
+    MAX_ENTRIES. A failure leaves no part of ``into``."""
+    if not hasattr(file, "read"):
+        with open(file, "rb") as opened:
+            return unpack(opened, into)
+    with _opened(file) as archive:
+        size = entries = 0
         for entry in archive.infolist():
             name, kind = PurePosixPath(entry.filename), stat.S_IFMT(entry.external_attr >> 16)
             if name.is_absolute() or ".." in name.parts or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = f"{entry.filename!r}, which is a link or would lie outside of the target folder"
                 raise RuntimeEnvSetupError(f"a zip file of runtime_env has a forbidden entry: {what}")
             size += entry.file_size
+            entries += len(name.parts)
         if size > MAX_BYTES:
             raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {size >> 20} MiB; {MAX_BYTES >> 20} are allowed")
-        into.mkdir(parents=True, exist_ok=True)
-        for entry in archive.infolist():
-            made = archive.extract(entry, into)
-            if not entry.is_dir() and (mode := stat.S_IMODE(entry.external_attr >> 16)):
-                os.chmod(made, mode & 0o777 | 0o600)
+        if entries > MAX_ENTRIES:
+            raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {entries} files and folders; {MAX_ENTRIES} are allowed")
+        with removed_on_failure(into):
+            into.mkdir(parents=True, exist_ok=True)
+            for entry in archive.infolist():
+                made = archive.extract(entry, into)
+                if not entry.is_dir() and (mode := stat.S_IMODE(entry.external_attr >> 16)):
+                    os.chmod(made, mode & 0o777 | 0o600)
     return size
+
+
+@contextlib.contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """Removes a file or folder, which is being made, if the block raises."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def keep_packed(folder: Path, into: Path) -> None:
     """Packs a folder before any process works in it."""
     fd, making = tempfile.mkstemp(dir=into.parent)
-    with os.fdopen(fd, "w+b") as file:
+    with os.fdopen(fd, "w+b") as file, removed_on_failure(Path(making)):
         pack(files_in(folder), file)
     os.rename(making, into)
 

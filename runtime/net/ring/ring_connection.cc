@@ -22,7 +22,8 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kRecordsAtOnce = 16;  // limit per turn of the loop
+constexpr int kRecordsAtOnce = 16;        // limit per turn of the loop
+constexpr std::size_t kPauseDivisor = 8;  // the listener's end pauses when this part of max_queued_bytes waits
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
@@ -94,7 +95,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   }
 
   bool prepare_to_sleep() override {
-    if (reading_ && !stalled_ && !rings_->arm_for_record()) return false;
+    if (reading_ && !stalled_ && !paused() && !rings_->arm_for_record()) return false;
     if (!waiting_.empty() && !rings_->arm_for_room(waiting_.front())) {
       rings_->disarm();
       return false;
@@ -188,9 +189,13 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   enum class Read { kFrame, kNothing };
 
+  // A caller that does not read the answers to its calls sends no more of them. Only the listener's end pauses: if both did, each could
+  // wait for the other.
+  bool paused() const { return !calls_ && waiting_bytes_ > max_queued_bytes_ / kPauseDivisor; }
+
   bool read_some(int count) {
     int i = 0;
-    while (i < count && !closed_ && !stalled_ && read_one() == Read::kFrame) ++i;
+    while (i < count && !closed_ && !stalled_ && !paused() && read_one() == Read::kFrame) ++i;
     return i > 0 || closed_;
   }
 

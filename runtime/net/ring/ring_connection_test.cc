@@ -304,6 +304,28 @@ TEST_F(RingConnectionTest, APeerThatDoesNotReadIsDroppedAtTheBound) {
   EXPECT_TRUE(wire_.closed);
 }
 
+TEST_F(RingConnectionTest, APeerThatDoesNotReadItsAnswersSendsNoFurtherRequests) {
+  max_queued_bytes_ = 80'000;
+  make(false);
+  begin();
+  react_ = [this] { connection_->send(notice(seen_.back(), 1000), Flush::kNow); };
+  for (std::uint64_t i = 1; i <= 50; ++i) put(notice(i));
+  for (int turn = 0; turn < 10; ++turn) poll();
+  const std::size_t seen = seen_.size();
+  EXPECT_LT(seen, 20u);
+  sleep();  // and the loop does not spin
+  EXPECT_EQ(seen_.size(), seen);
+  Ids read;
+  for (int turn = 0; turn < 100 && read.size() < 50; ++turn) {
+    for (const auto id : written()) read.push_back(id);
+    wire_.handler->on_frame(link(kBell));
+    poll();
+  }
+  EXPECT_EQ(read.size(), 50u);
+  EXPECT_EQ(seen_.size(), 50u);
+  EXPECT_TRUE(closed_.empty());
+}
+
 TEST_F(RingConnectionTest, FramesSentBeforeTheCloseAreDelivered) {
   begin();
   for (std::uint64_t i = 1; i <= 50; ++i) put(notice(i));

@@ -41,4 +41,13 @@ Address bound_address(int fd) {
   return out;
 }
 
+std::string peer_address(int fd) {
+  Address other;
+  other.length = sizeof other.storage;
+  char host[NI_MAXHOST];
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&other.storage), &other.length) != 0) return "";
+  if (getnameinfo(other.get(), other.length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return host;
+}
+
 }  // namespace shoal::runtime

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "runtime/net/endpoint.h"
@@ -33,5 +34,8 @@ Result<Ways> resolve(const Endpoint& endpoint, int flags = 0);
 
 // The address to which a socket is bound.
 Address bound_address(int fd);
+
+// The address of the host at the other end of a TCP connection, as text without a port; "" if it is gone.
+std::string peer_address(int fd);
 
 }  // namespace shoal::runtime

@@ -108,7 +108,7 @@ TEST_P(SocketTest, ManySimultaneousConnectsAreAllAccepted) {
 
 TEST_P(SocketTest, SilentConnectionsMakeRoomForOthers) {
   SocketOptions options = options_of(GetParam());
-  options.hello_timeout = 10s;  // a patience of 0.5 s
+  options.hello_timeout = 1h;
   options.max_hellos = 2;
   Side side(token_, options, GetParam().role);
   const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
@@ -117,6 +117,39 @@ TEST_P(SocketTest, SilentConnectionsMakeRoomForOthers) {
   bool connected = false;
   side.network.connect(to, GetParam().role, 1h, [&](Result<std::unique_ptr<Connection>> r) { connected = r.has_value(); });
   side.run_until([&] { return connected; });
+}
+
+TEST_P(SocketTest, HundredsOfSilentConnectionsKeepNoCallerWaiting) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 16 * 400) GTEST_SKIP() << "this process may open " << limit.rlim_cur << " descriptors";
+  SocketOptions options = options_of(GetParam());
+  options.hello_timeout = options.hello_patience = 1h;
+  Side side(token_, options, GetParam().role);
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  std::vector<Fd> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(raw_connect(to));
+  ASSERT_TRUE(side.connect(to));
+}
+
+TEST_P(SocketTest, ACallerWithTooManyConnectionsIsRefusedWithACode) {
+  SocketOptions options = options_of(GetParam());
+  options.budget.max_connections = 8;
+  Side side(token_, options, GetParam().role);
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  ASSERT_TRUE(side.connect(to));
+  ASSERT_TRUE(side.connect(to));
+  const auto third = side.connect(to);
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code(), Code::kResourceExhausted);
+  EXPECT_EQ(third.error().reason(), "TooManyConnections");
+  side.peers.clear();
+  bool closed = false;
+  side.loop.post([&] { closed = true; });
+  side.run_until([&] { return closed; });
+  ASSERT_TRUE(side.connect(to));
 }
 
 TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {

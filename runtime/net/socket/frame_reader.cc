@@ -1,6 +1,7 @@
 #include "runtime/net/socket/frame_reader.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shoal::runtime {
 
@@ -11,9 +12,11 @@ void FrameReader::Partial::put(const std::byte* data, std::size_t n) {
   filled += n;
 }
 
-std::span<std::byte> FrameReader::room() {
+std::span<std::byte> FrameReader::room(std::span<std::byte> scratch) {
   if (current_ && current_->missing_in_place() >= kReadBytes) return current_->place();
-  return {buffer_.data() + end_, buffer_.size() - end_};
+  scratch_ = scratch;
+  std::ranges::copy(rest_, scratch_.begin());
+  return scratch_.subspan(rest_.size());
 }
 
 Result<void> FrameReader::arrived(std::size_t n, std::vector<Frame>& out) {
@@ -21,49 +24,84 @@ Result<void> FrameReader::arrived(std::size_t n, std::vector<Frame>& out) {
     current_->filled += n;
     return finish_if_complete(out);
   }
-  end_ += n;
+  return parse(scratch_.first(rest_.size() + n), out);
+}
+
+Result<void> FrameReader::go_on(std::vector<Frame>& out) {
+  waits_ = false;
+  const auto bytes = std::exchange(rest_, {});
+  return parse(bytes, out);
+}
+
+Result<void> FrameReader::parse(std::span<const std::byte> bytes, std::vector<Frame>& out) {
+  std::size_t at = 0;
   while (true) {
     if (!current_) {
-      if (end_ - begin_ < FrameHeader::kBytes) break;
-      SHOAL_TRY(const FrameHeader header, decode_header(buffer_.data() + begin_, limits_));
-      begin_ += FrameHeader::kBytes;
-      SHOAL_OK(begin(header));
+      if (bytes.size() - at < FrameHeader::kBytes) break;
+      SHOAL_TRY(const FrameHeader header, decode_header(bytes.data() + at, limits_.frame));
+      SHOAL_TRY(const bool begun, begin(header));
+      if (!begun) {
+        waits_ = true;
+        break;
+      }
+      at += FrameHeader::kBytes;
     }
-    const std::size_t take = std::min(end_ - begin_, current_->total() - current_->filled);
-    current_->put(buffer_.data() + begin_, take);
-    begin_ += take;
+    const std::size_t take = std::min(bytes.size() - at, current_->total() - current_->filled);
+    current_->put(bytes.data() + at, take);
+    at += take;
     if (current_->filled < current_->total()) break;
     SHOAL_OK(finish_if_complete(out));
   }
-  if (begin_ == end_) {
-    begin_ = end_ = 0;
-  } else if (buffer_.size() - end_ < kReadBytes / 4) {
-    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
-  }
+  rest_.assign(bytes.begin() + static_cast<std::ptrdiff_t>(at), bytes.end());
   return {};
 }
 
-Result<void> FrameReader::begin(const FrameHeader& header) {
-  const bool part = is_part(header);
-  if (part && message_.empty()) {
-    if (header.id <= header.payload_bytes || header.id > max_message_bytes_)
-      return fail(invalid_argument("a part of a message is too large"));
-    auto place = allocate(header.id);
-    if (!place) return fail(resource_exhausted("no memory for a message of " + std::to_string(header.id) + " bytes"));
-    message_ = *std::move(place);
-    message_filled_ = 0;
+Result<void> FrameReader::check_payload(FrameKind kind, std::uint16_t method, std::uint64_t bytes) const {
+  if (limits_.max_payload_bytes == nullptr || bytes <= limits_.max_payload_bytes(kind, method)) return {};
+  return fail(invalid_argument("a message of method " + std::to_string(method) + " announces a payload of " + std::to_string(bytes) +
+                               " bytes, which exceeds the limit of that method"));
+}
+
+Result<bool> FrameReader::begin(const FrameHeader& header) {
+  if (is_part(header) && message_.empty()) {
+    SHOAL_TRY(const bool begun, begin_message(header));
+    if (!begun) return false;
   }
-  if (message_.empty()) return begin(header, nullptr);
+  if (message_.empty()) {
+    const std::size_t bytes = std::size_t{header.body_bytes} + header.payload_bytes;
+    if (bytes > Budget::kSmallBytes) {
+      SHOAL_OK(check_payload(header.kind, header.method, header.payload_bytes));
+      if (!account_.take(bytes)) return false;
+    }
+    SHOAL_OK(begin(header, nullptr));
+    return true;
+  }
   // The parts arrive consecutively; the first frame that is no part carries the rest.
   const std::size_t left = message_.size() - message_filled_;
-  if (part ? header.id != message_.size() || header.payload_bytes >= left || header.body_bytes != 0 : header.payload_bytes != left) {
-    return fail(invalid_argument("the parts of a message differ from their announcement"));
-  }
+  const bool fits = is_part(header) ? header.id == parts_.encode() && header.payload_bytes < left && header.body_bytes == 0
+                                    : header.payload_bytes == left && header.kind == parts_.kind && header.method == parts_.method;
+  if (!fits) return fail(invalid_argument("the parts of a message differ from their announcement"));
   SHOAL_OK(begin(header, message_.data() + message_filled_));
   message_filled_ += header.payload_bytes;
-  return {};
+  return true;
+}
+
+Result<bool> FrameReader::begin_message(const FrameHeader& header) {
+  const PartOf announced = PartOf::decode(header.id);
+  if (announced.kind < FrameKind::kRequest || announced.kind >= FrameKind::kLink) {
+    return fail(invalid_argument("a part does not announce the kind of its message"));
+  }
+  if (announced.total <= header.payload_bytes || announced.total > limits_.max_message_bytes) {
+    return fail(invalid_argument("a part of a message is too large"));
+  }
+  SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
+  if (!account_.take(announced.total)) return false;
+  auto place = allocate(announced.total);
+  if (!place) return fail(resource_exhausted("no memory for a message of " + std::to_string(announced.total) + " bytes"));
+  message_ = *std::move(place);
+  parts_ = announced;
+  message_filled_ = 0;
+  return true;
 }
 
 Result<void> FrameReader::begin(const FrameHeader& header, std::byte* place) {
@@ -99,6 +137,7 @@ Result<void> FrameReader::finish_if_complete(std::vector<Frame>& out) {
     descriptors_.pop_front();
   }
   current_.reset();
+  account_.give_back();
   out.push_back(std::move(frame));
   return {};
 }

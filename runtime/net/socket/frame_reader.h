@@ -9,21 +9,34 @@
 #include <vector>
 
 #include "runtime/net/frame.h"
+#include "runtime/net/socket/budget.h"
+#include "runtime/net/socket/part.h"
 
 namespace shoal::runtime {
 
-// Parses a stream of bytes into frames. Large payloads are read directly into their destination.
+// Parses a stream of bytes into frames. Large payloads are read directly into their destination. A connection that is idle between two
+// frames has no memory here.
 class FrameReader {
  public:
-  static constexpr std::size_t kReadBytes = 64 << 10;  // largest read; a payload that misses more is read into its place
+  static constexpr std::size_t kReadBytes = Budget::kReadBytes;  // a payload that misses more is read into its place
 
-  // Messages of up to max_message_bytes arrive in parts (SendQueue), each of them a frame within the limits.
-  FrameReader(const FrameLimits& limits, std::uint64_t max_message_bytes) : limits_(limits), max_message_bytes_(max_message_bytes) {}
+  struct Limits {
+    FrameLimits frame;
+    // Messages of up to these bytes arrive in parts (SendQueue), each of them a frame within the limits.
+    std::uint64_t max_message_bytes = 0;
+    // The payload of a message by its kind and method; null: only the limits above apply.
+    std::uint64_t (*max_payload_bytes)(FrameKind kind, std::uint16_t method) = nullptr;
+  };
+  // `account`: gives the memory for messages beyond Budget::kSmallBytes.
+  FrameReader(const Limits& limits, Budget::Account& account) : limits_(limits), account_(account) {}
 
-  // Buffer for the next bytes, at least one byte.
-  std::span<std::byte> room();
+  // Buffer for the next bytes, at least one byte: in `scratch` (kReadBytes), or a payload's place. Not while a message waits.
+  std::span<std::byte> room(std::span<std::byte> scratch);
   // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out);
+  // True while a message waits for memory. Once the account has it, go_on() continues with what has arrived.
+  bool waits() const { return waits_; }
+  Result<void> go_on(std::vector<Frame>& out);
 
   // The descriptors that came with one read: all those of one frame.
   struct Descriptors {
@@ -54,16 +67,22 @@ class FrameReader {
   static bool is_part(const FrameHeader& header) {
     return header.kind == FrameKind::kLink && header.method == static_cast<std::uint16_t>(LinkMethod::kPart);
   }
-  Result<void> begin(const FrameHeader& header);
+  Result<void> parse(std::span<const std::byte> bytes, std::vector<Frame>& out);
+  // These begin a frame; begin() returns false if it has to wait for memory.
+  Result<bool> begin(const FrameHeader& header);
+  Result<bool> begin_message(const FrameHeader& header);
   Result<void> begin(const FrameHeader& header, std::byte* place);
+  Result<void> check_payload(FrameKind kind, std::uint16_t method, std::uint64_t bytes) const;
   Result<void> finish_if_complete(std::vector<Frame>& out);
 
-  const FrameLimits limits_;
-  const std::uint64_t max_message_bytes_;
-  std::vector<std::byte> buffer_ = std::vector<std::byte>(kReadBytes + kReadBytes / 4);
-  std::size_t begin_ = 0, end_ = 0;
+  const Limits limits_;
+  Budget::Account& account_;
+  std::span<std::byte> scratch_;  // between room() and arrived()
+  std::vector<std::byte> rest_;   // bytes of the next frame: less than a header, unless that frame waits for memory
+  bool waits_ = false;
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
+  PartOf parts_;   // its announcement
   std::size_t message_filled_ = 0;
   std::deque<Descriptors> descriptors_;
 };

@@ -2,7 +2,13 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
+
 #include <gtest/gtest.h>
+
+#include "runtime/sim/sim_clock.h"
 
 namespace shoal::runtime {
 namespace {
@@ -22,7 +28,113 @@ class LittleMemory {
   rlimit before_{};
 };
 
-TEST(FrameReader, AFrameForWhichThereIsNoMemoryEndsTheConnectionAndNotTheProcess) {
+// Reads what a peer sends, without a socket.
+class FrameReaderTest : public testing::Test, public Budget::Owner {
+ protected:
+  void make(std::unique_ptr<Budget::Account> account, const FrameReader::Limits& limits) {
+    reader_.reset();
+    account_ = std::move(account);
+    account_->set_owner(*this);
+    reader_.emplace(limits, *account_);
+  }
+  // Gives bytes to the reader as reads of a socket do, until it has all, waits, or fails.
+  Result<void> send(const FrameHeader& header, std::size_t bytes) {
+    std::vector<std::byte> all(FrameHeader::kBytes + bytes, std::byte{7});
+    std::ranges::copy(header.encode(), all.begin());
+    for (std::size_t at = 0; at < all.size() && !reader_->waits();) {
+      const auto room = reader_->room(budget_->scratch());
+      const std::size_t n = std::min(room.size(), all.size() - at);
+      std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(at), n, room.begin());
+      SHOAL_OK(reader_->arrived(n, frames_));
+      at += n;
+    }
+    return {};
+  }
+  static FrameHeader part(const PartOf& of, std::size_t bytes) {
+    return {0, static_cast<std::uint32_t>(bytes), of.encode(), static_cast<std::uint16_t>(LinkMethod::kPart), FrameKind::kLink, 0};
+  }
+
+  void on_room() override { has_room_ = true; }
+  void on_refused(Error) override {}
+  std::uint64_t received_bytes() const override { return 0; }
+
+  static constexpr std::uint64_t kMiB = 1 << 20;
+  SimClock clock_;
+  std::shared_ptr<Budget> budget_ = std::make_shared<Budget>(clock_, Budget::Options{.max_arriving_bytes = 8 * kMiB});
+  std::unique_ptr<Budget::Account> account_;
+  std::optional<FrameReader> reader_;
+  std::vector<Frame> frames_;
+  bool has_room_ = false;
+};
+
+TEST_F(FrameReaderTest, AMessageIsRefusedByItsMethodWhenItIsAnnounced) {
+  const FrameReader::Limits limits{
+      {}, 16ull << 30, [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : kMiB; }};
+  const auto announce = [&](const FrameHeader& header) {
+    make(budget_->admit("a").value(), limits);
+    const auto sent = send(header, 0);
+    return sent ? std::string() : sent.error().message();
+  };
+  EXPECT_NE(announce(part({16ull << 30, 12, FrameKind::kRequest}, 1000)).find("limit of that method"), std::string::npos);
+  EXPECT_NE(announce({0, 2 * kMiB, 1, 12, FrameKind::kRequest, 0}).find("limit of that method"), std::string::npos);
+  EXPECT_NE(announce(part({16ull << 30, 0, static_cast<FrameKind>(0)}, 1000)).find("does not announce"), std::string::npos);
+  EXPECT_EQ(announce(part({3 * kMiB, 100, FrameKind::kRequest}, 1000)), "");
+  EXPECT_NE(announce({0, 3 * kMiB - 1000, 1, 12, FrameKind::kRequest, 0}), "");
+}
+
+TEST_F(FrameReaderTest, TheFrameThatEndsAMessageHasTheAnnouncedMethod) {
+  make(budget_->admit("a").value(), {{}, 16ull << 30, nullptr});
+  ASSERT_TRUE(send(part({kMiB, 100, FrameKind::kRequest}, 1000), 1000));
+  EXPECT_FALSE(send({0, static_cast<std::uint32_t>(kMiB - 1000), 1, 12, FrameKind::kRequest, 0}, 0));
+}
+
+TEST_F(FrameReaderTest, AMessageWaitsForMemoryAndArrivesWhole) {
+  auto other = budget_->admit("a").value();
+  ASSERT_TRUE(other->take(2 * kMiB));
+  make(budget_->admit("a").value(), {{}, 16ull << 30, nullptr});
+  const FrameHeader header{0, 100'000, 9, 12, FrameKind::kRequest, 0};
+  ASSERT_TRUE(send(header, 30'000));
+  EXPECT_TRUE(reader_->waits());
+  EXPECT_TRUE(frames_.empty());
+  other->give_back();
+  ASSERT_TRUE(has_room_);
+  ASSERT_TRUE(reader_->go_on(frames_));
+  EXPECT_FALSE(reader_->waits());
+  const std::vector<std::byte> rest(70'000, std::byte{8});
+  for (std::size_t at = 0; at < rest.size();) {
+    const auto room = reader_->room(budget_->scratch());
+    const std::size_t n = std::min(room.size(), rest.size() - at);
+    std::copy_n(rest.begin(), n, room.begin());
+    ASSERT_TRUE(reader_->arrived(n, frames_));
+    at += n;
+  }
+  ASSERT_EQ(frames_.size(), 1u);
+  EXPECT_EQ(frames_[0].payload.view(), std::string(30'000, 7) + std::string(70'000, 8));
+  EXPECT_TRUE(other->take(2 * kMiB));  // the memory of the message that has arrived is free again
+}
+
+TEST_F(FrameReaderTest, FramesThatAreCutAnywhereArriveWhole) {
+  make(budget_->admit("a").value(), {{}, 0, nullptr});
+  std::vector<std::byte> all;
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    const auto head = FrameHeader{8, i, i, 12, FrameKind::kRequest, 0}.encode();
+    all.insert(all.end(), head.begin(), head.end());
+    all.insert(all.end(), 8 + i, static_cast<std::byte>(i));
+  }
+  for (std::size_t at = 0, n = 1; at < all.size(); at += n, n = n % 37 + 1) {
+    const auto room = reader_->room(budget_->scratch());
+    n = std::min(n, all.size() - at);
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(at), n, room.begin());
+    ASSERT_TRUE(reader_->arrived(n, frames_));
+  }
+  ASSERT_EQ(frames_.size(), 20u);
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(frames_[i].id, i);
+    EXPECT_EQ(frames_[i].payload.view(), std::string(i, static_cast<char>(i)));
+  }
+}
+
+TEST_F(FrameReaderTest, AFrameForWhichThereIsNoMemoryEndsTheConnectionAndNotTheProcess) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers map more than this allows";
 #endif
@@ -30,9 +142,10 @@ TEST(FrameReader, AFrameForWhichThereIsNoMemoryEndsTheConnectionAndNotTheProcess
   limits.max_payload_bytes = limits.max_body_bytes = 3u << 30;
   for (const FrameHeader header :
        {FrameHeader{0, 3u << 30, 1, 1, FrameKind::kRequest, 0}, FrameHeader{3u << 30, 0, 1, 1, FrameKind::kRequest, 0}}) {
-    FrameReader reader(limits, 0);
+    const auto account = budget_->outgoing();
+    FrameReader reader({limits}, *account);
     const auto head = header.encode();
-    std::memcpy(reader.room().data(), head.data(), head.size());
+    std::memcpy(reader.room(budget_->scratch()).data(), head.data(), head.size());
     std::vector<Frame> frames;
     const LittleMemory little(1u << 30);
     const auto arrived = reader.arrived(head.size(), frames);

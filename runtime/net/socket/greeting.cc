@@ -85,7 +85,8 @@ Task<void> write_message(Line& line, HelloMessage message) {
 
 }  // namespace
 
-Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random) {
+Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
+                                Admit admit) {
   if (tls) SHOAL_CO_OK(co_await begin_tls(line, std::move(tls), TlsSession::Side::kListens));
   SHOAL_CO_TRY(PeerIdentity identity, local_peer(line.socket.native_handle()));
   HelloListener hello(token, versions, random, line.binding());
@@ -93,6 +94,13 @@ Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, cons
   HelloMessage answer;
   SHOAL_CO_OK(co_await read_message(line, answer));
   const auto verdict = hello.judge(answer);
+  if (verdict.accepted) {
+    const auto admitted = admit(identity.local ? "process " + std::to_string(identity.pid) : peer_address(line.socket.native_handle()));
+    if (!admitted) {
+      SHOAL_CO_OK(co_await write_message(line, hello.no_room()));
+      co_return fail(admitted.error());
+    }
+  }
   SHOAL_CO_OK(co_await write_message(line, verdict.message));
   SHOAL_CO_OK(verdict.accepted);
   identity.role = verdict.role;

@@ -4,8 +4,10 @@
 #include <asio/experimental/as_tuple.hpp>
 #include <asio/generic/stream_protocol.hpp>
 #include <asio/use_awaitable.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -35,8 +37,13 @@ struct Line {
   std::optional<TlsSession> tls;
 };
 
+// Decides about a caller that has the token; an error goes to the caller as TooManyConnections. `peer`: a process of this host, or another
+// host, as text.
+using Admit = std::function<Result<void>(const std::string& peer)>;
+
 // Each ends without a result when the line is closed meanwhile. `tls`: null for clear text.
-Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random);
+Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
+                                Admit admit);
 Task<PeerIdentity> greet_listener(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Role role,
                                   Random& random);
 

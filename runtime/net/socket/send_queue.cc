@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/net/socket/part.h"
+
 namespace shoal::runtime {
 
 namespace {
@@ -22,14 +24,19 @@ void append(std::vector<std::byte>& text, std::span<const std::byte> bytes) { te
 
 void SendQueue::push(Frame frame) {
   FrameHeader header = FrameHeader::of(frame);
-  const bool small = frame.wire_bytes() <= kCoalesceBytes;
+  newest_bytes_ = frame.wire_bytes();
+  const bool small = newest_bytes_ <= kCoalesceBytes;
   if (small || frame.payload.empty()) return add(header, frame.body, frame.payload.span(), std::move(frame.fds), small);
   const auto payload = std::make_shared<const Bytes>(std::move(frame.payload));
+  const PartOf announced{payload->size(), frame.method, frame.kind};
   std::size_t at = 0;
   for (; payload->size() - at > max_frame_payload_; at += max_frame_payload_) {
-    const FrameHeader part{
-        0, static_cast<std::uint32_t>(max_frame_payload_), payload->size(), static_cast<std::uint16_t>(LinkMethod::kPart), FrameKind::kLink,
-        0};
+    const FrameHeader part{0,
+                           static_cast<std::uint32_t>(max_frame_payload_),
+                           announced.encode(),
+                           static_cast<std::uint16_t>(LinkMethod::kPart),
+                           FrameKind::kLink,
+                           0};
     add(part, {}, {}, {}, false);
     add_whole({payload, at, max_frame_payload_});
   }

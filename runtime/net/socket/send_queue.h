@@ -1,6 +1,7 @@
 // SendQueue: frames become a stream's unsent bytes. For socket connections.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <span>
@@ -14,8 +15,12 @@ namespace shoal::runtime {
 // own. A payload beyond a frame's limit goes in parts, ahead of its frame.
 class SendQueue {
  public:
-  explicit SendQueue(std::uint64_t max_frame_payload) : max_frame_payload_(max_frame_payload) {}
+  // `counts_newest`: see waiting_bytes().
+  SendQueue(std::uint64_t max_frame_payload, bool counts_newest) : max_frame_payload_(max_frame_payload), counts_newest_(counts_newest) {}
   std::size_t bytes() const { return bytes_; }
+  // The bytes to compare with bounds. Between hosts, a large value travels inside its frame, so the newest frame is not counted: it may
+  // exceed any bound although the peer reads.
+  std::size_t waiting_bytes() const { return counts_newest_ ? bytes_ : bytes_ - std::min(bytes_, newest_bytes_); }
   bool empty() const { return chunks_.empty(); }
 
   void push(Frame frame);
@@ -44,8 +49,9 @@ class SendQueue {
   void add_whole(Slice slice);
 
   const std::uint64_t max_frame_payload_;
+  const bool counts_newest_;
   std::deque<Chunk> chunks_;
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0, newest_bytes_ = 0;
 };
 
 }  // namespace shoal::runtime

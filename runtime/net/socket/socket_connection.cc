@@ -3,11 +3,14 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "runtime/core/check.h"
 #include "runtime/loop/busy_poller.h"
@@ -125,19 +128,20 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
 // epoll always watches the socket. Between hosts, an otherwise idle loop also polls it (BusyPoller) while it is in use. Data that arrives
 // then costs neither a sleep nor an epoll call.
 template <class Transport>
-class Stream final : public PollSource, public std::enable_shared_from_this<Stream<Transport>> {
+class Stream final : public PollSource, public Budget::Owner, public std::enable_shared_from_this<Stream<Transport>> {
  public:
-  Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, std::shared_ptr<Traffic> traffic)
+  Stream(Loop& loop, Fd socket, Transport transport, PeerIdentity identity, const SocketOptions& options, Uses uses)
       : loop_(loop),
         max_queued_bytes_(options.max_queued_bytes),
         identity_(identity),
         limits_(limits_of(identity, options)),
-        traffic_(std::move(traffic)),
+        uses_(std::move(uses)),
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
-        reader_(options.limits, limits_.max_payload_bytes),
-        queue_(options.limits.max_payload_bytes) {
+        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes}, *uses_.account),
+        queue_(options.limits.max_payload_bytes, identity_.local) {
     loop_.track(descriptor_.native_handle());
+    uses_.account->set_owner(*this);
   }
 
   void start(ConnectionHandler& handler) {
@@ -150,16 +154,15 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
   void send(Frame frame, Flush flush) {
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
-    // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes. Between hosts the new frame is not in that
-    // sum. A large value travels inside its frame, so one frame may exceed the bound although the peer reads.
-    const std::size_t waiting = identity_.local ? queue_.bytes() + frame.wire_bytes() : queue_.bytes();
+    // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes.
     queue_.push(std::move(frame));
-    ++traffic_->sent;
+    ++uses_.traffic->sent;
+    const std::size_t waiting = queue_.waiting_bytes();
     if (waiting > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
     look();
-    if (waiting_write_) return;
+    if (waiting_write_) return uses_.account->set_unsent(waiting);
     if (flush == Flush::kNow || queue_.bytes() > kLaterBytes) return write();
     if (flush_posted_) return;
     flush_posted_ = true;
@@ -175,8 +178,14 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
     int waiting = 0;
     if (!identity_.local || closed_ || handler_ == nullptr || ioctl(descriptor_.native_handle(), FIONREAD, &waiting) != 0) return;
     const std::uint64_t until = read_bytes_ + static_cast<std::uint64_t>(std::max(waiting, 0));
+    uses_.account->set_urgent(true);  // a process may have died: nothing that it has sent waits
+    paused_ = false;
+    uses_.account->set_paused(false);
+    if (!deliver(std::exchange(kept_, {})) || (reader_.waits() && !read_on())) return;
     while (!closed_ && read_bytes_ < until && read_some()) {
     }
+    uses_.account->set_urgent(false);
+    wait_to_read();
   }
 
   // Called when the owner destroys the Connection: no on_closed.
@@ -208,7 +217,52 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
     loop_.busy_poller().add_socket(this->shared_from_this());
   }
 
+  // ---- Budget::Owner
+
+  void on_room() override {
+    loop_.post([self = this->shared_from_this()] {
+      if (!self->closed_ && self->reader_.waits() && self->read_on()) self->read();
+    });
+  }
+  void on_refused(Error why) override { close_later(std::move(why)); }
+  std::uint64_t received_bytes() const override { return read_bytes_; }
+
   // ---- reading
+
+  // True while nothing is read: a message waits for memory, or the peer does not read the answers to its requests.
+  bool blocked() const { return paused_ || reader_.waits(); }
+
+  // Passes frames to the handler, and keeps the rest once the answers are beyond the allowance. Returns false if the connection is closed.
+  bool deliver(std::vector<Frame> frames) {
+    for (auto frame = frames.begin(); frame != frames.end(); ++frame) {
+      if (handler_ == nullptr || closed_) return false;
+      if (uses_.account->is_beyond_allowance(queue_.bytes())) {
+        kept_.assign(std::make_move_iterator(frame), std::make_move_iterator(frames.end()));
+        break;
+      }
+      ++uses_.traffic->received;
+      handler_->on_frame(std::move(*frame));
+    }
+    if (handler_ == nullptr || closed_) return false;
+    paused_ = uses_.account->is_beyond_allowance(queue_.bytes());
+    if (paused_) uses_.account->set_paused(true);
+    return true;
+  }
+
+  // Continues with a message that waited for memory. Returns false if the connection is closed.
+  bool read_on() {
+    std::vector<Frame> frames;
+    return take(reader_.go_on(frames), std::move(frames));
+  }
+
+  // Delivers what the reader returned. Returns false if the connection is closed.
+  bool take(const Result<void>& parsed, std::vector<Frame> frames) {
+    if (!parsed) uses_.account->set_urgent(true);  // the frames before the malformed one are delivered now, or never
+    if (!deliver(std::move(frames))) return false;
+    if (parsed) return true;
+    close(parsed.error());
+    return false;
+  }
 
   void wait_to_read() {
     if (closed_ || std::exchange(waiting_read_, true)) return;
@@ -227,16 +281,16 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
   }
 
   void read() {
-    if (closed_) return;
+    if (closed_ || blocked()) return;
     if (read_some()) look();
-    wait_to_read();
+    if (!blocked()) wait_to_read();
   }
 
   // Returns false if nothing was read. The handler may destroy the connection during this call.
   bool read_some() {
     bool any = false;
-    for (int i = 0; i < kReadsPerWake && !closed_; ++i) {
-      const auto room = reader_.room();
+    for (int i = 0; i < kReadsPerWake && !closed_ && !blocked(); ++i) {
+      const auto room = reader_.room(uses_.budget->scratch());
       auto arrived = transport_.read(room);
       if (!arrived) return end(arrived.error());
       if (arrived->step == Step::kWritable) wait_to_write_before_reading();
@@ -248,16 +302,11 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
       if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors arrived without a frame"));
       std::vector<Frame> frames;
       const auto parsed = reader_.arrived(arrived->bytes, frames);
-      for (auto& frame : frames) {
-        if (handler_ == nullptr || closed_) return true;
-        ++traffic_->received;
-        handler_->on_frame(std::move(frame));
-      }
-      if (!parsed) return end(parsed.error());
+      if (!take(parsed, std::move(frames))) return true;
       if (!transport_.has_buffered() && (transport_.drained() || (arrived->bytes < room.size() && i > 0))) return true;
     }
-    read_buffered();
-    return true;
+    if (!blocked()) read_buffered();
+    return any;
   }
 
   // Schedules a read of bytes that OpenSSL has buffered, for which the socket never becomes readable.
@@ -274,7 +323,8 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
   void write() {
     const auto step = transport_.write(queue_);
     if (!step) return identity_.local ? read_and_close(step.error()) : close_later(step.error());
-    if (*step == Step::kDone) return;
+    uses_.account->set_unsent(*step == Step::kDone ? 0 : queue_.waiting_bytes());
+    if (*step == Step::kDone || closed_) return;
     waiting_write_ = true;
     const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
     descriptor_.async_wait(socket, [self = this->shared_from_this()](std::error_code error) {
@@ -288,6 +338,11 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
     if (closed_) return;
     write();
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
+    // The peer has read: continues with the requests that were kept.
+    if (!paused_ || closed_ || handler_ == nullptr || queue_.bytes() > uses_.account->allowance() / 2) return;
+    paused_ = false;
+    uses_.account->set_paused(false);
+    if (deliver(std::exchange(kept_, {})) && !blocked()) read();
   }
 
   // The peer is gone: nothing more is sent, but the frames that it sent before are delivered.
@@ -321,13 +376,14 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);
+    uses_.account->leave();
   }
 
   Loop& loop_;
   const std::size_t max_queued_bytes_;
   const PeerIdentity identity_;
   const FrameLimits limits_;
-  const std::shared_ptr<Traffic> traffic_;
+  const Uses uses_;
   asio::posix::stream_descriptor descriptor_;
   Transport transport_;
   FrameReader reader_;
@@ -338,23 +394,24 @@ class Stream final : public PollSource, public std::enable_shared_from_this<Stre
   bool looked_at_ = false;  // polled by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
-  bool unheard_ = false;  // peer gone: sends are dropped
+  bool unheard_ = false;     // peer gone: sends are dropped
+  bool paused_ = false;      // the peer does not read its answers
+  std::vector<Frame> kept_;  // requests that wait for the pause's end; at most one read full of them
   bool closed_ = false;
   std::uint64_t read_bytes_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
-                                                   std::shared_ptr<Traffic> traffic) {
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, Uses uses) {
   const PlainSocket plain(socket.get(), identity.local);
-  return make_stream_connection<Stream<PlainSocket>>(loop, std::move(socket), plain, identity, options, std::move(traffic));
+  return make_stream_connection<Stream<PlainSocket>>(loop, std::move(socket), plain, identity, options, std::move(uses));
 }
 
 std::unique_ptr<Connection> make_tls_connection(Loop& loop, Fd socket, TlsSession session, PeerIdentity identity,
-                                                const SocketOptions& options, std::shared_ptr<Traffic> traffic) {
+                                                const SocketOptions& options, Uses uses) {
   return make_stream_connection<Stream<TlsSocket>>(loop, std::move(socket), TlsSocket(std::move(session)), identity, options,
-                                                   std::move(traffic));
+                                                   std::move(uses));
 }
 
 }  // namespace shoal::runtime

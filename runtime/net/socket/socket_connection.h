@@ -4,16 +4,22 @@
 #include <memory>
 
 #include "runtime/net/connection.h"
+#include "runtime/net/socket/budget.h"
 #include "runtime/net/socket/socket_network.h"
 #include "runtime/net/tls/tls.h"
 
 namespace shoal::runtime {
 
-// The connection counts its frames in `traffic`, shared with the network's other connections.
-std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options,
-                                                   std::shared_ptr<Traffic> traffic);
+// The parts of its network that a connection uses.
+struct Uses {
+  std::shared_ptr<Budget> budget;
+  std::shared_ptr<Traffic> traffic;  // counts the connection's frames
+  std::unique_ptr<Budget::Account> account;
+};
+
+std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, Uses uses);
 // The same through a TLS session of that socket.
 std::unique_ptr<Connection> make_tls_connection(Loop& loop, Fd socket, TlsSession session, PeerIdentity identity,
-                                                const SocketOptions& options, std::shared_ptr<Traffic> traffic);
+                                                const SocketOptions& options, Uses uses);
 
 }  // namespace shoal::runtime

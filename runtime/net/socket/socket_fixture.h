@@ -93,6 +93,7 @@ class Side : public PeerHandler {
     ++requests;
     if (request.method == kHold) return held.push_back(std::move(responder));
     if (request.method == kRefuse) return responder.fail(not_found("nothing here").with_hint("look elsewhere"));
+    if (answer_bytes > 0) return responder.reply({{}, Bytes(answer_bytes), {}});
     responder.reply(std::move(request.message));
   }
   void on_notice(Peer&, Request) override {
@@ -116,7 +117,8 @@ class Side : public PeerHandler {
   std::vector<Responder> held;
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
-  std::function<void()> react;  // run for each notice
+  std::function<void()> react;   // run for each notice
+  std::size_t answer_bytes = 0;  // size of each answer; 0: the request's message
 };
 
 struct Kind {

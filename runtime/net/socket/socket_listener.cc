@@ -15,6 +15,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+constexpr int kAcceptsAtOnce = 16;  // limit per turn of the loop: a flood of callers delays no other work
 
 class SocketListener final : public Listener {
  public:
@@ -51,7 +52,8 @@ class SocketListener final : public Listener {
     }
 
     void accept() {
-      while (descriptor.is_open()) {
+      for (int i = 0; descriptor.is_open(); ++i) {
+        if (i == kAcceptsAtOnce) return wait();
         if (const Duration pause = room(); pause > Duration::zero()) {  // the caller stays in the backlog
           full = true;
           again = clock.after(pause, [self = shared_from_this()] { self->go_on(); });

@@ -25,7 +25,8 @@ namespace shoal::runtime {
 namespace {
 
 constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestConnectPause = std::chrono::milliseconds(200);
-constexpr int kPatienceOfTimeout = 20;  // divisor of hello_timeout: a hello silent for that long may be closed to make room
+constexpr std::size_t kHelloDescriptors = 16;  // part of the process's descriptors for hellos under way
+constexpr int kBacklog = 2048;
 
 // A pulled cable sends no signal: unacknowledged bytes, or the probes of an idle connection, end the connection.
 void prepare_tcp(int fd, Duration unanswered) {
@@ -49,15 +50,19 @@ struct SocketNetwork::Impl {
 
   Socket make_socket(Fd fd) { return Socket(loop.io(), asio::generic::stream_protocol(bound_address(fd.get()).family(), 0), fd.release()); }
 
-  std::unique_ptr<Connection> finish(Line& line, PeerIdentity identity, std::optional<Role> calls_as) {
+  std::unique_ptr<Connection> finish(Line& line, PeerIdentity identity, std::unique_ptr<Budget::Account> account,
+                                     std::optional<Role> calls_as) {
     Fd fd(line.socket.release());
     if (!identity.local) prepare_tcp(fd.get(), options.unanswered);
-    if (line.tls) return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, traffic);
+    if (line.tls) {
+      return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, {budget, traffic, std::move(account)});
+    }
     if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
-      return make_socket_connection(loop, std::move(fd), identity, options, traffic);
+      return make_socket_connection(loop, std::move(fd), identity, options, {budget, traffic, std::move(account)});
     }
     // The socket has counters of its own, because the ring's internal frames are not counted.
-    auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::make_shared<Traffic>());
+    Uses uses{budget, std::make_shared<Traffic>(), std::move(account)};
+    auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::move(uses));
     return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options.rings, options.max_queued_bytes, traffic);
   }
 
@@ -70,12 +75,17 @@ struct SocketNetwork::Impl {
   Task<void> accepted(std::shared_ptr<Line> line, std::shared_ptr<Door> door) {
     const Timer limit = clock.after(options.hello_timeout, [line] { line->close(); });
     const auto tls = bound_address(line->socket.native_handle()).family() == AF_UNIX ? nullptr : options.tls;
-    const auto greeted = co_await greet_caller(*line, tls, token, options.versions, random);
+    std::unique_ptr<Budget::Account> account;
+    const Admit admit = [&](const std::string& peer) -> Result<void> {
+      SHOAL_TRY(account, budget->admit(peer));
+      return {};
+    };
+    const auto greeted = co_await greet_caller(*line, tls, token, options.versions, random, admit);
     door->ended(line);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
     if (!door->accepted || !line->socket.is_open()) co_return Result<void>();  // no listener, or closed to make room
     const auto accept = door->accepted;                                        // a copy: the call may destroy the listener
-    accept(finish(*line, identity, {}));
+    accept(finish(*line, identity, std::move(account), {}));
     co_return Result<void>();
   }
 
@@ -96,7 +106,7 @@ struct SocketNetwork::Impl {
     } else if (!identity) {
       on_connected(fail(identity.error()));
     } else {
-      on_connected(finish(*line, *identity, role));
+      on_connected(finish(*line, *identity, budget->outgoing(), role));
     }
     co_return Result<void>();
   }
@@ -171,7 +181,9 @@ struct SocketNetwork::Impl {
   Random& random;
   const Token token;
   const SocketOptions options;
-  const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();  // shared with connections, which may outlive the network
+  // Both are shared with connections, which may outlive the network.
+  const std::shared_ptr<Budget> budget = std::make_shared<Budget>(clock, options.budget);
+  const std::shared_ptr<Traffic> traffic = std::make_shared<Traffic>();
   TaskGroup tasks;
 };
 
@@ -208,14 +220,15 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
   const int on = 1;
   if (!endpoint.is_unix()) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(fd.get(), address.get(), address.length) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
-  if (::listen(fd.get(), 512) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
+  if (::listen(fd.get(), kBacklog) != 0) return fail(from_errno(errno, "listen on " + endpoint.to_string()));
   Endpoint actual = endpoint;
   if (!endpoint.is_unix()) actual.port = bound_address(fd.get()).port();
   auto* impl = impl_.get();
   auto door = std::make_shared<Door>();
   door->accepted = std::move(accepted);
   const auto room = [impl, door] {
-    return door->wait_for_room(impl->options.max_hellos, impl->clock.now(), impl->options.hello_timeout / kPatienceOfTimeout);
+    const std::size_t most = std::clamp<std::size_t>(descriptor_limit() / kHelloDescriptors, 1, impl->options.max_hellos);
+    return door->wait_for_room(most, impl->clock.now(), impl->options.hello_patience);
   };
   return make_socket_listener(impl->loop, impl->clock, std::move(fd), std::move(actual), door, room,
                               [impl, door](Fd socket) { impl->arrived(door, std::move(socket)); });

@@ -7,6 +7,7 @@
 
 #include "runtime/net/connection.h"
 #include "runtime/net/ring/ring_connection.h"
+#include "runtime/net/socket/budget.h"
 #include "runtime/net/tls/tls.h"
 
 namespace shoal::runtime {
@@ -18,15 +19,20 @@ struct SocketOptions {
   VersionRange versions;
   // The connection closes once more than this waits for a peer that does not read.
   std::size_t max_queued_bytes = 256u << 20;
+  Budget::Options budget;  // bounds for all peers together, and for each of them
   Duration hello_timeout = std::chrono::seconds(5);
-  // Limit of concurrent hellos per listener. Further callers wait in the backlog until a hello completes, or one that has sent nothing
-  // for a twentieth of hello_timeout is closed. So silent callers block no others, and no caller of a burst is refused.
-  std::size_t max_hellos = 64;
+  // Limit of concurrent hellos per listener, and of a sixteenth of the process's descriptors. Further callers wait in the backlog until a
+  // hello completes, or one that has sent nothing for `hello_patience` is closed. So silent callers delay no other by more than a few
+  // tenths of a second, and no caller of a burst is refused.
+  std::size_t max_hellos = 1024;
+  Duration hello_patience = std::chrono::milliseconds(100);
   RingOptions rings;
   // For connections between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
   std::shared_ptr<const Tls> tls;
   std::string host;  // this host's address for others; endpoints on it with a unix name are reached through that
   std::uint64_t max_message_bytes = 16ull << 30;
+  // The payload of a message by its kind and method, checked when the message is announced; null: the limits above apply to all.
+  std::uint64_t (*max_payload_bytes)(FrameKind kind, std::uint16_t method) = nullptr;
   // A connection breaks when the other host's kernel acknowledges no bytes for this long. TCP_USER_TIMEOUT also breaks one to a process
   // that is stopped (SIGSTOP, a debugger) for this long with more under way than its kernel buffers.
   Duration unanswered = std::chrono::seconds(10);

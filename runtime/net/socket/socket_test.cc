@@ -171,6 +171,47 @@ TEST_P(SocketTest, DescriptorsTravelWithTheirFrame) {
   side_.run_until([&] { return back == 40; });
 }
 
+// The test reads the caller's socket by itself, so it decides when answers are read.
+TEST_P(SocketTest, APeerThatDoesNotReadItsAnswersSendsNoFurtherRequests) {
+  SocketOptions options = options_of(GetParam());
+  options.budget.max_unsent_bytes = 8 << 20;
+  options.rings.bytes = 0;
+  Side side(token_, options, GetParam().role);
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  const Fd caller = raw_connect(to);
+  const auto receive = [&](HelloMessage& message) {
+    bool come = false;
+    side.run_until([&] { return come |= recv(caller.get(), message.data(), message.size(), MSG_DONTWAIT) == ssize_t{sizeof message}; });
+  };
+  HelloMessage message;
+  receive(message);
+  HelloCaller hello(token_, {}, GetParam().role, seeded_);
+  const HelloMessage answer = hello.answer(message).value();
+  ASSERT_EQ(send(caller.get(), answer.data(), answer.size(), 0), ssize_t{sizeof answer});
+  receive(message);
+  ASSERT_TRUE(hello.conclude(message));
+
+  constexpr std::uint32_t kAsked = 500, kAnswerBytes = 100'000;
+  side.answer_bytes = kAnswerBytes;
+  std::vector<std::byte> asked;
+  for (std::uint32_t i = 1; i <= kAsked; ++i) {
+    const auto head = FrameHeader{0, 0, i, Side::kEcho, FrameKind::kRequest, 0}.encode();
+    asked.insert(asked.end(), head.begin(), head.end());
+  }
+  ASSERT_EQ(send(caller.get(), asked.data(), asked.size(), 0), static_cast<ssize_t>(asked.size()));
+  side.run_until([&] { return side.requests > 0; });
+  for (int turn = 0; turn < 100; ++turn) side.loop.run_one(0ms);
+  EXPECT_LT(side.requests, 30);  // about 1 MiB of answers
+  std::size_t left = std::size_t{kAsked} * (FrameHeader::kBytes + kAnswerBytes);
+  std::vector<char> read(1 << 20);
+  side.run_until([&] {
+    const ssize_t n = recv(caller.get(), read.data(), read.size(), MSG_DONTWAIT);
+    if (n > 0) left -= static_cast<std::size_t>(n);
+    return left == 0;
+  });
+  EXPECT_EQ(side.requests, int{kAsked});
+}
+
 TEST_P(SocketTest, AMessageWithoutFreeDescriptorsFailsAlone) {
   const Endpoint to = side_.listen(Endpoint::unix_at(unique_name()));
   Peer* caller = side_.connect(to).value();

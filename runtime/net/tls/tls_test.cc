@@ -447,7 +447,9 @@ TEST_F(TlsTest, FramesThatArrivedBeforeTheStartAreRead) {
     void on_closed(Error why) override { ADD_FAILURE() << why.to_string(); }
     std::vector<std::uint16_t> methods;
   } handler;
-  const auto connection = make_tls_connection(loop_, std::move(here), std::move(listens), {}, options_, std::make_shared<Traffic>());
+  const auto budget = std::make_shared<Budget>(*clock_, Budget::Options());
+  const auto connection = make_tls_connection(loop_, std::move(here), std::move(listens), {}, options_,
+                                              {budget, std::make_shared<Traffic>(), budget->outgoing()});
   connection->start(handler);
   run_until([&] { return !handler.methods.empty(); });
   EXPECT_EQ(handler.methods, std::vector<std::uint16_t>{7});

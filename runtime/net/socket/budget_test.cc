@@ -1,0 +1,137 @@
+#include "runtime/net/socket/budget.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/sim/sim_clock.h"
+
+namespace shoal::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Held final : public Budget::Owner {
+ public:
+  Held(const Held&) = delete;
+  explicit Held(std::unique_ptr<Budget::Account> account) : account(std::move(account)) { this->account->set_owner(*this); }
+  void on_room() override { has_room = true; }
+  void on_refused(Error why) override {
+    refused = why.reason();
+    account->leave();
+  }
+  std::uint64_t received_bytes() const override { return received; }
+
+  std::unique_ptr<Budget::Account> account;
+  std::uint64_t received = 0;
+  bool has_room = false;
+  std::string refused;
+};
+
+class BudgetTest : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kMiB = 1 << 20;
+
+  Held of(const std::string& peer) { return Held(budget_->admit(peer).value()); }
+  static std::unique_ptr<Held> kept(Result<std::unique_ptr<Budget::Account>> account) {
+    return std::make_unique<Held>(std::move(account).value());
+  }
+
+  SimClock clock_;
+  Budget::Options options_{.max_connections = 8, .max_arriving_bytes = 64 * kMiB, .max_unsent_bytes = 64 * kMiB};
+  std::shared_ptr<Budget> budget_ = std::make_shared<Budget>(clock_, options_);
+};
+
+TEST_F(BudgetTest, ConnectionsAreBoundedForAPeerAndForAll) {
+  std::vector<std::unique_ptr<Held>> held;
+  for (int i = 0; i < 2; ++i) held.push_back(kept(budget_->admit("a")));
+  EXPECT_EQ(budget_->admit("a").error().reason(), "TooManyConnections");
+  for (const char* peer : {"b", "b", "c", "c", "d", "d"}) held.push_back(kept(budget_->admit(peer)));
+  EXPECT_EQ(budget_->admit("e").error().reason(), "TooManyConnections");
+  held.pop_back();
+  EXPECT_TRUE(budget_->admit("e"));
+  const auto ours = budget_->outgoing();  // is not counted
+  held[0]->account->leave();
+  EXPECT_TRUE(budget_->admit("a"));
+}
+
+TEST_F(BudgetTest, APeersMessagesWaitBeyondItsShareAndOthersDoNot) {
+  Held first = of("a"), second = of("a"), other = of("b");
+  EXPECT_TRUE(first.account->take(10 * kMiB));
+  EXPECT_FALSE(second.account->take(10 * kMiB));
+  EXPECT_TRUE(other.account->take(10 * kMiB));
+  first.account->give_back();
+  EXPECT_TRUE(second.has_room);
+  EXPECT_TRUE(second.account->take(10 * kMiB));  // has it already
+  EXPECT_EQ(clock_.num_timers(), 0u);
+}
+
+TEST_F(BudgetTest, AMessageBeyondAllBoundsComesAlone) {
+  Held large = of("a"), next = of("b");
+  EXPECT_TRUE(large.account->take(1000 * kMiB));
+  EXPECT_FALSE(next.account->take(kMiB));
+  next.account->set_urgent(true);
+  EXPECT_TRUE(next.account->take(kMiB));
+}
+
+TEST_F(BudgetTest, AStalledMessageIsRefusedOnlyWhileOthersWait) {
+  Held stalled = of("a"), slow = of("b"), waits = of("a");
+  EXPECT_TRUE(stalled.account->take(16 * kMiB));
+  EXPECT_TRUE(slow.account->take(16 * kMiB));
+  EXPECT_EQ(clock_.num_timers(), 0u);
+  EXPECT_FALSE(waits.account->take(16 * kMiB));
+  slow.received += 2 * kMiB;
+  clock_.fire_next();
+  EXPECT_EQ(stalled.refused, "MessageStalled");
+  EXPECT_EQ(slow.refused, "");
+  EXPECT_TRUE(waits.has_room);
+}
+
+TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefused) {
+  Held first = of("a"), second = of("b"), third = of("c");
+  const std::uint64_t alone = first.account->allowance();
+  first.account->set_unsent(40 * kMiB);
+  EXPECT_LT(second.account->allowance(), alone);
+  second.account->set_unsent(20 * kMiB);
+  third.account->set_unsent(5 * kMiB);
+  EXPECT_EQ(first.refused, "AnswersNotRead");
+  EXPECT_EQ(second.refused + third.refused, "");
+  third.account->set_unsent(0);
+  EXPECT_EQ(third.account->allowance(), (64 - 20) * kMiB / 8);
+}
+
+TEST_F(BudgetTest, APeerThatReadsNoneOfItsAnswersIsRefusedWithinThePatience) {
+  Held reads = of("a"), sleeps = of("b");
+  for (Held* held : {&reads, &sleeps}) {
+    held->account->set_unsent(10 * kMiB);
+    held->account->set_paused(true);
+  }
+  clock_.advance_to(clock_.now() + 9s);
+  reads.account->set_unsent(9 * kMiB);
+  clock_.fire_next();
+  EXPECT_EQ(sleeps.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused, "");
+  reads.account->set_paused(false);
+  EXPECT_EQ(clock_.num_timers(), 0u);
+}
+
+TEST_F(BudgetTest, ALittleIsAlwaysAllowed) {
+  Held full = of("a"), other = of("b");
+  full.account->set_unsent(64 * kMiB);
+  EXPECT_EQ(other.account->allowance(), Budget::kSmallBytes);
+}
+
+TEST_F(BudgetTest, AConnectionThatWaitsMayEnd) {
+  Held holds = of("a");
+  ASSERT_TRUE(holds.account->take(16 * kMiB));
+  {
+    Held waits = of("a");
+    ASSERT_FALSE(waits.account->take(16 * kMiB));
+  }
+  EXPECT_EQ(clock_.num_timers(), 0u);
+  holds.account->give_back();
+}
+
+}  // namespace
+}  // namespace shoal::runtime
