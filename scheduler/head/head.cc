@@ -94,12 +94,13 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
     }
     return methods_.answer(method, sender, request.message, responder);
   };
+  undo_ = {};
   auto answer = answered();
   commits_.settle();  // before the answer, so that watchers are notified first
   if (answer && method == Method::kHeartbeat) {
     responder.answer(*std::move(answer));
   } else if (answer) {
-    commits_.answer(effect, std::move(responder), *std::move(answer));
+    commits_.answer(effect, std::move(responder), *std::move(answer), std::exchange(undo_, {}));
   }
   check_ended();
 }

@@ -105,6 +105,9 @@ class Head final : public runtime::PeerHandler {
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
+  // These revert decisions that were never stored, nor performed.
+  void undo_job(JobId job, const Error& why);
+  void undo_gang(const std::vector<ActorId>& actors, const Error& why);
   void check_ended();
 
   runtime::Clock& clock_;
@@ -130,6 +133,7 @@ class Head final : public runtime::PeerHandler {
   };
   std::optional<Ending> ending_;
   Commits commits_;
+  Commits::Undo undo_;                             // reverts the request that is handled at present
   std::map<ActorId, runtime::Responder> hosting_;  // requests of kHostActor, until their gang is complete
   // Destroyed before hosting_ and commits_, which have answers that wait. So clients see a broken connection, and ask the next head.
   Clients clients_;
