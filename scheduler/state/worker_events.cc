@@ -57,7 +57,11 @@ void on(Parts& s, const WorkerUpdated& event) {
     return;
   }
   s.workers.report(id, update.pid);
-  if (update.state == WorkerState::kExited) return worker_exited(s, id, update.shell_code, update.cause);
+  if (update.state == WorkerState::kExited) {
+    // The head ended the process of an actor that moves away from a draining node.
+    const std::optional<Error> moved = w.moving ? std::optional(actors::node_drained(from)) : std::nullopt;
+    return worker_exited(s, id, update.shell_code, moved ? moved : update.cause);
+  }
   s.workers.set_state(id, update.state);
   const auto a = s.actors.find(w.actor);
   if (a != s.actors.end() && a->second.state == ActorState::kStarting) {

@@ -139,6 +139,7 @@ Bytes to_record(const Group& v) {
     fill(m.initRow(), v.row);
     actors::fill_labels(m.initLabels(count(v.labels)), v.labels);
     m.setOrder(v.order);
+    m.setTogether(v.together);
   });
 }
 template <>
@@ -148,6 +149,7 @@ Result<Group> from_record(const Bytes& record) {
     v.row = actors::read_group(m.getRow());
     v.labels = actors::read_labels(m.getLabels());
     v.order = m.getOrder();
+    v.together = runtime::text(m.getTogether());
     return v;
   }));
 }
