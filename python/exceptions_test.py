@@ -53,6 +53,25 @@ class CustomNewError(Exception):
         super().__init__(first)
 
 
+class FixedArgsError(Exception):
+    """Its args are a property that cannot be set."""
+
+    def __init__(self, code, text):
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+    @property
+    def args(self):
+        return (f"{self.code}: {self.text}",)
+
+
+class FrozenError(Exception):
+    """As a frozen dataclass: no attribute can be set."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"cannot assign to {name}")
+
+
 class FinalError(Exception):
     def __init_subclass__(cls):
         raise TypeError("nobody derives from this")
@@ -81,6 +100,8 @@ def slotted():
         NeedsTwoError(7, "seven"),
         KeywordOnlyError(code=3),
         slotted(),
+        FixedArgsError(7, "seven"),
+        FrozenError("x"),
         OwnMessageError("x"),
         CustomNewError(1, 2),
         InvalidArgument("wrong", hint="right"),

@@ -116,6 +116,7 @@ Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
   spec.strategy = options.strategy;
   if (!options.labels.empty()) spec.labels.assign(bundles.size(), options.labels);
+  spec.together = options.together;
   spec.detached = options.detached;
   if (bundles.empty()) return fail(invalid_argument("a placement group has at least one bundle"));
   for (const auto& b : bundles) {

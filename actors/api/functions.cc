@@ -19,8 +19,8 @@ constexpr std::chrono::milliseconds kShort{1};  // pause between two visits to a
 // Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
   const shoal::Where& w = o.where;
-  std::string out = fmt::format("{} {} {} {} {} {} {} {}", resources.all(), o.env, o.working_dir, w.group.value, w.bundle, w.node.value,
-                                w.soft, w.spread);
+  std::string out = fmt::format("{} {} {} {} {} {} {} {} {}", resources.all(), o.env, o.working_dir, w.group.value, w.bundle, w.node.value,
+                                w.soft, w.at_once, w.spread);
   for (const auto* labels : {&w.labels, &w.prefers}) {
     out += " of";
     for (const auto& l : *labels) out += fmt::format(" {} {} {}", l.label, l.values, l.negated);

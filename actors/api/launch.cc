@@ -88,7 +88,7 @@ Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, 
   spec.job = session.identity().job;
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), std::string(class_name), each});
   const shoal::Where& where = around.where;
-  spec.where = {where.group, where.bundle, where.node, where.soft, where.spread, where.labels, where.prefers};
+  spec.where = {where.group, where.bundle, where.node, where.soft, where.at_once, where.spread, where.labels, where.prefers};
   spec.launch.kind = Launch::Kind::kNativeWorker;
   spec.launch.program = options_.program;
   spec.launch.build_id = options_.build_id;

@@ -1,6 +1,5 @@
 #include "actors/api/main.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +13,7 @@
 #include "actors/api/build_id.h"
 #include "actors/session/folder.h"
 #include "actors/session/role.h"
+#include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/process/process.h"
 
@@ -110,10 +110,7 @@ Result<std::unique_ptr<Session>> connect(const Environment& e, const std::string
 
 std::vector<std::string> resource_words(const MainOptions& o) {
   std::map<std::string, double> amounts = o.resources;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : cpus;
+  amounts["CPU"] = o.num_cpus >= 0 ? o.num_cpus : runtime::usable_cpus();
   if (o.num_gpus >= 0) amounts["GPU"] = o.num_gpus;  // if it is not given, the cluster counts the GPUs
   amounts["memory"] = o.memory >= 0 ? o.memory : static_cast<double>(runtime::machine_memory().total);
   std::vector<std::string> out;

@@ -21,6 +21,7 @@ struct Where {
   std::int32_t bundle = -1;              // from this bundle of the group; -1: any
   NodeId node = {};                      // on this node
   bool soft = false;                     // if that node is gone or could never hold it, on another
+  bool at_once = false;                  // if that node has no room now: with `soft` on another, else fail as ResourceExhausted
   bool spread = false;                   // on the node with the fewest processes
   std::vector<LabelMatch> labels = {};   // on a node with these
   std::vector<LabelMatch> prefers = {};  // preferred labels, if such a node has room
@@ -71,6 +72,7 @@ struct GroupOptions {
   Strategy strategy = Strategy::kPack;
   std::string name = "", name_space = "";
   std::vector<LabelMatch> labels = {};  // labels of the node that a bundle may be on
+  std::string together = "";            // all bundles on nodes with one value of this label, such as a rack
   bool detached = false;                // outlives its job
 };
 

@@ -118,6 +118,11 @@ void ActorHost::on_arguments(const runtime::Peer& peer, runtime::Message message
   }
 }
 
+bool ActorHost::has_caller(const Incoming& incoming) const {
+  const auto found = peers_.find(incoming.peer);
+  return found != peers_.end() && found->second->connected();
+}
+
 Result<ActorHost::Yielded> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
   const auto found = peers_.find(incoming.peer);
   if (found == peers_.end()) return Yielded::kUnheard;

@@ -85,6 +85,8 @@ class ActorHost final : public runtime::PeerHandler {
   void on_cancel_children(std::function<void(CallKey, CancelHow)> reported) { cancel_children_ = std::move(reported); }
   // The bytes of replies that wait in this process because callers do not read fast enough.
   std::size_t queued_bytes() const;
+  // False if the connection is gone on which the call arrived: then no process gets its answer.
+  bool has_caller(const Incoming& incoming) const;
   // Sends an item that a running call yields, before the call's answer. Returns kNoRoom if too much is queued in the caller's socket
   // (kAhead): the item then has to be sent again later. Returns kUnheard if the call's connection is gone.
   enum class Yielded { kSent, kNoRoom, kUnheard };

@@ -174,6 +174,18 @@ std::string way_to(const std::string& root, const std::string& address) {
   return out + "; sessions were looked for in " + root + " (SHOAL_HOME)";
 }
 
+// True if one of these is an address of the cluster. A host that joined has a session folder that names heads on other hosts, which may be
+// a list.
+bool is_at(const SessionInfo& info, const std::vector<runtime::Endpoint>& wanted) {
+  std::vector<std::string> texts = info.heads;
+  texts.insert(texts.end(), {info.head, info.head_local});
+  return std::any_of(texts.begin(), texts.end(), [&](const std::string& text) {
+    const auto own = runtime::parse_endpoints(text);
+    return own &&
+           std::any_of(own->begin(), own->end(), [&](const auto& e) { return std::find(wanted.begin(), wanted.end(), e) != wanted.end(); });
+  });
+}
+
 }  // namespace
 
 Error no_cluster(const std::string& root) {
@@ -184,18 +196,13 @@ Error no_cluster(const std::string& root) {
 
 Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
   const bool any = address == "auto";
+  std::vector<runtime::Endpoint> wanted;
+  if (!any) {
+    SHOAL_TRY(wanted, runtime::parse_endpoints(address));
+  }
   for (const auto& folder : any ? shared(root) : running(root)) {
     const auto info = folder.info();
-    if (!info) continue;
-    if (any) return folder;
-    // A host that joined has a session folder that names heads on other hosts, so each address in the list is compared.
-    for (std::size_t from = 0; !any && from <= address.size();) {
-      const auto end = std::min(address.find(',', from), address.size());
-      const std::string one = address.substr(from, end - from);
-      const bool among = std::find(info->heads.begin(), info->heads.end(), one) != info->heads.end();
-      if (info->head == one || info->head_local == one || among) return folder;
-      from = end + 1;
-    }
+    if (info && (any || is_at(*info, wanted))) return folder;
   }
   if (any) return fail(no_cluster(root));
   return fail(

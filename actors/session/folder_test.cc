@@ -83,6 +83,9 @@ TEST_F(FolderTest, OnlyLivingProcessesMakeASessionRun) {
   EXPECT_EQ(SessionFolder::at_address(root_, "127.0.0.1:1")->path(), a.path());
   EXPECT_EQ(SessionFolder::at_address(root_, "unix:@a")->path(), a.path());
   EXPECT_FALSE(SessionFolder::at_address(root_, "127.0.0.1:2"));
+  ASSERT_TRUE(a.write_info({"[fd00::1]:1", "unix:@a", 5, ""}));
+  EXPECT_EQ(SessionFolder::at_address(root_, "[fd00::2]:1,[FD00:0::1]:1")->path(), a.path());
+  EXPECT_EQ(SessionFolder::at_address(root_, "fd00::1:1").error().code(), Code::kInvalidArgument);
   a.leave("head", getpid());
   EXPECT_TRUE(SessionFolder::running(root_).empty());
 }

@@ -1,10 +1,11 @@
 #include "fsdp/shard/shard_actor.h"
 
 #include <algorithm>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "runtime/process/cpu_limit.h"
 
 namespace shoal::fsdp {
 
@@ -172,7 +173,7 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   }
   ++num_models_;
   // Ranks that outnumber the cores must not spin.
-  if (hosts.ranks(hosts.host_of(options_.rank)).size() > std::thread::hardware_concurrency()) options.waits.spins = 0;
+  if (hosts.ranks(hosts.host_of(options_.rank)).size() > static_cast<std::size_t>(runtime::usable_cpus())) options.waits.spins = 0;
   auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
                                              clock_, std::move(options));
   std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {

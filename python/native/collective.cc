@@ -1,7 +1,7 @@
 #include <cstdio>
-#include <thread>
 
 #include "python/native/collective.h"
+#include "runtime/process/cpu_limit.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/reduction.h"
 
@@ -90,7 +90,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   if (shares_memory) {
     auto& shared = request.memory.emplace();
     shared.spins = spins;
-    shared.shares_cores = static_cast<unsigned>(world_size) > std::thread::hardware_concurrency();
+    shared.shares_cores = world_size > runtime::usable_cpus();
     shared.open = [memory = use->memory()](const std::string& key, std::size_t bytes, int member) {
       return memory->open(key, bytes, member);
     };

@@ -40,7 +40,7 @@ def __getattr__(name: str):
         from shoal._core.logging import LoggingConfig  # late: loads logging
 
         return LoggingConfig
-    if name not in ("cloudpickle", "cluster_utils", "dag", "remote_function", "runtime_env", "types", "util"):
+    if name not in ("_raylet", "cloudpickle", "cluster_utils", "dag", "remote_function", "runtime_env", "types", "util"):
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     return importlib.import_module(f"shoal.{name}")
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 
+from shoal._core.variables import variable
 from shoal._runtime_env import environment, shipping
 from shoal.exceptions import ShoalError
 
@@ -17,7 +18,7 @@ def main() -> None:
     command = sys.argv[1]
     try:
         shipping.settle("", [])
-        env = environment.check(json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}")))
+        env = environment.check(json.loads(variable("SHOAL_RUNTIME_ENV", "{}")))
         # On the submitter's host the folder is used in place, so that changes are visible. Processes that the job starts use copies.
         folder = env.pop("working_dir") if shipping.in_place(env.get("working_dir", "")) else None
         around = environment.prepare(env)

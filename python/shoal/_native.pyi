@@ -190,6 +190,11 @@ def machine_memory() -> int:
     Bytes that this process may use: the machine's memory, or the limit of its control groups.
     """
 
+def usable_cpus() -> int:
+    """
+    CPUs that this process may use, 1 or more: those of its affinity, or the quota of its control groups, or Slurm's allocation.
+    """
+
 class Session:
     """This process's membership in a cluster."""
 
@@ -248,7 +253,7 @@ class Session:
         (id, creation spec) of the actor that this process makes without its creator.
         """
 
-    def create_group(self, bundles: Sequence[Mapping[str, float]], strategy: str, name: str, name_space: str, detached: bool, labels: list) -> str:
+    def create_group(self, bundles: Sequence[Mapping[str, float]], strategy: str, name: str, name_space: str, detached: bool, labels: list, together: str) -> str:
         """Id of a placement group that is, or will be, reserved."""
 
     def group_ready(self, group: str, value: bytes) -> Ref:
@@ -461,6 +466,9 @@ class Session:
         """
         Sends an item to the caller, before the reply. Returns True if it was sent; False if the socket has no room and `waits` is False; None if the caller takes no items, now or later.
         """
+
+    def has_caller(self, incoming: Incoming) -> bool:
+        """False if the caller's connection is gone: no process gets the answer."""
 
     def refuse(self, incoming: Incoming, reason: str, message: str) -> None:
         """Answers with this Unavailable."""

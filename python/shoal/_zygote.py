@@ -20,6 +20,7 @@ from shoal import _native
 from shoal._actors.launch import interpreters_paths
 from shoal._core import stacks
 from shoal._core.process import end_children_with_this
+from shoal._core.variables import variable
 from shoal._runtime_env import shipping
 from shoal._runtime_env.environment import expanded
 from shoal._worker.main import run as run_worker
@@ -115,7 +116,7 @@ def _run_worker(request: dict) -> int:
 
 
 def _runtime_env() -> dict:
-    return json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+    return json.loads(variable("SHOAL_RUNTIME_ENV", "{}"))
 
 
 def _set_environment(given: dict[str, str]) -> None:

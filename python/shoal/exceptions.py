@@ -467,9 +467,10 @@ def parts(error: BaseException) -> tuple[tuple, dict]:
                     value = getattr(error, name)
                     if value is not None or cls.__module__ != "builtins":  # OSError distinguishes None from unset
                         attributes[name] = value
-    return error.args, {**attributes, **getattr(error, "__dict__", {})}
+    return _ARGS.__get__(error), {**attributes, **getattr(error, "__dict__", {})}
 
 
+_ARGS = BaseException.__dict__["args"]  # also of a class that has a property of this name
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
@@ -488,7 +489,7 @@ def _new(cls: type[BaseException], args: tuple) -> BaseException:
 def bare(cls: type[BaseException], args: tuple, attributes: dict) -> BaseException:
     """Makes an exception from its parts, without calling its ``__init__``, which may require other arguments than ``args``."""
     error = _new(cls, args)
-    error.args = args
+    _ARGS.__set__(error, args)
     for name, value in attributes.items():
         if isinstance(getattr(cls, name, None), property):
             continue

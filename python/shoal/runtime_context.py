@@ -13,6 +13,7 @@ from shoal._core.context import CallInfo, current_call, running
 from shoal._core.ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from shoal._core.process import session as _session
 from shoal._core.process import state
+from shoal._core.variables import variable
 from shoal._driver.cluster import nodes
 from shoal._runtime_env import environment
 from shoal.runtime_env import RuntimeEnv
@@ -158,7 +159,7 @@ class RuntimeContext:
     @property
     def was_current_actor_reconstructed(self) -> bool:
         """True if the actor's process was restarted."""
-        return int(os.environ.get("SHOAL_RESTARTS", "0")) > 0
+        return int(variable("SHOAL_RESTARTS", "0")) > 0
 
     def get(self) -> dict[str, Any]:
         """A dict with job_id, node_id, namespace, and in a worker task_id and actor_id if any."""

@@ -1,5 +1,6 @@
 #include "runtime/net/endpoint.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -23,11 +24,27 @@ Result<std::string> parse_name(const std::string& quoted, std::string_view name)
   return std::string(name);
 }
 
+// Reads the host in front of the port. An IPv6 address gets the form that the kernel prints, so that equal ones have equal texts.
+Result<std::string> parse_host(const std::string& quoted, std::string_view text) {
+  const bool in_brackets = text.starts_with('[') && text.ends_with(']');
+  if (!in_brackets && text.find_first_of(":[]") != std::string_view::npos) {
+    return fail(invalid_argument(quoted + ": an IPv6 address stands in brackets").with_hint("write [ADDRESS]:PORT, such as [::1]:7460"));
+  }
+  if (!in_brackets) return std::string(text);
+  std::string host(text.substr(1, text.size() - 2));
+  if (host.find('%') != std::string::npos) return host;  // an address on a link, with the link's name
+  in6_addr six{};
+  char printed[INET6_ADDRSTRLEN] = {};
+  if (inet_pton(AF_INET6, host.c_str(), &six) != 1) return fail(invalid_argument(quoted + ": there is no IPv6 address in the brackets"));
+  return std::string(inet_ntop(AF_INET6, &six, printed, sizeof printed));
+}
+
 }  // namespace
 
 std::string Endpoint::to_string() const {
   if (is_unix()) return std::string(kUnixPrefix) + unix_name;
-  return host + ":" + std::to_string(port) + (unix_name.empty() ? "" : std::string(kBesides) + unix_name);
+  const bool ipv6 = host.find(':') != std::string::npos;
+  return (ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port) + (unix_name.empty() ? "" : std::string(kBesides) + unix_name);
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {
@@ -50,7 +67,7 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
   if (error != std::errc() || end != digits.data() + digits.size()) {
     return fail(invalid_argument(quoted + ": the port is a number from 0 to 65535"));
   }
-  out.host = text.substr(0, colon);
+  SHOAL_TRY(out.host, parse_host(quoted, text.substr(0, colon)));
   return out;
 }
 

@@ -1,5 +1,5 @@
 // Address of a listener: `unix:@NAME` (abstract, not in the file system), `HOST:PORT`, or both as `HOST:PORT/@NAME`. Other hosts use
-// HOST:PORT, processes on HOST the unix socket.
+// HOST:PORT, processes on HOST the unix socket. An IPv6 address as HOST stands in brackets: `[::1]:7460`.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace shoal::runtime {
 
 struct Endpoint {
-  std::string unix_name;  // without the @; empty for TCP
-  std::string host;
+  std::string unix_name;   // without the @; empty for TCP
+  std::string host;        // a name or an address; an IPv6 address without its brackets
   std::uint16_t port = 0;  // 0: chosen by the kernel (listen only)
 
   bool is_unix() const { return !unix_name.empty() && host.empty(); }

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/process/control_groups.h"
+
 namespace shoal::runtime {
 
 namespace {
@@ -55,40 +57,6 @@ void limit_by(MachineMemory& memory, const std::string& folder, const Controller
   memory.available = std::min(memory.available, limit - std::min(limit, held));
 }
 
-// Applies the limits of the group and its ancestors. In a container the path may be the host's, and few or none of its folders are visible.
-void limit_along(MachineMemory& memory, const std::string& mount, std::string path, const Controller& names) {
-  for (;;) {
-    limit_by(memory, mount + path, names);
-    if (path.empty()) return;
-    path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
-  }
-}
-
-// One of this process's groups with a memory controller: mount point, path, and controller version.
-struct Group {
-  std::string mount, path;
-  bool version2 = true;
-};
-std::vector<Group> groups_of_this(const std::string& root) {
-  std::vector<Group> out;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // NUMBER:CONTROLLERS:PATH
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    std::string path = line.substr(second + 1);
-    if (path == "/") path.clear();
-    const std::string mounts = root + "/sys/fs/cgroup";
-    if (controllers == ",,") {
-      out.push_back({mounts, path, true});
-      out.push_back({mounts + "/unified", path, true});
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      out.push_back({mounts + "/memory", path, false});
-    }
-  }
-  return out;
-}
-
 constexpr std::size_t kMaxFamily = 1000;
 
 // Returns the memory of one process in bytes. The relevant lines are "Name:   NUMBER kB".
@@ -109,7 +77,12 @@ MachineMemory machine_memory(const std::string& root) {
   const auto [total, available] = fields_of(root + "/proc/meminfo", {"MemTotal:", "MemAvailable:"});
   if (total != kNone) out.total = total << 10;
   if (available != kNone) out.available = available << 10;
-  for (const auto& g : groups_of_this(root)) limit_along(out, g.mount, g.path, g.version2 ? kVersion2 : kVersion1);
+  for (const auto& group : control_groups("memory", root)) {
+    visit_folders(group, [&](const std::string& folder) {
+      limit_by(out, folder, group.version2 ? kVersion2 : kVersion1);
+      return false;
+    });
+  }
   out.available = std::min(out.available, out.total);
   if (out.total == kNone) out.total = 0;
   return out;
@@ -131,15 +104,15 @@ std::uint64_t process_memory(pid_t pid, const std::string& root) {
 }
 
 std::uint64_t kernel_oom_kills(const std::string& root) {
-  for (const auto& g : groups_of_this(root)) {
-    for (std::string path = g.path;;) {
-      const std::string file = g.mount + path + (g.version2 ? "/memory.events" : "/memory.oom_control");
-      if (const std::uint64_t kills = fields_of(file, {"oom_kill", ""})[0]; kills != kNone) return kills;
-      if (path.empty()) break;
-      path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
-    }
+  std::uint64_t kills = kNone;
+  for (const auto& group : control_groups("memory", root)) {
+    visit_folders(group, [&](const std::string& folder) {
+      kills = fields_of(folder + (group.version2 ? "/memory.events" : "/memory.oom_control"), {"oom_kill", ""})[0];
+      return kills != kNone;
+    });
+    if (kills != kNone) return kills;
   }
-  const std::uint64_t kills = fields_of(root + "/proc/vmstat", {"oom_kill", ""})[0];
+  kills = fields_of(root + "/proc/vmstat", {"oom_kill", ""})[0];
   return kills == kNone ? 0 : kills;
 }
 

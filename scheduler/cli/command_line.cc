@@ -32,6 +32,19 @@ const CLI::App& named_verb(const CLI::App& app, int argc, char** argv) {
   return *at;
 }
 
+// The position of the first word after the verb's name that is neither an option nor an option's value; argc if there is none.
+int first_argument(const CLI::App& verb, int argc, char** argv) {
+  int at = 1;
+  while (at < argc && argv[at] != verb.get_name()) ++at;  // after the groups' names
+  for (++at; at < argc; ++at) {
+    const std::string word = argv[at];
+    if (word == "--" || !word.starts_with('-')) break;
+    const CLI::Option* const option = verb.get_option_no_throw(word);  // null for --NAME=VALUE as well
+    if (option != nullptr && option->get_items_expected_max() > 0) ++at;
+  }
+  return std::min(at, argc);
+}
+
 // Reports the first word that stands for a command but names none.
 std::optional<Error> unknown_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* at = &app;
@@ -117,13 +130,18 @@ void CommandLine::on_run(CLI::App* verb, Action action) {
   verb->callback([this, action = std::move(action)] { code_ = action(common_); });
 }
 
+int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char** argv) {
+  char** const end = argv + argc;
+  char** begin = argv + first_argument(verb, argc, argv);
+  command_is_script_ = what == Command::kProgramOrScript && begin != end && *begin != std::string("--");
+  if (!command_is_script_) begin = std::find(begin, end, std::string("--"));
+  command_.assign(begin == end || command_is_script_ ? begin : begin + 1, end);
+  return static_cast<int>(begin - argv);
+}
+
 int CommandLine::run(int argc, char** argv) {
-  if (with_command_.contains(&named_verb(app_, argc, argv))) {
-    char** const end = argv + argc;
-    char** const dashes = std::find(argv + 1, end, std::string("--"));
-    if (dashes != end) command_.assign(dashes + 1, end);
-    argc = static_cast<int>(dashes - argv);
-  }
+  const CLI::App& verb = named_verb(app_, argc, argv);
+  if (const auto found = with_command_.find(&verb); found != with_command_.end()) argc = take_command(verb, found->second, argc, argv);
   try {
     app_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -4,7 +4,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,9 +32,12 @@ class CommandLine {
   CLI::App* add_group(const std::string& name, const std::string& about);
 
   void on_run(CLI::App* verb, Action action);
-  // The words after -- are a command, which the verb's action finds in command().
-  void takes_command(CLI::App* verb) { with_command_.insert(verb); }
+  // The words that the verb's action finds in command(). kProgram: those after --. kProgramOrScript: also a script, which is the first word
+  // that is neither an option nor an option's value, and all words after it, -- included.
+  enum class Command { kProgram, kProgramOrScript };
+  void takes_command(CLI::App* verb, Command command = Command::kProgram) { with_command_[verb] = command; }
   const std::vector<std::string>& command() const { return command_; }
+  bool command_is_script() const { return command_is_script_; }
   // The exit code for wrong options of this verb, instead of kUsage.
   void set_usage_exit(CLI::App* verb, int code) { usage_exits_[verb] = code; }
 
@@ -52,14 +54,17 @@ class CommandLine {
   int run(int argc, char** argv);
 
  private:
+  // Moves the words of the command into command_. Returns the number of words that are left.
+  int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
 
   CLI::App app_;
   Common common_;
   std::vector<std::shared_ptr<void>> owned_;
-  std::set<const CLI::App*> with_command_;
+  std::map<const CLI::App*, Command> with_command_;
   std::map<const CLI::App*, int> usage_exits_;
   std::vector<std::string> command_;
+  bool command_is_script_ = false;
   int code_ = 0;
 };
 

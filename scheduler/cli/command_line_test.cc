@@ -7,7 +7,8 @@
 namespace shoal::scheduler::cli {
 namespace {
 
-// A command line with the verb `count`, which takes a command, and the verbs `jobs list` and `jobs run`.
+// A command line with the verb `count`, which takes a command, `start`, which also takes a script, and the verbs `jobs list` and
+// `jobs run`.
 struct Shoal {
   Shoal() {
     auto* count = line.add_verb("count", "");
@@ -15,6 +16,12 @@ struct Shoal {
     line.set_usage_exit(count, 99);
     count->add_option("--more", line.own<int>())->check(CLI::Range(0, 9));
     line.on_run(count, [this](const Common&) { return static_cast<int>(line.command().size()); });
+    auto* start = line.add_verb("start", "");
+    line.takes_command(start, CommandLine::Command::kProgramOrScript);
+    start->add_option("--name", line.own<std::string>());
+    start->add_option("--resource", line.own<std::vector<std::string>>());
+    start->add_flag("--wait", line.own<bool>());
+    line.on_run(start, [this](const Common&) { return line.command_is_script() ? 5 : 6; });
     auto* group = line.add_group("jobs", "");
     line.on_run(line.add_verb("list", "", group), [this](const Common& common) {
       target = common.target;
@@ -64,6 +71,23 @@ TEST(CommandLine, WordsAfterTwoDashesAreTheCommandOfAVerbThatTakesOne) {
   EXPECT_EQ(Shoal()({"count"}), 0);
   EXPECT_EQ(Shoal()({"count", "--", "ls", "--json", "--", "--more=12"}), 4);
   EXPECT_EQ(Shoal()({"jobs", "run", "--", "--json"}), 8) << "elsewhere they are arguments";
+}
+
+TEST(CommandLine, AScriptIsTheFirstWordBehindTheOptionsAndHasAllWordsBehindIt) {
+  const std::vector<std::string> script = {"s.py", "", "a b", "--", "--wait", "-", "--name", "--"};
+  for (const std::vector<std::string>& options : std::vector<std::vector<std::string>>{
+           {}, {"--wait"}, {"--name", "x"}, {"--name=x"}, {"--resource", "a=1", "--resource", "b=2"}, {"--json", "--name", "start"}}) {
+    Shoal shoal;
+    std::vector<std::string> words = {"start"};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), script.begin(), script.end());
+    EXPECT_EQ(shoal(words), 5) << options.size();
+    EXPECT_EQ(shoal.line.command(), script) << options.size();
+  }
+  Shoal shoal;
+  EXPECT_EQ(shoal({"start", "--wait", "--", "ls", "--", "s.py"}), 6);
+  EXPECT_EQ(shoal.line.command(), (std::vector<std::string>{"ls", "--", "s.py"}));
+  EXPECT_EQ(Shoal()({"start", "--wiat", "s.py"}), kUsage) << "an unknown option in front of the script is not the script's";
 }
 
 TEST(CommandLine, WrongUsageHasAnExitCodeOfItsOwnWhereAVerbSetsOne) {

@@ -28,7 +28,7 @@ void Head::perform(const Action& action) {
                     [this](const Disconnect& a) { disconnect(a); },
                     [this](const EndNodeOn& a) {
                       log_->info("node={} leaves", to_string(a.node));
-                      links_.notify(a.node, Method::kEndNode);
+                      links_.notify(a.node, Method::kLeaveDrained);
                     },
                     [this](const FindPortOn& a) { find_port(a); },
                     [this](const NotifyActor& a) {

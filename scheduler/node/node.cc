@@ -237,13 +237,13 @@ void Node::check_owner() {
   end("the processes it was started for are gone");
 }
 
-void Node::end(const std::string& why) {
+void Node::end(const std::string& why, std::optional<Error> of_workers) {
   if (ending_.why) return;
   ending_.why = why;
   head_.stop();
   if (options_.events.on_ending) options_.events.on_ending();
   log_->info("node={} ending: {}", to_string(id_), why);
-  workers_.end();
+  workers_.end(std::move(of_workers));
   check_ended();
 }
 

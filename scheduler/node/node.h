@@ -65,8 +65,8 @@ class Node final : public runtime::PeerHandler {
 
   // Listens, then connects to the head, and tries again until a head registers the node.
   Result<void> start();
-  // Ends all workers (SIGTERM, then SIGKILL) and then calls on_end.
-  void end(const std::string& why);
+  // Ends all workers (SIGTERM, then SIGKILL) and then calls on_end. `of_workers`: the cause of the workers' ends, instead of the signal.
+  void end(const std::string& why, std::optional<Error> of_workers = {});
 
   NodeId id() const { return id_; }
   const runtime::Endpoint& endpoint() const { return listener_->endpoint(); }

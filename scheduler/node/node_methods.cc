@@ -79,6 +79,7 @@ void Node::answer_head() {
     return actors::FreePort{port};
   });
   methods_.of_head.on_notice<Method::kEndNode>([this](Sender&, Empty) { end("the head shuts the cluster down"); });
+  methods_.of_head.on_notice<Method::kLeaveDrained>([this](Sender&, Empty) { end("it was drained", actors::node_drained(id_)); });
   methods_.of_head.on_notice<Method::kHeads>([this](Sender&, const actors::Heads& m) { head_.heads_are(m.endpoints); });
   methods_.of_head.on_notice<Method::kNodeGone>([this](Sender&, const actors::NodeGone& m) { objects_.peer_nodes().head_said_gone(m); });
 }

@@ -207,8 +207,9 @@ void Workers::end_job(JobId job) {
   if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
 }
 
-void Workers::end() {
+void Workers::end(std::optional<Error> why) {
   ending_ = true;
+  end_cause_ = std::move(why);
   for (const auto& [id, w] : workers_) launcher_.signal(id, SIGTERM);
   killing_ = clock_.after(options_.stop_grace, [this] {
     for (const auto& [id, w] : workers_) launcher_.signal(id, SIGKILL);
@@ -225,6 +226,7 @@ void Workers::exited(WorkerId worker, runtime::ExitStatus status) {
   const auto memory = monitor_.cause_of_end(worker, w->role, w->pid, status, w->fate != Worker::Fate::kRuns || ending_);
   const std::string tail = events_.tail(worker);
   if (w->stopped_too_long) return gone(worker, status.shell_code(), stopped_too_long(*w, options_.stopped.limit));
+  if (end_cause_) return gone(worker, status.shell_code(), *end_cause_);
   gone(worker, status.shell_code(),
        memory ? death(memory->message(), tail, memory->reason(), memory->hint())
               : death(fmt::format("{} (pid {}) {}", w->role, w->pid, status.to_string()), tail, "WorkerDied", ""));

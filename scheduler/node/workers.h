@@ -97,8 +97,8 @@ class Workers final : private Launcher::Events {
   // Kills the workers that this node has launched; with a `job`, only those of that job.
   void kill_launched(std::optional<JobId> job = {});
   void end_job(JobId job);
-  // Ends all workers (SIGTERM, then SIGKILL). No worker is started from then on.
-  void end();
+  // Ends all workers (SIGTERM, then SIGKILL). No worker is started from then on. `why`: the cause of their ends, instead of the signal.
+  void end(std::optional<Error> why = {});
 
  private:
   // Members of Launcher::Events.
@@ -126,6 +126,7 @@ class Workers final : private Launcher::Events {
   std::set<JobId> torch_jobs_;
   std::uint64_t next_order_ = 1;
   bool ending_ = false;
+  std::optional<Error> end_cause_;
   runtime::Timer killing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -1,6 +1,5 @@
 #include "scheduler/roles/roles.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <array>
@@ -12,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/net/interfaces.h"
+#include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/shm/spill_file.h"
 #include "scheduler/node/machine.h"
@@ -140,12 +140,9 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
 }  // namespace
 
 actors::Resources detect_resources() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const double cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   const auto memory = static_cast<double>(runtime::machine_memory().total);
   const auto gpus = static_cast<double>(count_devices("/dev", std::getenv("CUDA_VISIBLE_DEVICES")));
-  return actors::Resources::of({{"CPU", cpus}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
+  return actors::Resources::of({{"CPU", runtime::usable_cpus()}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
 }
 
 int run_node(const NodeRole& role) {

@@ -46,6 +46,17 @@ Result<Gang> checked(const Parts& s, const actors::GangSpec& spec) {
   return gang;
 }
 
+// Ends a gang that was not placed and must not wait for room on its node.
+void end_without_room(Parts& s, const actors::GangSpec& spec) {
+  const ActorRow* const first = s.actors.living(spec.actors[0].id);
+  if (!spec.where.node || spec.where.soft || !spec.where.at_once || first == nullptr || first->state != ActorState::kPending) return;
+  const std::string why = first->pending_reason.empty() ? "" : ": " + first->pending_reason;
+  end_actor(s, first->id,
+            resource_exhausted("its required node has no room for it now" + why)
+                .with_reason("Unschedulable")
+                .with_hint("without _fail_on_unavailable it waits for room"));
+}
+
 // Makes `to` the creator of the gangs that `from` made. Two kinds stay with `from` and end with it. Workers of functions are one, but what
 // they made goes to `to`. The other are gangs that have not finished starting: `from` has not sent their constructor calls yet.
 void hand_on(Parts& s, WorkerId from, WorkerId to) {
@@ -101,7 +112,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
     } else if (found) {
       return fail(invalid_argument(fmt::format("an actor named '{}' lives already in namespace '{}'", spec.name, spec.name_space))
                       .with_reason("NameTaken")
-                      .with_hint("get it with get_actor, or with get_if_exists=True"));
+                      .with_hint("Please use a different name, or get the existing actor with get_actor or get_if_exists=True"));
     }
   }
   SHOAL_OK(check_bounds(spec));
@@ -117,6 +128,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
   s.queue.entries.push_back(waiting(s, s.gangs.at(spec.id)));
   place_pending(s);
   explain_newcomer(s);
+  end_without_room(s, spec);
   return std::optional<actors::FoundActor>();
 }
 

@@ -172,6 +172,22 @@ TEST_F(DrainTest, AnActorThatHasNowhereToGoStaysUntilTheDeadline) {
   EXPECT_EQ(node_of(one), NodeId{3});
 }
 
+TEST_F(DrainTest, AnActorThatMovesLostItsProcessToTheDrain) {
+  const NodeId old = join(1, 1);
+  const ActorId one = actor(1, -1);
+  join(2, 1);
+  scheduling(old, NodeScheduling::kDraining, 10'000);
+  for (const auto& action : state_.take_actions()) {
+    if (const auto* s = std::get_if<StopWorkerOn>(&action)) gone(s->node, s->message.worker);
+  }
+  std::vector<std::string> reasons;  // in the reports to its callers
+  for (const auto& action : state_.take_actions()) {
+    const auto* n = std::get_if<NotifyActor>(&action);
+    if (n != nullptr && n->row.id == one && n->row.state == ActorState::kRestarting) reasons.push_back(n->row.cause->reason());
+  }
+  EXPECT_EQ(reasons, std::vector<std::string>{"NodeDrained"});
+}
+
 TEST_F(DrainTest, TwoActorsDoNotMoveIntoTheSameRoom) {
   const NodeId old = join(1, 2);
   const ActorId one = actor(1, -1), two = actor(1, -1);

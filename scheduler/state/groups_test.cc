@@ -244,6 +244,59 @@ TEST_F(GroupTest, ANodeOfChoiceIsWaitedForUnlessItCannotBe) {
   EXPECT_EQ(state_.actor(second.actors[0].id)->cause->message(), "actor A died: its required node was lost");
 }
 
+TEST_F(GroupTest, ANodeOfChoiceThatHasNoRoomIsReplacedOrRefusedAtOnce) {
+  join(1, {{"CPU", 1}});
+  join(2, {{"CPU", 1}});
+  const auto at_once = [&](bool soft) {
+    auto g = gang(job_, 1, {{"CPU", 1}});
+    g.where.node = NodeId{2};
+    g.where.soft = soft;
+    g.where.at_once = true;
+    EXPECT_TRUE(state_.step(GangRequested{g}));
+    return g.actors[0].id;
+  };
+  EXPECT_EQ(state_.actor(at_once(false))->node, NodeId{2});
+  const ActorId refused = at_once(false);
+  EXPECT_EQ(state_of(refused), ActorState::kDead);
+  EXPECT_EQ(state_.actor(refused)->cause->reason(), "Unschedulable");
+  EXPECT_NE(state_.actor(refused)->cause->message().find("has no room for it now"), std::string::npos);
+  EXPECT_EQ(state_.actor(at_once(true))->node, NodeId{1});
+  const ActorId waits = at_once(true);  // both are full
+  EXPECT_EQ(state_of(waits), ActorState::kPending);
+  join(3, {{"CPU", 1}});
+  EXPECT_EQ(state_.actor(waits)->node, NodeId{3});
+}
+
+TEST_F(GroupTest, AllBundlesGoToNodesWithOneValueOfALabel) {
+  const auto join_in = [&](std::uint64_t id, const std::string& rack) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.resources = of({{"CPU", 1}});
+    if (!rack.empty()) n.labels = {{"rack", rack}};
+    ASSERT_TRUE(state_.step(NodeJoined{n}));
+  };
+  auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
+  g.together = "rack";
+  join_in(1, "");
+  join_in(2, "");
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
+  EXPECT_EQ(state_.group(g.id)->pending_reason, "no node has the label rack");
+  join_in(3, "a");
+  join_in(4, "b");
+  pass(1s);
+  state_.step(Tick{});
+  EXPECT_NE(state_.group(g.id)->pending_reason.find("on nodes with one value of the label rack"), std::string::npos)
+      << state_.group(g.id)->pending_reason;
+  join_in(5, "b");
+  EXPECT_EQ(nodes_of(g), (std::set{NodeId{4}, NodeId{5}}));
+  // A bundle that lost its node stays with the others.
+  state_.step(NodeLost{NodeId{5}, unavailable("gone")});
+  join_in(6, "a");
+  EXPECT_EQ(state_of_group(g), "RESCHEDULING");
+  join_in(7, "b");
+  EXPECT_EQ(nodes_of(g), (std::set{NodeId{4}, NodeId{7}}));
+}
+
 TEST_F(GroupTest, SpreadGoesWhereFewAre) {
   join(1, {{"CPU", 4}});
   join(2, {{"CPU", 4}});

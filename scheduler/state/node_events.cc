@@ -149,8 +149,7 @@ void on(Parts& s, const NodeLost& event) {
   if (!s.nodes.lives(node)) return;
   s.nodes.die(node);
   const bool drained = s.nodes.at(node).leave_sent;
-  const Error lost =
-      (drained ? unavailable("its node was drained").with_reason("NodeDrained") : Error(event.cause)).in("node " + to_string(node));
+  const Error lost = drained ? actors::node_drained(node) : Error(event.cause).in("node " + to_string(node));
   s.turn.act(Disconnect{node, lost});
   const auto leads = [&](const Worker& w) {  // a process whose end ends a job
     const auto j = s.jobs.find(w.row.job);

@@ -100,16 +100,16 @@ void start_gang(Parts& s, const Gang& gang, const std::vector<Site>& sites) {
 // Returns true if the group has all its bundles now.
 bool place_group(Parts& s, GroupId id) {
   const Group& group = s.groups.at(id);
-  const auto [wants, allowed] = asked(s.nodes, group, s.nodes.index().free());
+  // Bundles that are placed again keep apart from the nodes of the others.
   NodeResources apart;
-  const bool some_are_placed = std::any_of(group.row.nodes.begin(), group.row.nodes.end(), [](NodeId n) { return bool(n); });
-  const bool keep_apart = group.row.strategy == Strategy::kStrictSpread && some_are_placed;
+  const bool keep_apart = group.row.strategy == Strategy::kStrictSpread && std::ranges::any_of(group.row.nodes, &NodeId::operator bool);
   if (keep_apart) {
-    apart = *allowed;
+    apart = s.nodes.index().free();
     for (const NodeId n : group.row.nodes) apart.erase(n);
   }
   const bool by_load = group.row.strategy == Strategy::kSpread;
-  const auto nodes = place(wants, keep_apart ? apart : *allowed, group.row.strategy, by_load ? s.nodes.load() : Load());
+  const Asked could = asked(s.nodes, group, keep_apart ? apart : s.nodes.index().free());
+  const auto nodes = place(could, group.row.strategy, by_load ? s.nodes.load() : Load());
   if (!nodes) return false;
   for (const auto& bundle : s.groups.reserve(id, *nodes)) {
     s.nodes.free(bundle.node) -= bundle.size;
@@ -191,9 +191,41 @@ Resources& source(Parts& s, const Worker& worker) {
   return reserved ? s.groups.free(worker.group, worker.bundle) : s.nodes.free(worker.row.node);
 }
 
+namespace {
+
+// Divides the room into the nodes of each value of the group's label `together`. Bundles that have a node already decide the value.
+std::vector<Allowed> divided(const NodeTable& nodes, const Group& group, Allowed room) {
+  std::vector<Allowed> out;
+  if (group.together.empty()) {
+    out.push_back(std::move(room));
+    return out;
+  }
+  const auto value_of = [&](NodeId id) {
+    const auto& labels = nodes.at(id).row.labels;
+    const auto label = labels.find(group.together);
+    return label == labels.end() ? std::optional<std::string>() : std::optional(label->second);
+  };
+  std::optional<std::string> decided;
+  for (const NodeId placed : group.row.nodes) {
+    if (placed) decided = value_of(placed);
+  }
+  std::map<std::string, NodeResources> by_value;
+  for (const auto& [id, has] : *room) {
+    const auto value = value_of(id);
+    if (value && (!decided || value == decided)) by_value[*value].emplace(id, has);
+  }
+  for (auto& [value, some] : by_value) out.emplace_back(std::move(some));
+  return out;
+}
+
+}  // namespace
+
 Asked asked(const NodeTable& nodes, const Group& group, const NodeResources& room) {
-  Asked out{missing_bundles(group), Allowed(&room)};
-  if (group.labels.empty()) return out;
+  Asked out{missing_bundles(group), {}};
+  if (group.labels.empty()) {
+    out.rooms = divided(nodes, group, Allowed(&room));
+    return out;
+  }
   NodeResources labelled = room;
   std::size_t next = 0;
   for (std::size_t i = 0; i < group.labels.size(); ++i) {
@@ -206,8 +238,15 @@ Asked asked(const NodeTable& nodes, const Group& group, const NodeResources& roo
       if (matches(nodes.at(node).row.labels, group.labels[i])) has.set_units(name, Resources::kUnit * actors::GroupSpec::kMaxBundles);
     }
   }
-  out.allowed = Allowed(std::move(labelled));
+  out.rooms = divided(nodes, group, Allowed(std::move(labelled)));
   return out;
+}
+
+std::optional<std::vector<NodeId>> place(const Asked& asked, Strategy strategy, const Load& load) {
+  for (const Allowed& room : asked.rooms) {
+    if (auto nodes = place(asked.wants, *room, strategy, load)) return nodes;
+  }
+  return std::nullopt;
 }
 
 namespace {

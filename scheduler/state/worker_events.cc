@@ -73,7 +73,11 @@ void on(Parts& s, const WorkerUpdated& event) {
     return;
   }
   s.workers.report(id, update.pid);
-  if (update.state == WorkerState::kExited) return worker_exited(s, id, update.shell_code, update.cause);
+  if (update.state == WorkerState::kExited) {
+    // The head ended the process of an actor that moves away from a draining node.
+    const std::optional<Error> moved = w.moving ? std::optional(actors::node_drained(from)) : std::nullopt;
+    return worker_exited(s, id, update.shell_code, moved ? moved : update.cause);
+  }
   const bool stops = update.state == WorkerState::kStopped && w.row.state != WorkerState::kStopped;
   s.workers.set_state(id, update.state);
   if (stops) warn_of_stop(s, w);

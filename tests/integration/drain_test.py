@@ -103,13 +103,33 @@ def test_immovable_actors_stay_until_the_deadline(shoal_command, two_nodes):
     shoal_command.json("cordon", first)
     job = shoal_command.popen("submit", "--num-cpus", "1", "--", "sh", "-c", "echo begun; exec sleep 600")
     job.said("begun")
+    driver = shoal_command.driver(
+        DRIVER
+        + """
+@shoal.remote(num_cpus=0)
+class Stays:
+    def stay(self):
+        time.sleep(600)
+
+stays = Stays.remote()  # the other node is cordoned
+shoal.get(stays.__ray_ready__.remote())
+print("there", flush=True)
+try:
+    shoal.get(stays.stay.remote())
+except shoal.exceptions.ActorDiedError as error:
+    print(error.preempted, str(error).partition("\\n")[0])
+"""
+    )
+    driver.said("there")
     assert shoal_command.json("drain", second, "--deadline", "600", "--no-wait")["now"] == "draining"
     assert states(shoal_command)[second] == "DRAINING"
     assert in_status(shoal_command)[second] == ("DRAINING", "1/1")
-    assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "RUNNING"
+    assert {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}["sh"] == "RUNNING"
     assert shoal_command.json("drain", second, "--deadline", "0")["now"] == "drained"
     assert job.code() not in (0, None)
-    assert shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED"
+    assert {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}["sh"] == "FAILED"
+    assert driver.code() == 0, driver.err
+    assert driver.out == "there\nTrue actor Stays died: its node was drained\n"
 
 
 def test_drain_node_accepts_rays_options(shoal_command, two_nodes):

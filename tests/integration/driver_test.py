@@ -2,16 +2,18 @@
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import cloudpickle
 import pytest
-from command import BEGIN, pids_in
+from command import BEGIN, LIMIT_S, pids_in
 from leak_check import gone, wait_until
 from shared_actors import Log
 
@@ -316,6 +318,22 @@ def test_shutdown_cancels_open_calls_although_the_cluster_ended_before(by_value,
 def test_an_invalid_retry_delay_is_a_value_error():
     with pytest.raises(ValueError, match="task_retry_delay_ms"):
         shoal.init(num_cpus=1, _system_config={"task_retry_delay_ms": -1})
+
+
+def test_variables_that_are_set_to_nothing_count_as_not_set(home):
+    sources = Path(shoal.__file__).parent.rglob("*.py")
+    names = {name for file in sources for name in re.findall(r"\bSHOAL_[A-Z_]+\b", file.read_text())} - {"SHOAL_HOME"}
+    assert {"SHOAL_TASK_RETRY_DELAY_MS", "SHOAL_TIMEOUT", "SHOAL_NODE", "SHOAL_WORKER_ID", "SHOAL_LOGGING"} <= names
+    program = """
+import shoal
+import shoal._distributed.ranks  # reads variables when it is imported
+
+shoal.init(num_cpus=2)
+print(shoal.cluster_resources()["CPU"], shoal.get(shoal.remote(lambda: 4).remote()))
+"""
+    empty = dict.fromkeys({*names, "RANK", "WORLD_SIZE", "LOCAL_RANK", "TMPDIR"}, "")
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **empty}, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout) == (0, "2.0 4\n"), done
 
 
 def test_two_drivers_of_one_cluster_have_actors_of_their_own(shoal_command):

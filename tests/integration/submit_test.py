@@ -46,10 +46,10 @@ def test_a_script_runs_as_under_python(shoal_command, either):
         print(sys.argv[1:], __name__, os.path.basename(__file__))
         print("to stderr", file=sys.stderr)
         """,
-        arguments=["--flag", "a b", "-x"],
+        arguments=["--flag", "a b", "-x", "", "--", "--num-workers", "2", "--"],
     )
     assert done.returncode == 0, done
-    assert done.stdout == "['--flag', 'a b', '-x'] __main__ script.py\n"
+    assert done.stdout == "['--flag', 'a b', '-x', '', '--', '--num-workers', '2', '--'] __main__ script.py\n"
     assert done.stderr == "to stderr\n"
 
 
@@ -109,6 +109,24 @@ def test_tracebacks_of_functions_and_actors_name_script_lines(shoal_command, clu
 def test_any_command_can_be_a_job(shoal_command, either):
     done = shoal_command("submit", "--", "sh", "-c", "echo $0 $1; exit 4", "a b", "--json")
     assert (done.returncode, done.stdout) == (4, "a b --json\n"), done
+
+
+@pytest.mark.parametrize("words", [("submit",), ("job", "submit")])
+def test_data_on_stdin_that_the_job_does_not_get_is_a_warning(shoal_command, cluster, words):
+    def said(**stdin):
+        command = [binary(), *words, "--", "cat"]
+        done = subprocess.run(command, env=shoal_command.env(), cwd=shoal_command.home, capture_output=True, timeout=LIMIT_S, **stdin)
+        assert done.returncode == 0, done
+        return done.stderr.decode()
+
+    warning = "the job does not get what this command has on its stdin"
+    assert said(input=b"data").count(warning) == 1
+    file = shoal_command.home / "data"
+    file.write_text("data")
+    with file.open() as opened:
+        assert warning in said(stdin=opened)
+    assert warning not in said(input=b"")
+    assert warning not in said(stdin=subprocess.DEVNULL)
 
 
 def test_a_script_sees_the_submitters_folder_and_environment(shoal_command, either):

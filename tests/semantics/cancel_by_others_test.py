@@ -58,7 +58,7 @@ def test_another_process_cancels_by_force(gate):
 
 def test_force_from_another_process_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
-    with pytest.raises(ValueError, match="force applies to remote functions"):
+    with pytest.raises(ValueError, match="force=True is not supported for actor tasks"):
         ray.get(cancels.remote([ref], force=True), timeout=GUARD_S)
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) is None
@@ -167,7 +167,7 @@ def test_a_call_is_cancelled_through_a_returned_reference(gate, recorder, how):
 def test_a_returned_reference_follows_the_same_force_rules(gate, recorder):
     function, method = stubborn.options(max_retries=-1).remote(gate), gate.wait.remote("method", 1)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
-    with pytest.raises(ValueError, match="force applies to remote functions"):
+    with pytest.raises(ValueError, match="force=True is not supported for actor tasks"):
         ray.cancel(came_back("from an actor", method, recorder), force=True)
     ray.cancel(came_back("from an actor", function, recorder), force=True)
     is_cancelled(function)

@@ -325,7 +325,7 @@ def test_is_canceled_raises_in_async_methods_and_drivers():
 
 def test_force_is_refused_for_methods(gate, recorder):
     ref = recorder.wait_at.remote(gate)
-    with pytest.raises(ValueError, match="force applies to remote functions"):
+    with pytest.raises(ValueError, match="force=True is not supported for actor tasks"):
         ray.cancel(ref, force=True)
     gate.open.remote()
     assert ray.get(ref, timeout=GUARD_S) is None
@@ -348,7 +348,7 @@ def test_a_method_is_retried_after_a_refused_force(gate, by_others):
     actor = Tries.remote()
     ref = actor.run.remote(gate)
     ray.get(gate.arrived.remote(1), timeout=GUARD_S)
-    with pytest.raises(ValueError, match="force applies to remote functions"):
+    with pytest.raises(ValueError, match="force=True is not supported for actor tasks"):
         ray.get(cancels.remote([ref], force=True), timeout=GUARD_S) if by_others else ray.cancel(ref, force=True)
     ray.get(gate.open.remote())
     assert ray.get(ref, timeout=GUARD_S) == 2

@@ -215,10 +215,30 @@ def test_arguments_have_rays_order_and_unsupported_ones_are_refused():
         placement_group([{"CPU": 1}], "STRICT_PACK", "", None, here)
     with pytest.raises(ValueError, match="STRICT_PACK"):
         placement_group([{"CPU": 1}], _soft_target_node_id=here)
-    with pytest.raises(Unimplemented, match="topology_strategy"):
-        placement_group([{"CPU": 1}], topology_strategy={"ray.io/node-id": "PACK"})
-    with pytest.raises(ValueError, match="exclude each other"):
-        placement_group([{"CPU": 1}], "PACK", topology_strategy={"ray.io/node-id": "PACK"})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["rack"], "must be a dict"),
+        ({"": "STRICT_PACK"}, "non-empty strings"),
+        ({"rack": "NEAR"}, "Invalid topology strategy 'NEAR'"),
+        ({"rack": "SPREAD"}, "only 'STRICT_PACK' is supported"),
+        ({"rack": "STRICT_PACK", "zone": "STRICT_PACK"}, "at most one topology label"),
+    ],
+)
+def test_a_wrong_topology_is_a_value_error(given, why):
+    with pytest.raises(ValueError, match=why):
+        placement_group([{"CPU": 1}], topology_strategy=given)
+
+
+def test_a_topology_includes_the_strategy_for_nodes():
+    with pytest.raises(ValueError, match="cannot both be specified"):
+        placement_group([{"CPU": 1}], "PACK", topology_strategy={})
+    group = placement_group([{"CPU": 1}, {"CPU": 1}], topology_strategy={"ray.io/node-id": "STRICT_PACK", "rack": "STRICT_PACK"})
+    row = placement_group_table(group)
+    assert (row["strategy"], row["state"], row["pending_reason"]) == ("STRICT_PACK", "PENDING", "no node has the label rack")
+    remove_placement_group(group)
 
 
 def test_a_request_larger_than_its_bundle_is_a_value_error(group):

@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from leak_check import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
+from shoal._core.process import session
 from shoal.exceptions import ActorDiedError
 from shoal.util import ActorPool
 from shoal.util.queue import Empty, Full, Queue
@@ -34,6 +36,11 @@ def queue():
 
 def echo(actor, value):
     return actor.echo.remote(value)
+
+
+def in_queue(q, look):
+    """Returns the result of ``look`` for the queue's actor."""
+    return ray.get(q.actor.__ray_call__.remote(look), timeout=GUARD_S)
 
 
 # ---- ActorPool
@@ -279,6 +286,38 @@ def test_a_queue_is_a_value_and_consumers_wait(queue):
     for i in range(3):
         q.put(i)
     assert ray.get(consuming, timeout=GUARD_S) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("call", [lambda q: q.get(), lambda q: q.get(timeout=GUARD_S)])
+def test_a_consumer_that_died_takes_no_item(queue, call):
+    @ray.remote(num_cpus=0)
+    class Consumer:
+        def consume(self, q):
+            return call(q)
+
+    q = queue()
+    dead, alive = Consumer.remote(), Consumer.remote()
+    taking = dead.consume.remote(q)
+    wait_until(lambda: in_queue(q, lambda self: len(self._getters)) == 1, GUARD_S, "the consumer's wait")
+    ray.kill(dead)
+    with pytest.raises(ActorDiedError):
+        ray.get(taking, timeout=GUARD_S)
+    wait_until(lambda: in_queue(q, lambda self: not session().has_caller(self._getters[0][0])), GUARD_S, "the consumer's death")
+    taking = alive.consume.remote(q)
+    q.put("kept")
+    assert ray.get(taking, timeout=GUARD_S) == "kept"
+    ray.kill(alive)
+
+
+def test_a_cancelled_get_takes_no_item(queue):
+    q = queue()
+    waiting = q.actor.get.remote()
+    wait_until(lambda: in_queue(q, lambda self: len(self._getters)) == 1, GUARD_S, "the wait")
+    ray.cancel(waiting)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(waiting, timeout=GUARD_S)
+    q.put("kept")
+    assert q.get(timeout=GUARD_S) == "kept"
 
 
 def test_a_bounded_queue_holds_its_producer_back(queue):

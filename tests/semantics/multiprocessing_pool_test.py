@@ -38,6 +38,14 @@ def set_variable(value):
     os.environ["OF_POOL"] = value
 
 
+def leave(code):
+    raise SystemExit(code)
+
+
+def die(_):
+    os._exit(3)
+
+
 def through(gate, value):
     return ray.get(gate.wait.remote(then=value))
 
@@ -123,6 +131,22 @@ def test_an_exception_is_raised_where_the_result_is_taken(pool):
     result = pool.apply_async(odd_only, (4,))
     result.wait(GUARD_S)
     assert not result.successful()
+
+
+def test_an_exit_of_a_function_is_an_error_of_its_call(pool):
+    pids = set(pool.map(pid, range(8), chunksize=1))
+    for _ in range(3):
+        with pytest.raises(ray.exceptions.TaskError, match="leave raised"):
+            pool.apply(leave, (3,))
+    assert set(pool.map(pid, range(8), chunksize=1)) == pids
+
+
+def test_a_process_that_died_is_replaced(pool):
+    for _ in range(3):
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            pool.apply(die, (0,))
+        assert pool.map(square, range(8), chunksize=1) == [x * x for x in range(8)]
+    assert len(set(pool.map(pid, range(8), chunksize=1))) == 2
 
 
 def test_callbacks_are_called_once_with_the_whole_result(pool):

@@ -124,14 +124,14 @@ def test_a_name_that_is_no_str_is_a_type_error(name):
 
 
 def test_an_empty_name_is_a_value_error():
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="Actor name cannot be an empty string"):
         Log.options(name="").remote()
     with pytest.raises(ValueError, match="not empty"):
         shoal.get_actor("")
 
 
 def test_an_unknown_lifetime_is_a_value_error():
-    with pytest.raises(ValueError, match="lifetime"):
+    with pytest.raises(ValueError, match="actor `lifetime` argument must be one of 'detached', 'non_detached' and 'None'"):
         Log.options(lifetime="forever").remote()
 
 

@@ -52,6 +52,31 @@ print("done")
     assert out == "done\n"
 
 
+def test_a_full_node_of_choice_spills_and_a_topology_holds_a_group_together(run):
+    out = run(
+        """
+def on(zone, **how):
+    return Here.options(scheduling_strategy=NodeAffinitySchedulingStrategy(zones[zone], **how)).remote()
+
+full = [on("b", soft=False) for _ in range(2)]
+assert set(shoal.get([a.node.remote() for a in full])) == {zones["b"]}
+spilled = on("b", soft=True, _spill_on_unavailable=True)
+assert shoal.get(spilled.node.remote()) == zones["a"]
+try:
+    shoal.get(on("b", soft=False, _fail_on_unavailable=True).node.remote())
+except shoal.exceptions.ActorUnschedulableError:
+    print("refused")
+for actor in full:
+    shoal.kill(actor)
+# Two bundles that have room in zone a and b together have it in zone b alone.
+group = placement_group([{"CPU": 1}, {"CPU": 1}], topology_strategy={"zone": "STRICT_PACK"})
+assert group.wait(60)
+assert set(placement_group_table(group)["bundles_to_node_id"].values()) == {zones["b"]}
+"""
+    )
+    assert out == "refused\n"
+
+
 def test_nodes_are_resources_too(run, shoal_command):
     out = run(
         """

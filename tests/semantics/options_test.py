@@ -5,6 +5,7 @@ import pytest
 from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray
+from shoal.exceptions import ActorUnschedulableError, TaskUnschedulableError
 from shoal.util.metrics import Gauge
 
 
@@ -180,15 +181,29 @@ def test_defaults_of_unsupported_options_are_accepted():
 
 
 @pytest.mark.parametrize("name", ["_spill_on_unavailable", "_fail_on_unavailable"])
-def test_an_affinity_that_does_not_wait_is_refused(name):
+def test_an_affinity_that_does_not_wait_is_soft_or_not(name):
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     soft, node = name == "_spill_on_unavailable", ray.nodes()[0]["NodeID"]
-    with pytest.raises(NotImplementedError, match=name):
-        affinity(node, soft, **{name: True})
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"{name} cannot be set when soft is {not soft}\. Please set soft to {soft} to use {name}\."):
         affinity(node, not soft, **{name: True})
-    taken = affinity(node, soft, _spill_on_unavailable=False, _fail_on_unavailable=False)
-    assert ray.get(one.options(scheduling_strategy=taken).remote(), timeout=GUARD_S) == 1
+    for given in (False, True):
+        taken = affinity(node, soft, **{name: given})
+        assert ray.get(one.options(scheduling_strategy=taken).remote(), timeout=GUARD_S) == 1
+
+
+def test_an_affinity_that_does_not_wait_fails_without_room(gate):
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.nodes()[0]["NodeID"], False, _fail_on_unavailable=True)
+    # Each takes more than half of the node, so that there is room for one. A waiting worker lends its CPUs, but no memory.
+    much = {"scheduling_strategy": affinity, "memory": ray.cluster_resources()["memory"] * 0.6}
+    waits = through.options(**much)
+    first = waits.remote(gate)
+    ray.get(gate.arrived.remote(1), timeout=GUARD_S)
+    with pytest.raises(TaskUnschedulableError, match="no room for it now"):
+        ray.get(waits.remote(gate), timeout=GUARD_S)
+    with pytest.raises(ActorUnschedulableError, match="no room for it now"):
+        ray.get(Recorder.options(**much).remote().all.remote(), timeout=GUARD_S)
+    ray.get(gate.open.remote())
+    assert ray.get(first, timeout=GUARD_S) is None
 
 
 # ---- options without effect, groups, labels
@@ -197,6 +212,11 @@ def test_an_affinity_that_does_not_wait_is_refused(name):
 @ray.remote
 def one():
     return 1
+
+
+@ray.remote
+def through(gate):
+    return ray.get(gate.arrive.remote("through"))
 
 
 def test_options_without_effect_are_accepted():

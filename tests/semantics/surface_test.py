@@ -111,6 +111,75 @@ def test_a_name_that_is_taken_is_an_actor_already_exists_error():
     ray.kill(first)
 
 
+def test_decorators_cancel_and_exit_actor_have_the_texts_that_programs_match():
+    for apply in (lambda: ray.remote(), lambda: ray.remote(1), lambda: ray.remote(len, num_cpus=1)):
+        with pytest.raises(AssertionError, match=r"The @ray\.remote decorator must be applied either with no arguments and no parentheses"):
+            apply()
+    with pytest.raises(
+        TypeError, match=r"ray\.cancel\(\) only supported for object refs\. For actors, try ray\.kill\(\)\. Got: <class 'int'>"
+    ):
+        ray.cancel(5)
+    with pytest.raises(TypeError, match="exit_actor API is called on a non-actor worker"):
+        ray.exit_actor()
+    for options, accepts in (
+        ({"max_retries": -2}, "'max_retries' only accepts None, 0, -1 or a positive integer, where -1 represents infinity"),
+        ({"max_calls": -1}, "'max_calls' only accepts None, 0 or a positive integer"),
+        ({"num_returns": -1}, "'num_returns' only accepts None, a non-negative integer, 'streaming'"),
+    ):
+        with pytest.raises(ValueError, match=f"The keyword {accepts}"):
+            ray.remote(**options)(lambda: 1)
+
+
+def test_a_call_may_be_made_by_a_decorator_of_its_invocation():
+    def reversed_and_counted(invocation):
+        def invoke(args, kwargs):
+            return invocation(args[::-1], {"d": 5}), kwargs
+
+        return invoke
+
+    def four(a, b, c, d=None):
+        return a, b, c, d
+
+    four.__ray_invocation_decorator__ = reversed_and_counted
+
+    @ray.remote(num_cpus=0)
+    class Four:
+        def four(self, a, b, c, d=None):
+            return a, b, c, d
+
+        four.__ray_invocation_decorator__ = reversed_and_counted
+
+    actor = Four.remote()
+    for target in (ray.remote(four), actor.four, actor.four.options(name="four"), ray.get(ray.put(actor)).four):
+        ref, kwargs = target.remote(1, 2, 3, d=4)
+        assert kwargs == {"d": 4}
+        assert ray.get(ref) == (3, 2, 1, 5)
+    ray.kill(actor)
+
+
+def test_code_that_is_too_large_is_a_value_error():
+    large = bytes(100_000_000)
+
+    @ray.remote
+    def size():
+        return len(large)
+
+    @ray.remote(num_cpus=0)
+    class Sized:
+        def size(self):
+            return len(large)
+
+    with pytest.raises(ValueError, match=r"The remote function .*size is too large .*95 MiB > FUNCTION_SIZE_ERROR_THRESHOLD=95 MiB"):
+        size.remote()
+    with pytest.raises(ValueError, match="The actor Sized is too large"):
+        Sized.remote()
+
+
+def test_names_of_rays_extension_module():
+    assert ray._raylet.ObjectRefGenerator is ray.ObjectRefGenerator
+    assert ray._raylet.ObjectRef is ray.ObjectRef
+
+
 def test_a_non_reference_or_non_handle_is_a_value_error():
     for wrong in (5, "ref", None, {ray.put(1)}):
         with pytest.raises(ValueError, match=r"get\(\) takes"):

@@ -267,6 +267,18 @@ def test_workers_are_reused_without_a_limit():
     assert len({ray.get(pid.remote()) for _ in range(10)}) == 1
 
 
+def test_a_function_does_not_inherit_the_folder_that_another_left():
+    @ray.remote
+    def move(folder):
+        before = os.getcwd()
+        os.chdir(folder)
+        return before, os.getcwd(), os.getpid()
+
+    first, second = (ray.get(move.remote("/"), timeout=GUARD_S) for _ in range(2))
+    assert first == second  # in the same process
+    assert first[0] != first[1]
+
+
 class Counted:
     """A value that counts how often this process has pickled it."""
 

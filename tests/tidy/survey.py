@@ -44,7 +44,7 @@ LAYERS = (
     ("_actors",),
     ("_tasks",),
     ("_worker", "_driver", "_distributed"),
-    ("actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "optim"),
+    ("_raylet", "actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "optim"),
     ("collective", "torch"),
     ("runtime_context", "_stored_names", "fsdp._errors", "fsdp._names", "fsdp._draw"),
     ("fsdp._parameters",),

@@ -2,6 +2,8 @@
 
 namespace shoal::actors {
 
+Error node_drained(NodeId node) { return unavailable("its node was drained").with_reason("NodeDrained").in("node " + to_string(node)); }
+
 const char* to_string(ActorState state) {
   switch (state) {
     case ActorState::kPending:

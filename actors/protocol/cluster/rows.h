@@ -32,6 +32,9 @@ enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemo
 // A node's readiness for new work. A draining node takes none either, and leaves once it is idle or its deadline is over.
 enum class NodeScheduling : std::uint16_t { kSchedulable, kCordoned, kDraining };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
+// The cause of the ends of processes and actors on a node that was drained.
+Error node_drained(NodeId node);
+
 const char* to_string(ActorState state);
 const char* to_string(JobState state);
 const char* to_string(WorkerState state);

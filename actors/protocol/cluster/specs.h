@@ -55,6 +55,8 @@ struct Where {
   NodeId node;               // place on this node
   // With `node`: use another node if that one is gone or could never hold the actor.
   bool soft = false;
+  // With `node`: do not wait for room on it. With `soft`, use another node instead; otherwise the request fails as Unschedulable.
+  bool at_once = false;
   bool spread = false;  // prefer nodes on which little is placed already
   std::vector<LabelMatch> labels;
   std::vector<LabelMatch> prefers;  // preferred labels: such nodes come first, if they have room
@@ -102,6 +104,7 @@ struct GroupSpec {
   Strategy strategy = Strategy::kPack;
   std::vector<Resources> bundles;
   std::vector<std::vector<LabelMatch>> labels;  // conditions on the node of each bundle; empty: none
+  std::string together;                         // all bundles go to nodes with one value of this label; empty: no such condition
   bool detached = false;                        // the group outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
 };

@@ -44,6 +44,7 @@ struct Where {
   spread @4 :Bool;
   labels @5 :List(LabelMatch);
   prefers @6 :List(LabelMatch);
+  atOnce @7 :Bool;
 }
 
 struct ActorSpec {
@@ -223,6 +224,7 @@ struct CreateGroup {
   bundles @5 :List(Bundle);
   labels @6 :List(List(LabelMatch));  # required of each bundle's node, or empty
   detached @7 :Bool;
+  together @8 :Text;
 }
 
 # A worker lends its CPUs while it waits or is idle, or needs them again.

@@ -261,6 +261,7 @@ Bytes to_bytes(const GroupSpec& v) {
     }
     fill_labels(m.initLabels(count(v.labels)), v.labels);
     m.setDetached(v.detached);
+    m.setTogether(v.together);
   });
 }
 template <>
@@ -276,6 +277,7 @@ Result<GroupSpec> from_bytes(const Bytes& bytes) {
     for (const auto b : m.getBundles()) v.bundles.push_back(read_resources(b.getResources()));
     v.labels = read_labels(m.getLabels());
     v.detached = m.getDetached();
+    v.together = text(m.getTogether());
     KJ_REQUIRE(v.name.size() <= GangSpec::kMaxName && v.name_space.size() <= GangSpec::kMaxName, "a name is too long");
     return v;
   });

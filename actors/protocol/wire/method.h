@@ -68,11 +68,12 @@ enum class Method : std::uint16_t {
   kReadLog = 61,
   kWorkerReady = 62,  // WorkerUpdate, sent by the worker itself
   kEndNode = 63,
-  kSyncLogs = 65,      // answered after all lines that workers have printed so far
-  kCountObjects = 66,  // a notice from a process, a request from another node
-  kMakeRoom = 67,      // a notice that an object needs memory; the node forwards it to its other processes
-  kMoveObject = 68,    // a notice, ObjectRef with a descriptor of the file that now holds the object
-  kFreePort = 64,      // answered with an unused TCP port of the node's host
+  kLeaveDrained = 140,  // a notice to a drained node: it ends, and its processes end because of the drain
+  kSyncLogs = 65,       // answered after all lines that workers have printed so far
+  kCountObjects = 66,   // a notice from a process, a request from another node
+  kMakeRoom = 67,       // a notice that an object needs memory; the node forwards it to its other processes
+  kMoveObject = 68,     // a notice, ObjectRef with a descriptor of the file that now holds the object
+  kFreePort = 64,       // answered with an unused TCP port of the node's host
   kReadTaskLog = 76,
   kLastMetrics = 78,   // the last metrics of a process, which ends in order and waits for the answer
   kReadLogFile = 139,  // answered with the text as payload

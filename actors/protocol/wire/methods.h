@@ -113,6 +113,7 @@ SHOAL_METHOD(Method::kStopWorker, Signature<StopWorker>);
 SHOAL_METHOD(Method::kEndJob, Signature<JobRef>);
 SHOAL_METHOD(Method::kKillHosted, Signature<KillHosted>);
 SHOAL_METHOD(Method::kFreePort, Signature<Empty, FreePort>);
+SHOAL_METHOD(Method::kLeaveDrained, Signature<Empty>);
 
 // Methods that a node answers.
 SHOAL_METHOD(Method::kAttach, Signature<Attach, WithExtras<Attached>>);

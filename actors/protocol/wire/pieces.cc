@@ -111,14 +111,15 @@ void fill(wire::Where::Builder m, const Where& where) {
   m.setBundle(where.bundle);
   m.setNode(where.node.value);
   m.setSoft(where.soft);
+  m.setAtOnce(where.at_once);
   m.setSpread(where.spread);
   fill_labels(m.initLabels(count(where.labels)), where.labels);
   fill_labels(m.initPrefers(count(where.prefers)), where.prefers);
 }
 
 Where read_where(wire::Where::Reader m) {
-  return {GroupId{m.getGroup()},      m.getBundle(), NodeId{m.getNode()}, m.getSoft(), m.getSpread(), read_labels(m.getLabels()),
-          read_labels(m.getPrefers())};
+  return {GroupId{m.getGroup()}, m.getBundle(), NodeId{m.getNode()},        m.getSoft(),
+          m.getAtOnce(),         m.getSpread(), read_labels(m.getLabels()), read_labels(m.getPrefers())};
 }
 
 void fill(wire::GroupRow::Builder m, const GroupRow& row) {

@@ -54,7 +54,7 @@ Result<void> CallClient::cancel_now(const ToCancel& what, CancelHow how) {
   const ValueFuture result = what.answer();
   pools_.cancel(result, how);
   if (!result.ready() && how.force && by_actor_->actors().pending(result)) {
-    return fail(invalid_argument("force applies to remote functions: cancelling a call does not end an actor's process")
+    return fail(invalid_argument("force=True is not supported for actor tasks: cancelling a call does not end an actor's process")
                     .with_hint("cancel the call without force, or kill() the actor"));
   }
   // Called before the cancellation, which may run callbacks.

@@ -73,7 +73,13 @@ void TaskPool::made(ActorId id, const Result<Value>& result) {
   }
   workers_.erase(id);
   if (!result && result.error().reason() == "Unschedulable") {
-    fail_waiting(Error(result.error()).with_reason("TaskUnschedulable"));
+    // The request for this worker may be one of several. Those that are being made serve as many tasks, in front of the others.
+    const Error cause = Error(result.error()).with_reason("TaskUnschedulable");
+    if (workers_.all().empty()) {
+      fail_waiting(cause);
+    } else if (tasks_.num_ready() > workers_.num_starting()) {
+      finish(tasks_.take_last(), fail(cause));
+    }
   } else if (workers_.has_another()) {
     workers_.pause_making();
   } else if (!tasks_.none_ready() && !tasks_.first().use_retry()) {

@@ -130,6 +130,21 @@ TEST_F(TaskPoolTest, AWorkerThatNoNodeCouldEverHoldFailsAllThatWait) {
   EXPECT_EQ(outcome(b), "TaskUnschedulable");
 }
 
+TEST_F(TaskPoolTest, AWorkerThatIsRefusedWhileOthersAreMadeFailsTheLastTask) {
+  const auto a = submit("a"), b = submit("b"), c = submit("c");
+  const runtime::Promise<Value> made, refused;
+  pool_.add(kA, made.future());
+  pool_.add(kB, refused.future());
+  refused.set(fail(resource_exhausted("its required node has no room for it now").with_reason("Unschedulable")));
+  EXPECT_EQ(outcome(c), "TaskUnschedulable");
+  EXPECT_EQ(outcome(b), "pending") << "another worker is requested for it";
+  pool_.add(kB, refused.future());
+  EXPECT_EQ(outcome(b), "TaskUnschedulable");
+  EXPECT_EQ(outcome(a), "pending") << "the worker that is being made is for it";
+  pool_.add(kB, refused.future());
+  EXPECT_EQ(outcome(a), "pending");
+}
+
 TEST_F(TaskPoolTest, ItsEndFailsUnfinishedTasks) {
   worker(kA);
   const auto runs = submit("a"), waits = submit("b");

@@ -10,6 +10,12 @@ PoolTaskPtr WaitingTasks::take_first() {
   return out;
 }
 
+PoolTaskPtr WaitingTasks::take_last() {
+  PoolTaskPtr out = std::move(waiting_.back());
+  waiting_.pop_back();
+  return out;
+}
+
 std::deque<PoolTaskPtr> WaitingTasks::take_ready() { return std::exchange(waiting_, {}); }
 
 void WaitingTasks::insert(PoolTaskPtr task, std::size_t place) {

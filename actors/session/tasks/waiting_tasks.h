@@ -35,6 +35,7 @@ class WaitingTasks {
   std::size_t num_ready() const { return waiting_.size(); }
   PoolTask& first() const { return *waiting_.front(); }
   PoolTaskPtr take_first();
+  PoolTaskPtr take_last();
   std::deque<PoolTaskPtr> take_ready();
   // Lets a task wait for a worker, behind the first `place` tasks.
   void insert(PoolTaskPtr task, std::size_t place);

@@ -196,6 +196,11 @@ std::optional<bool> give_item(const PySession& s, const PyIncoming& incoming, st
   return how == Yielded::kUnheard ? std::nullopt : std::optional(how == Yielded::kSent);
 }
 
+bool has_caller(const PySession& s, const PyIncoming& incoming) {
+  const auto use = s.use();
+  return use->loop().own([&] { return use->hosting().actors().has_caller(incoming.incoming()); });
+}
+
 void refuse(const PySession& s, PyIncoming& incoming, const std::string& reason, const std::string& message) {
   in_session(s, [&](Session& session) { session.loop().own([&] { incoming.fail(unavailable(message).with_reason(reason)); }); });
 }
@@ -284,6 +289,7 @@ void bind_answers(SessionClass& session) {
       .def("give_item", &give_item, nb::arg("incoming"), nb::arg("stream"), nb::arg("index"), nb::arg("item"), nb::arg("waits"),
            "Sends an item to the caller, before the reply. Returns True if it was sent; False if the socket has no room and `waits` is "
            "False; None if the caller takes no items, now or later.")
+      .def("has_caller", &has_caller, nb::arg("incoming"), "False if the caller's connection is gone: no process gets the answer.")
       .def("refuse", &refuse, nb::arg("incoming"), nb::arg("reason"), nb::arg("message"), "Answers with this Unavailable.");
 }
 

@@ -48,6 +48,7 @@ actors::Where where_of(const nb::dict& d) {
   if (d.contains("bundle")) w.bundle = nb::cast<int>(d["bundle"]);
   w.node = id_of<NodeId>(text("node"));
   w.soft = flag("soft");
+  w.at_once = flag("at_once");
   w.spread = flag("spread");
   if (d.contains("labels")) w.labels = labels_of(d["labels"]);
   if (d.contains("prefers")) w.prefers = labels_of(d["prefers"]);
@@ -109,7 +110,7 @@ std::pair<std::string, nb::bytes> creation_spec(const PySession& s) {
 }
 
 std::string create_group(const PySession& s, const std::vector<Amounts>& bundles, const std::string& strategy, const std::string& name,
-                         const std::string& name_space, bool detached, const nb::list& labels) {
+                         const std::string& name_space, bool detached, const nb::list& labels, const std::string& together) {
   const auto use = s.use();
   actors::GroupSpec spec;
   spec.id = use->groups().new_id();
@@ -117,6 +118,7 @@ std::string create_group(const PySession& s, const std::vector<Amounts>& bundles
   spec.name = name;
   spec.name_space = name_space;
   spec.detached = detached;
+  spec.together = together;
   for (const auto of_bundle : labels) spec.labels.push_back(labels_of(of_bundle));
   for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::of(b)));
   spec.strategy = strategy_of(strategy);
@@ -159,7 +161,7 @@ void bind_placement(SessionClass& session) {
       .def("find_actor", &find_actor, nb::arg("name"), nb::arg("name_space"), "The handle of the living actor of this name.")
       .def("creation_spec", &creation_spec, "(id, creation spec) of the actor that this process makes without its creator.")
       .def("create_group", &create_group, nb::arg("bundles"), nb::arg("strategy"), nb::arg("name"), nb::arg("name_space"),
-           nb::arg("detached"), nb::arg("labels"), "Id of a placement group that is, or will be, reserved.")
+           nb::arg("detached"), nb::arg("labels"), nb::arg("together"), "Id of a placement group that is, or will be, reserved.")
       .def("group_ready", &group_ready, nb::arg("group"), nb::arg("value"),
            "A reference to `value` (a pickle without buffers) that is ready when the group is.")
       .def("remove_group", &remove_group, nb::arg("group"))

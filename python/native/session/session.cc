@@ -5,6 +5,7 @@
 
 #include "actors/session/folder.h"
 #include "python/native/metrics.h"
+#include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 
 namespace shoal::python {
@@ -136,6 +137,9 @@ void bind_session(nb::module_& m) {
   m.def(
       "machine_memory", [] { return runtime::machine_memory().total; },
       "Bytes that this process may use: the machine's memory, or the limit of its control groups.");
+  m.def(
+      "usable_cpus", [] { return runtime::usable_cpus(); },
+      "CPUs that this process may use, 1 or more: those of its affinity, or the quota of its control groups, or Slurm's allocation.");
 
   SessionClass session(m, "Session", "This process's membership in a cluster.");
   session

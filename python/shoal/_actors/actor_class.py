@@ -72,7 +72,10 @@ class ActorClass:
         return concurrent if chosen is None else chosen
 
     def __mro_entries__(self, bases):
-        raise ActorClassInheritanceException(f"no class derives from the actor {self.__name__}: derive from the class, then decorate")
+        raise ActorClassInheritanceException(
+            f"Attempted to define a subclass of actor class '{self.__name__}'. Inheriting from actor classes is not currently supported. "
+            "You can instead inherit from a non-actor base class and make the derived class an actor class (with @ray.remote)."
+        )
 
     @staticmethod
     def _shoal_checked(options: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,11 @@ class _MethodWithOptions(ActorMethod):
         return _method_of, (sharing(self._actor), self._name, self._options)
 
     def remote(self, /, *args, **kwargs):
-        actor, options, session = self._actor, self._options, _session()
+        decorate = self._options.get("invocation")
+        return self._call(args, kwargs) if decorate is None else decorate(self._call)(args, kwargs)
+
+    def _call(self, args: Sequence, kwargs: dict[str, Any]):
+        args, actor, options, session = tuple(args), self._actor, self._options, _session()
         self._check(args, kwargs)
         where = options.get("name") or self._where
         pending = actor.admit(session)
@@ -175,7 +179,7 @@ class ActorHandle:
             if name in _ID_NAMES:
                 return ActorID(actor.id)
             raise AttributeError(f"actor {actor.class_name} has no method {name}")
-        plain = not options.keys() & METHOD_OPTIONS and actor.max_pending < 0
+        plain = not options.keys() & METHOD_OPTIONS and "invocation" not in options and actor.max_pending < 0
         method = ActorMethod(actor, name) if plain else _MethodWithOptions(actor, name, options)
         self.__dict__[name] = method  # so that it is looked up once
         return method

@@ -16,7 +16,9 @@ from shoal.exceptions import Unimplemented
 __all__ = [
     "ACTOR_OPTIONS",
     "FUNCTION_OPTIONS",
+    "INVOCATION_DECORATOR",
     "METHOD_OPTIONS",
+    "DecoratorError",
     "check_actor_options",
     "check_call_options",
     "concurrency_of",
@@ -42,15 +44,26 @@ METHOD_OPTIONS = frozenset({
 } | _STREAMS | _ANYWHERE)  # fmt: skip
 _OF = {"actors": ACTOR_OPTIONS, "remote functions": FUNCTION_OPTIONS, "methods of actors": METHOD_OPTIONS}
 
+# Attribute of a function or method: a decorator of the function (args, kwargs) -> reference by which ``remote`` makes the call.
+INVOCATION_DECORATOR = "__ray_invocation_decorator__"
+
 # Default limit of concurrent calls of an async actor.
 ASYNC_MAX_CONCURRENCY = 1000
+
+
+class DecoratorError(AssertionError, TypeError, ValueError):
+    """A decorator is applied with arguments that it does not take. Ray's is an AssertionError."""
+
+
+_ACCEPTS = {-1: "None, 0, -1 or a positive integer, where -1 represents infinity", 0: "None, 0 or a positive integer"}
 
 
 def _whole(name: str, lowest: int) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         value = whole(name, value)
         if value < lowest:
-            raise ValueError(f"{name} is at least {lowest}, not {value}")
+            accepts = f"The keyword '{name}' only accepts {_ACCEPTS[lowest]}" if lowest in _ACCEPTS else f"{name} is at least {lowest}"
+            raise ValueError(f"{accepts}, not {value}.")
         return value
 
     return check
@@ -82,7 +95,10 @@ def _resources(value: Any) -> dict[str, int | float]:
 def _num_returns(value: Any) -> int | str:
     value = value if isinstance(value, str) else whole("num_returns", value)
     if value not in ("streaming", "dynamic") and (isinstance(value, str) or value < 0):
-        raise ValueError(f"num_returns is None, a non-negative int, 'streaming' or 'dynamic', not {value!r}")
+        raise ValueError(
+            "The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' (for generators), or 'dynamic', not "
+            f"{value!r}."
+        )
     return value
 
 
@@ -107,12 +123,14 @@ def _concurrency_groups(value: Any) -> dict[str, int]:
     return {name: _whole(f"the size of the concurrency group {name}", 1)(size) for name, size in value.items()}
 
 
-def _text(name: str) -> Callable[[Any], None]:
+def _text(name: str, empty: str = "") -> Callable[[Any], None]:
+    """``empty``: the message for an empty text."""
+
     def check(value: Any) -> None:
         if not isinstance(value, str):
             raise TypeError(f"{name} is a str, not {type(value).__name__}")
         if not value:
-            raise ValueError(f"{name} is not empty")
+            raise ValueError(empty or f"{name} is not empty")
 
     return check
 
@@ -123,7 +141,7 @@ def _flag(name: str) -> Callable[[Any], bool]:
 
 def _lifetime(value: Any) -> None:
     if value not in ("detached", "non_detached"):
-        raise ValueError(f"lifetime is 'detached', 'non_detached' or None, not {value!r}")
+        raise ValueError(f"actor `lifetime` argument must be one of 'detached', 'non_detached' and 'None', not {value!r}")
 
 
 def check_actor_options(options: dict[str, Any]) -> None:
@@ -191,17 +209,18 @@ _CHECKS = {
     "runtime_env": environment.check,
     "tensor_transport": _not_here("tensor_transport", _TENSORS),
 }
+_ACTOR_CHECKS = {**_CHECKS, "name": _text("name", "Actor name cannot be an empty string.")}
 
 
 def check_call_options(options: dict[str, Any], kind: str, others: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
     """Returns the options with converted numbers; None stands for a default. Raises Ray's error for an option that ``kind`` (in _OF) does
     not have, or for an invalid value."""
-    out = dict(options)
+    out, checks = dict(options), _ACTOR_CHECKS if kind == "actors" else _CHECKS
     for name, value in options.items():
         if name not in others and name not in _OF[kind]:
             raise ValueError(f"{name} is no option of {kind}; {meant(name, {*others, *_OF[kind]})}")
-        if value is not None and name in _CHECKS:  # options of placement have no check here: placement.where checks them
-            checked = _CHECKS[name](value)
+        if value is not None and name in checks:  # options of placement have no check here: placement.where checks them
+            checked = checks[name](value)
             out[name] = checked if name in _NUMBERS else value
         elif value is None and name == "placement_group":  # here None is not the default, which is the creator's group
             out[name] = NO_GROUP
@@ -212,10 +231,16 @@ def method(*args, **options):
     """Decorator of an actor's method: ``@method(num_returns=2, concurrency_group="io")`` sets its calls' defaults."""
     if len(args) == 1 and callable(args[0]) and not options:
         return args[0]
-    if args or not options:
-        raise TypeError("method() takes keyword options only, and at least one")
+    if args:
+        raise DecoratorError(
+            "The @ray.method decorator must be applied using no arguments or at least one of the arguments in the list "
+            f"{sorted(METHOD_OPTIONS)}, for example '@ray.method(num_returns=2)'."
+        )
     for name in options.keys() - METHOD_OPTIONS:
-        raise ValueError(f"{name} is no option of method(); {meant(name, METHOD_OPTIONS)}")
+        raise DecoratorError(
+            f"Unexpected keyword argument to @ray.method: '{name}'. The supported keyword arguments are {sorted(METHOD_OPTIONS)}; "
+            f"{meant(name, METHOD_OPTIONS)}"
+        )
     options = check_call_options(options, "methods of actors")
 
     def decorate(function):
@@ -242,6 +267,8 @@ def methods_of(cls: type) -> dict[str, dict[str, Any]]:
         streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         takes = {} if (signature := of_method(cls, name)) is None else {"takes": tuple(signature)}
         out[name] = {**takes, **({"num_returns": "streaming"} if streams else {}), **getattr(function, "__shoal_options__", {})}
+        if (decorator := getattr(function, INVOCATION_DECORATOR, None)) is not None:
+            out[name]["invocation"] = decorator
     return out
 
 

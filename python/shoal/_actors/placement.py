@@ -131,7 +131,8 @@ def where(options: dict[str, Any], actor: str = "") -> tuple[dict[str, Any], dic
     if kind == "NodeAffinitySchedulingStrategy":
         if not re.fullmatch(r"[0-9a-fA-F]+", str(strategy.node_id)):
             raise ValueError(f"a node's id is hexadecimal (shoal.nodes() lists them), not {strategy.node_id!r}")
-        return {**out, "node": _node_id(str(strategy.node_id)), "soft": bool(strategy.soft)}, env
+        at_once = bool(strategy._spill_on_unavailable or strategy._fail_on_unavailable)
+        return {**out, "node": _node_id(str(strategy.node_id)), "soft": bool(strategy.soft), "at_once": at_once}, env
     if kind == "NodeLabelSchedulingStrategy":
         hard, soft = ([LabelMatch(k, list(m.values), m.negated) for k, m in given.items()] for given in (strategy.hard, strategy.soft))
         return {**out, "labels": [*out.get("labels", []), *hard], "prefers": soft}, env

@@ -6,6 +6,7 @@ import os
 
 from shoal import _native
 from shoal._core.process import retry_delay_ms, state
+from shoal._core.variables import variable
 
 __all__ = ["attach_worker"]
 
@@ -20,12 +21,12 @@ def attach_worker() -> _native.Session:
         node=env["SHOAL_NODE"],
         worker=env["SHOAL_WORKER_ID"],
         job=env["SHOAL_JOB_ID"],
-        role=f"rank {env['RANK']}" if "RANK" in env else "worker",
-        print_logs=not state.is_worker and env.get("RANK", "0") == "0",  # the job's own process prints the head's warnings
+        role=f"rank {env['RANK']}" if variable("RANK") else "worker",
+        print_logs=not state.is_worker and variable("RANK", "0") == "0",  # the job's own process prints the head's warnings
         retry_delay_s=retry_delay_ms() / 1000,
     )
-    state.namespace = env.get("SHOAL_NAMESPACE", state.session.job)
-    if "SHOAL_LOGGING" in env:
+    state.namespace = variable("SHOAL_NAMESPACE", state.session.job)
+    if variable("SHOAL_LOGGING"):
         from shoal._core.logging import apply, from_environment  # late: loads logging, only with a LoggingConfig
 
         state.logging = from_environment()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
+from shoal._core.variables import variable
 from shoal.exceptions import InvalidArgument, Unavailable, from_error
 
 _native.set_error_factory(from_error)
@@ -53,7 +54,7 @@ RETRY_DELAY = "SHOAL_TASK_RETRY_DELAY_MS"
 
 def retry_delay_ms() -> int:
     """The delay before a call is repeated after its process died, the same as in Ray."""
-    text = os.environ.get(RETRY_DELAY, "1000")
+    text = variable(RETRY_DELAY, "1000")
     if state.retry_delay_ms is None and not text.isdecimal():
         raise InvalidArgument(f"{RETRY_DELAY} is a number of milliseconds, not {text!r}")
     return int(text) if state.retry_delay_ms is None else state.retry_delay_ms
@@ -80,7 +81,7 @@ def session() -> _native.Session:
 
 
 def started_by_node() -> bool:
-    return "SHOAL_NODE" in os.environ and "SHOAL_WORKER_ID" in os.environ
+    return bool(variable("SHOAL_NODE") and variable("SHOAL_WORKER_ID"))
 
 
 def close(failure: str = "") -> None:

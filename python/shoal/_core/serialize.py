@@ -123,6 +123,19 @@ class _CodePickler(_Pickler):
         return super().reducer_override(obj)
 
 
+_MAX_CODE_BYTES = 10**8  # Ray's FUNCTION_SIZE_ERROR_THRESHOLD
+
+
+def check_size(what: str, size: int) -> None:
+    """Raises Ray's ValueError for the code of a function or class ("remote function f") if that is too large for each worker to read."""
+    if size >= _MAX_CODE_BYTES:
+        raise ValueError(
+            f"The {what} is too large ({size >> 20} MiB > FUNCTION_SIZE_ERROR_THRESHOLD={_MAX_CODE_BYTES >> 20} MiB). Check that its "
+            "definition is not implicitly capturing a large array or other object in scope. Tip: use shoal.put() to put large objects in "
+            "the object store, and pass the reference as an argument."
+        )
+
+
 class Code:
     """Wraps a class for pickling; the arrays that it refers to are copied and stay writable."""
 
@@ -138,6 +151,7 @@ class Code:
             except UNSENDABLE as error:
                 hint = "shoal.util.inspect_serializability(..) of it shows what it refers to"
                 raise TypeError(f"class {self.what.__name__} cannot be sent: {error}; {hint}") from error
+            check_size(f"actor {self.what.__name__}", file.tell())
             return pickle.loads, (file.getvalue(),)
 
 

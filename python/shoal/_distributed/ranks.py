@@ -22,10 +22,11 @@ from shoal._core.attach import attach_worker
 from shoal._core.local_cluster import start_local
 from shoal._core.process import in_group, retry_delay_ms, started_by_node, state
 from shoal._core.ucx import packaged_library
+from shoal._core.variables import variable
 from shoal.exceptions import InvalidArgument
 
 # Seconds until a rank's wait for its peers fails, and until it warns.
-TIMEOUT = float(os.environ.get("SHOAL_TIMEOUT", 600))
+TIMEOUT = float(variable("SHOAL_TIMEOUT", 600))
 WARN_AFTER = 5.0
 # The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else
 # TCP.
@@ -51,12 +52,13 @@ def network(kind: str = TRANSPORT) -> _native.Network:
 def _address_towards_master() -> str:
     if started_by_node() or not (master := os.environ.get("MASTER_ADDR")):
         return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        try:
-            towards.connect((master, 9))  # sends nothing
-        except OSError:
-            return ""
-        return towards.getsockname()[0]
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as towards:
+            towards.connect(address)  # sends nothing
+            return towards.getsockname()[0]
+    except OSError:
+        return ""
 
 
 _named: dict[tuple[str, int], int] = {}
@@ -81,7 +83,7 @@ def require_process_group(backend: str | None = "gloo") -> None:
     try:
         dist.init_process_group(backend)
     except ValueError as error:
-        if all(name in os.environ for name in _LAUNCHERS_SET):
+        if all(variable(name) for name in _LAUNCHERS_SET):
             raise
         hint = "start the program with torchrun or shoal submit --num-workers, or run this in the loop of a shoal.train.Trainer"
         raise InvalidArgument(str(error), hint=hint) from error
@@ -165,7 +167,7 @@ def _attach(store: dist.Store, key: str, rank: int) -> None:
         return
     if store.add(f"shoal/node/{key}", 1) == 1:
         try:
-            state.cluster, said = start_local({"CPU": len(os.sched_getaffinity(0))}, remove_folder=True, python="")
+            state.cluster, said = start_local({"CPU": _native.usable_cpus()}, remove_folder=True, python="")
             _open(said["session"], rank, head=said["head_local"])
         except BaseException as error:
             store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))

@@ -142,7 +142,7 @@ class ClusterOffer(NamedTuple):
         if not isinstance(resources, dict):
             raise TypeError(f"resources is a dict of amounts by name, not {type(resources).__name__}")
         out = {
-            "CPU": given["num_cpus"] if "num_cpus" in given else len(os.sched_getaffinity(0)),
+            "CPU": given["num_cpus"] if "num_cpus" in given else _native.usable_cpus(),
             **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # by default the node counts them
             "memory": given["memory"] if "memory" in given else _native.machine_memory(),
             **{name: amount(f"resources[{name!r}]", wanted) for name, wanted in resources.items()},

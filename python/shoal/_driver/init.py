@@ -12,6 +12,7 @@ from shoal import _native
 from shoal._core.attach import attach_worker
 from shoal._core.local_cluster import start_local
 from shoal._core.process import retry_delay_ms, started_by_node, state
+from shoal._core.variables import variable
 from shoal._driver.arguments import ClusterOffer, JobArguments, check_address, check_connection, check_others
 from shoal._driver.cluster import ClusterContext
 from shoal._runtime_env.environment import inherited, merged
@@ -147,7 +148,7 @@ def joined(address: str | None, home: str) -> str:
 
 def _open(folder: str, head: str, job: JobArguments) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
-    fold = os.environ.get("SHOAL_DEDUP_LOGS", "1") != "0"  # repeated lines, on a terminal
+    fold = variable("SHOAL_DEDUP_LOGS", "1") != "0"  # repeated lines, on a terminal
     state.session = _native.Session.open(
         folder=folder,
         head=head,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 
 from shoal._actors.actor_class import ActorClass
-from shoal._actors.resources import check_options
+from shoal._actors.options import ACTOR_OPTIONS, FUNCTION_OPTIONS, DecoratorError
+from shoal._actors.resources import RESOURCE_OPTIONS, check_options
 from shoal._tasks.remote_function import RemoteFunction
 
 __all__ = ["remote"]
@@ -27,7 +28,11 @@ def remote(*args, **options):
     if len(args) == 1 and not options and callable(args[0]):
         target = args[0]
         return ActorClass(target, {}) if inspect.isclass(target) else RemoteFunction(target, {})
-    if args:
-        raise TypeError("remote() takes keyword options only")
+    if args or not options:
+        raise DecoratorError(
+            "The @ray.remote decorator must be applied either with no arguments and no parentheses, for example '@ray.remote', or it must "
+            f"be applied using some of the arguments in the list {sorted(ACTOR_OPTIONS | FUNCTION_OPTIONS | RESOURCE_OPTIONS)}, for "
+            "example '@ray.remote(num_returns=2, resources={\"CustomResource\": 1})'."
+        )
     check_options(options)
     return lambda target: ActorClass(target, options) if inspect.isclass(target) else RemoteFunction(target, options)

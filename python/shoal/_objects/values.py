@@ -133,7 +133,7 @@ def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None
     """
     ref = getattr(ray_waitable, "_done", ray_waitable)  # the completion reference of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
-        raise TypeError(f"cancel() takes an ObjectRef, not {type(ref).__name__}; an actor is ended by kill()")
+        raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ray_waitable)}.")
     session, recursive, force = _session(), flag("recursive", recursive), flag("force", force)
     if not ref._owner:
         session.cancel(ref._ref, recursive, force)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal._core.process import session, state
+from shoal._core.variables import variable
 from shoal._runtime_env import ignored, packages, shipping
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
@@ -88,7 +89,7 @@ def _path_of(module: Any) -> str:
 def inherited() -> dict[str, Any]:
     """The environment from this process's start or from ``init``, which its children inherit by default."""
     if state.runtime_env is None:
-        state.runtime_env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+        state.runtime_env = json.loads(variable("SHOAL_RUNTIME_ENV", "{}"))
     return state.runtime_env
 
 

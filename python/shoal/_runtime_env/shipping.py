@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from shoal._core.attach import attach_worker
 from shoal._core.process import session
+from shoal._core.variables import variable
 from shoal._runtime_env import packages
 from shoal.exceptions import DataLoss, InvalidArgument, RuntimeEnvSetupError
 
@@ -206,7 +207,7 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
         return cwd, path
     Path(own).mkdir(mode=0o700, exist_ok=True)
     moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
-    env = json.loads(os.environ.get("SHOAL_RUNTIME_ENV", "{}"))
+    env = json.loads(variable("SHOAL_RUNTIME_ENV", "{}"))
     end = packages.end_of(env)
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
@@ -275,7 +276,7 @@ def _bring(package: str, target: Path) -> int:
 def _forget_others(own: Path) -> None:
     """Deletes packages that no process uses, least recently used first, while they exceed the limit."""
     have = sorted((u.stat().st_mtime_ns, int(u.read_text() or 0), u) for u in own.glob("*.use") if u.with_suffix("").is_dir())
-    too_much = sum(size for _, size, _ in have) - int(os.environ.get(_CACHE, _CACHE_BYTES))
+    too_much = sum(size for _, size, _ in have) - int(variable(_CACHE, _CACHE_BYTES))
     for _, size, use in have:
         if too_much <= 0:
             return

@@ -35,6 +35,7 @@ class Sent:
         self.session, self._by_judgement = session(), {}
         try:
             head, buffers, refs = serialize.pack_function(function)
+            serialize.check_size(f"remote function {name}", len(head) + sum(buffer.nbytes for buffer in buffers))
             # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker.functions).
             number = next(self._numbers).to_bytes(serialize.NUMBER_BYTES, "big")
             self.code = self.session.put(head + identity + (number if serialize.is_large(head, buffers) else b""), buffers, refs)

@@ -138,7 +138,9 @@ class _Pool:
         self.asleep = self.empty and not wants.workers and not self.native.first_waiting()
         if not wants.workers:
             return False
-        room = owner.room_for(self, wants.workers, wants.starting)
+        # Where no task may wait for room, the head refuses the workers that have none.
+        refused = self.placed[0].get("at_once") and not self.placed[0]["soft"]
+        room = wants.workers if refused else owner.room_for(self, wants.workers, wants.starting)
         try:
             for _ in range(max(room, int(wants.alone))):
                 self.grow(self.native.first_waiting())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from shoal._actors.options import check_call_options
+from shoal._actors.options import INVOCATION_DECORATOR, check_call_options
 from shoal._actors.resources import RESOURCE_OPTIONS, check_options, resources_of
 from shoal._core import serialize
 from shoal._core.process import session as _session
@@ -41,6 +41,7 @@ class RemoteFunction:
         self._function, self._options, self._known = function, options, None  # _known: its registration with the session
         self._identity = identity or os.urandom(serialize.IDENTITY_BYTES)
         self._sent: list = []  # at most one element; shared with copies by options()
+        self._decorator = getattr(function, INVOCATION_DECORATOR, None)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     @cached_property
@@ -56,12 +57,15 @@ class RemoteFunction:
         return other
 
     def remote(self, /, *args, **kwargs) -> ObjectRef | list[ObjectRef] | ObjectRefGenerator | None:
+        return self._call(args, kwargs) if self._decorator is None else self._decorator(self._call)(args, kwargs)
+
+    def _call(self, args: Sequence, kwargs: dict[str, Any]):
         if (takes := self._takes) is not None and (kwargs or not takes.least <= len(args) <= takes.most):
             takes.check(self.__name__, args, kwargs)
         session, function = _session(), self._known
         if function is None or function.session is not session:
             function = self._known = self._know()
-        return state.functions.submit(function, args, kwargs)
+        return state.functions.submit(function, tuple(args), kwargs)
 
     def _remote(self, /, args: Sequence | None = None, kwargs: dict[str, Any] | None = None, **options):
         """Ray's other way to write ``options(**options).remote(*args, **kwargs)``."""

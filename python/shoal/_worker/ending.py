@@ -69,7 +69,7 @@ def exit_actor() -> None:
     TypeError outside of an actor.
     """
     if not running.actor_id:
-        raise TypeError("exit_actor called on a non-actor worker: only a method of an actor can end it")
+        raise TypeError("exit_actor API is called on a non-actor worker: only the code of an actor can end it")
     if (call := own_call()) is not None:
         call.leaves = True
     leave(ActorExit(0))

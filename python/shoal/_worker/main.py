@@ -17,6 +17,7 @@ from shoal._core import serialize, stacks
 from shoal._core.attach import attach_worker
 from shoal._core.context import method_of, running
 from shoal._core.process import state
+from shoal._core.variables import variable
 from shoal._objects.refs import when_gone
 from shoal._tasks.functions import FunctionWorker
 from shoal._worker.built_ins import BUILT_INS, LAST_METRICS_S
@@ -38,7 +39,7 @@ def main() -> int:
     early: deque = deque()  # calls that arrive before the creator's, which makes the actor
     creation = None  # stays None for a restarted or detached actor, which makes itself
     try:
-        if "SHOAL_RESTARTS" in os.environ or "SHOAL_SELF_MADE" in os.environ:
+        if variable("SHOAL_RESTARTS") or variable("SHOAL_SELF_MADE"):
             actor, creation_spec = session.creation_spec()
             cls, settings, args, kwargs = from_creation_spec(creation_spec)
         else:
@@ -94,6 +95,7 @@ def _serve(session, instance, early: deque) -> int:
     """Serves an ordinary actor, one call at a time."""
     # The functions by their pickles, which end with the function's identity.
     functions = {} if isinstance(instance, FunctionWorker) else None
+    folder = os.open(".", os.O_PATH | os.O_DIRECTORY) if functions is not None else -1
     while True:
         was_early = bool(early)
         if early and running.ending is None:
@@ -114,6 +116,7 @@ def _serve(session, instance, early: deque) -> int:
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
                 if functions is not None and args:
+                    os.fchdir(folder)  # an earlier function may have left it
                     running.function = args[0]
                     running.where = running.function.__name__
                     mark_function()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import weakref
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal._core.process import state
+from shoal._core.variables import variable
 from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
 
@@ -32,7 +32,7 @@ class Preemption:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, notice)
-        if state.session is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        if state.session is not None and variable("LOCAL_RANK", "0") == "0":
             threading.Thread(target=_watch, args=(weakref.ref(self),), name="shoal-checkpoint-drain", daemon=True).start()
 
     def agreed(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shoal._core.variables import variable
 from shoal._distributed.ranks import require_process_group
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp1._arguments import HYBRID, check
@@ -52,7 +52,7 @@ def base_mesh(process_group: Any, device_mesh: DeviceMesh | None, strategy: Shar
                 hint="pass device_mesh (2-D), or process_group=(shard, replicate)",
             )
         world = dist.get_world_size()
-        per_host = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        per_host = int(variable("LOCAL_WORLD_SIZE", world))
         if world % per_host:
             raise InvalidArgument(f"{world} ranks do not fill hosts of {per_host}", hint="pass a 2-D device_mesh")
         return init_device_mesh(device, (world // per_host, per_host), mesh_dim_names=_NAMES)

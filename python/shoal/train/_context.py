@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
+from shoal._core.variables import variable
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
 
@@ -61,7 +62,7 @@ class _Here:
 
 def get_context() -> TrainContext:
     """Returns the context, from the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
-    if "RANK" not in os.environ:
+    if not variable("RANK"):
         raise InvalidArgument(
             "this process has no training context", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
         )
@@ -70,8 +71,8 @@ def get_context() -> TrainContext:
         number["WORLD_SIZE"],
         number["RANK"],
         number["LOCAL_RANK"],
-        int(os.environ.get("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
-        int(os.environ.get("GROUP_RANK", 0)),
+        int(variable("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
+        int(variable("GROUP_RANK", 0)),
         _Here.newcomer or _Here.before is not None,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from shoal._actors.creation import create_gang
 from shoal._actors.registry import kill
 from shoal._core.process import session, started_by_node, state
+from shoal._core.variables import variable
 from shoal._objects.refs import ObjectRef
 from shoal._runtime_env import environment
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
@@ -266,8 +267,8 @@ def _settings(session_folder: str) -> dict[str, str]:
 
 def _refuse_ranks() -> None:
     """Raises InvalidArgument in a process that is one of several ranks, because each would start its own training."""
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
-    if rank is not None and size != "1":
+    rank, size = variable("RANK"), variable("WORLD_SIZE", "1")
+    if rank and size != "1":
         script = os.path.basename(sys.argv[0]) or "SCRIPT"
         raise InvalidArgument(
             f"this process is rank {rank} of {size} already: each of them would start a Trainer of its own",

@@ -6,7 +6,9 @@ Import it by ``from shoal.util.multiprocessing import Pool`` in place of ``from 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,11 +19,12 @@ from typing import Any
 from shoal._actors.actor_class import ActorClass
 from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
+from shoal._core.process import session
 from shoal._driver.cluster import cluster_resources, is_initialized
 from shoal._driver.init import init
 from shoal._objects.refs import ObjectRef, when_ready_for_pools
 from shoal._objects.values import get, wait
-from shoal.exceptions import ActorHandleNotFoundError
+from shoal.exceptions import ActorHandleNotFoundError, TaskError
 
 __all__ = ["AsyncResult", "Pool", "TimeoutError"]
 
@@ -33,10 +36,13 @@ class _Process:
 
     def run(self, function: Callable, items: list[tuple[tuple, dict]]) -> list[tuple[bool, Any]]:
         """Returns (True if it raised, its result or exception) for each item."""
-        out = []
+        out: list[tuple[bool, Any]] = []
         for args, kwargs in items:
             try:
                 out.append((False, function(*args, **kwargs)))
+            except SystemExit as error:  # ends neither this process nor the one that takes the result
+                text, where = "".join(traceback.format_exception(error)), getattr(function, "__name__", repr(function))
+                out.append((True, TaskError(error, text, where, os.getpid())))
             except Exception as error:
                 out.append((True, error))
         return out
@@ -110,7 +116,8 @@ def _value(item: tuple[bool, Any]) -> Any:
 
 class Pool:
     """A pool of ``processes`` actors (default: one per CPU of the cluster), made with ``ray_remote_args``. By default they
-    request no CPU, as in Ray. ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls a new actor replaces it.
+    request no CPU, as in Ray. ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls, or after its death, a new
+    actor replaces it. A function's SystemExit is an exception of its call.
     ``ray_address``: the address for ``init``, if the process is not connected. ValueError for more processes than CPUs."""
 
     def __init__(
@@ -152,7 +159,8 @@ class Pool:
         with self._submitting:
             self._retired = [(actor, refs) for actor, refs in self._retired if _left(refs)]
             k = min(range(len(self._actors)), key=lambda k: len(_left(self._running[k])))
-            if self._limit is not None and self._begun[k] >= self._limit:
+            is_used_up = self._limit is not None and self._begun[k] >= self._limit
+            if is_used_up or session().dead(self._actors[k]._shoal_actor.id):
                 self._retired.append((self._actors[k], self._running[k]))
                 self._actors[k], self._begun[k], self._running[k] = self._process(), 0, deque()
             self._begun[k] += 1

@@ -91,8 +91,10 @@ def placement_group(
 
     ``strategy``: PACK (the default: as few nodes as possible), SPREAD (as many as possible), STRICT_PACK (one node), STRICT_SPREAD (a
     separate node for each). ``bundle_label_selector``: a selector of nodes for each bundle, as an actor's ``label_selector`` (``{}``: any
-    node). A group that fits no node now waits. It ends with its job, or with ``lifetime="detached"`` only by ``remove_placement_group``.
-    Raises ValueError for an invalid bundle, strategy or lifetime, and for a name in use; Unimplemented for the other two arguments.
+    node). ``topology_strategy``: in place of ``strategy``, a strategy by label: ``{"rack": "STRICT_PACK"}`` places all bundles on nodes
+    with one value of the label, and the label "ray.io/node-id" stands for single nodes (default: PACK). A group that fits no node now
+    waits. It ends with its job, or with ``lifetime="detached"`` only by ``remove_placement_group``. Raises ValueError for an invalid
+    bundle, strategy or lifetime, and for a name in use; Unimplemented for ``_soft_target_node_id``.
     """
     if not isinstance(bundles, list) or not bundles or not all(isinstance(b, dict) and b for b in bundles):
         raise ValueError(f"bundles is a list, not empty, of dicts of amounts by resource, not {bundles!r}")
@@ -103,17 +105,17 @@ def placement_group(
             check_resource_name(resource)
         if not any(bundle.values()):
             raise ValueError(f"a bundle must reserve something, not {bundle!r}")
-    if topology_strategy is not None and strategy is not None:
-        raise ValueError("strategy and topology_strategy exclude each other")
+    together = ""
+    if topology_strategy is not None:
+        strategy, together = _topology(strategy, topology_strategy)
     strategy = "PACK" if strategy is None else strategy
     if strategy not in _STRATEGIES:
         raise ValueError(f"a strategy is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
     if _soft_target_node_id and strategy != "STRICT_PACK":
         raise ValueError(f"_soft_target_node_id is for STRICT_PACK only, not for {strategy}")
-    for what, given in (("_soft_target_node_id", _soft_target_node_id), ("topology_strategy", topology_strategy)):
-        if given:
-            hint = "bundle_label_selector= restricts the nodes of a bundle"
-            raise Unimplemented(f"{what} of placement_group() is not in this release", hint=hint)
+    if _soft_target_node_id:
+        hint = "bundle_label_selector= restricts the nodes of a bundle"
+        raise Unimplemented("_soft_target_node_id of placement_group() is not in this release", hint=hint)
     if lifetime not in (None, "detached"):
         raise ValueError(f"lifetime is 'detached' or None, not {lifetime!r}")
     if not isinstance(name, str):
@@ -128,8 +130,36 @@ def placement_group(
         state.namespace,
         lifetime == "detached",
         [label_matches(s) for s in selectors],
+        together,
     )
     return PlacementGroup(group, [dict(b) for b in bundles])
+
+
+_NODE = "ray.io/node-id"  # the label that stands for the node itself
+
+
+def _topology(strategy: str | None, given: Any) -> tuple[str | None, str]:
+    """Returns (the strategy for nodes, the label of which all nodes have one value or ""). Messages are Ray's."""
+    if strategy is not None:
+        raise ValueError(
+            f"`strategy` and `topology_strategy` cannot both be specified. Pass node-level packing via `topology_strategy['{_NODE}']`."
+        )
+    if not isinstance(given, dict):
+        raise ValueError(f"`topology_strategy` must be a dict, got {type(given).__name__}.")
+    for label, value in given.items():
+        if not isinstance(label, str) or not label:
+            raise ValueError(f"`topology_strategy` keys must be non-empty strings, got {label!r}.")
+        if value not in _STRATEGIES:
+            raise ValueError(f"Invalid topology strategy {value!r} for label {label!r}. Supported strategies are: {_STRATEGIES}.")
+        if label != _NODE and value != "STRICT_PACK":
+            raise ValueError(
+                f"Topology strategy {value!r} for label {label!r} is not supported yet; only 'STRICT_PACK' is supported for topology "
+                f"labels other than `{_NODE}` for now."
+            )
+    labels = [label for label in given if label != _NODE]
+    if len(labels) > 1:
+        raise ValueError(f"`topology_strategy` currently supports at most one topology label other than `{_NODE}`. Got {labels}.")
+    return given.get(_NODE), labels[0] if labels else ""
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from shoal._actors.registry import kill
+from shoal._core.context import current_call
 from shoal._core.numbers import whole
+from shoal._core.process import session
 from shoal._driver.remote import remote
 from shoal._objects.values import get, wait
 
@@ -26,7 +29,8 @@ class Full(queue.Full):
 class Queue:
     """Holds at most ``maxsize`` items (0: unlimited) in an actor that is made with ``actor_options``.
 
-    By default ``put`` and ``get`` block; at a timeout they raise Full and Empty. Waiting calls are served in order of arrival.
+    By default ``put`` and ``get`` block; at a timeout they raise Full and Empty. Waiting calls are served in order of arrival. A process
+    that ends while it waits for an item takes none.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None):
@@ -113,38 +117,46 @@ def _limit(timeout: float | None) -> float | None:
 
 class _QueueActor:
     def __init__(self, maxsize: int):
-        self.maxsize = maxsize
-        self.queue: asyncio.Queue = asyncio.Queue(maxsize)
+        self._maxsize = maxsize
+        self._items: deque[Any] = deque()
+        self._getters: deque[tuple[Any, asyncio.Future]] = deque()  # calls that wait for an item; never while there are items
+        self._putters: deque[tuple[Any, asyncio.Future]] = deque()  # items that wait for room
 
     def qsize(self) -> int:
-        return self.queue.qsize()
+        return len(self._items)
 
     def empty(self) -> bool:
-        return self.queue.empty()
+        return not self._items
 
     def full(self) -> bool:
-        return self.queue.full()
+        return not self._has_room(1)
 
     async def put(self, item, timeout=None) -> None:
-        try:
-            await asyncio.wait_for(self.queue.put(item), timeout)
-        except asyncio.TimeoutError as error:
-            raise Full from error
+        added: asyncio.Future = asyncio.get_running_loop().create_future()
+        self._putters.append((item, added))
+        self._settle()
+        await self._within(added, timeout, Full)
 
     async def get(self, timeout=None):
+        given: asyncio.Future = asyncio.get_running_loop().create_future()
+        self._getters.append((current_call().incoming, given))
+        self._settle()
         try:
-            return await asyncio.wait_for(self.queue.get(), timeout)
-        except asyncio.TimeoutError as error:
-            raise Empty from error
+            return await self._within(given, timeout, Empty)
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                self._items.appendleft(given.result())
+                self._settle()
+            raise
 
     def put_nowait(self, item) -> None:
         self.put_nowait_batch([item])
 
     def put_nowait_batch(self, items: list) -> None:
-        if self.maxsize > 0 and len(items) + self.qsize() > self.maxsize:
-            raise Full(f"Cannot add {len(items)} items to queue of size {self.qsize()} and maxsize {self.maxsize}.")
-        for item in items:
-            self.queue.put_nowait(item)
+        if not self._has_room(len(items)):
+            raise Full(f"Cannot add {len(items)} items to queue of size {self.qsize()} and maxsize {self._maxsize}.")
+        self._items.extend(items)
+        self._settle()
 
     def get_nowait(self):
         return self.get_nowait_batch(1)[0]
@@ -152,4 +164,38 @@ class _QueueActor:
     def get_nowait_batch(self, num_items: int) -> list:
         if num_items > self.qsize():
             raise Empty(f"Cannot get {num_items} items from queue of size {self.qsize()}.")
-        return [self.queue.get_nowait() for _ in range(num_items)]
+        if not session().has_caller(current_call().incoming):
+            raise Empty("the process that asked for items is gone")
+        items = [self._items.popleft() for _ in range(num_items)]
+        self._settle()
+        return items
+
+    def _has_room(self, count: int) -> bool:
+        return self._maxsize <= 0 or len(self._items) + count <= self._maxsize
+
+    def _settle(self) -> None:
+        """Gives items to the calls that wait for them, and adds items that wait for room. An item goes to no process that is gone."""
+        while True:
+            if self._getters and self._items:
+                call, given = self._getters.popleft()
+                if given.done():  # at its timeout, or cancelled
+                    continue
+                if session().has_caller(call):
+                    given.set_result(self._items.popleft())
+                else:
+                    given.set_exception(Empty("the process that asked for an item is gone"))
+            elif self._putters and self._has_room(1):
+                item, added = self._putters.popleft()
+                if not added.done():
+                    self._items.append(item)
+                    added.set_result(None)
+            else:
+                return
+
+    async def _within(self, future: asyncio.Future, timeout: float | None, late: type[Exception]):
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except asyncio.TimeoutError as error:
+            if future.done() and not future.cancelled():  # it came with the timeout
+                return future.result()
+            raise late from error

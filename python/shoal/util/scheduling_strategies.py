@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.exceptions import Unimplemented
 from shoal.util.placement_group import PlacementGroup
 
 __all__ = [
@@ -30,7 +29,11 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass(frozen=True)
 class NodeAffinitySchedulingStrategy:
-    """Places an actor or task on this node; with ``soft``, on another one if the node is gone or can never hold it."""
+    """Places an actor or task on this node; with ``soft``, on another one if the node is gone or can never hold it.
+
+    If the node has no room now, the actor or task waits for it. With ``_spill_on_unavailable`` (and ``soft``) it goes to another node; with
+    ``_fail_on_unavailable`` (without ``soft``) it fails as ActorUnschedulableError or TaskUnschedulableError.
+    """
 
     node_id: str
     soft: bool
@@ -40,9 +43,7 @@ class NodeAffinitySchedulingStrategy:
     def __post_init__(self):
         for name, needs in (("_spill_on_unavailable", True), ("_fail_on_unavailable", False)):
             if getattr(self, name) and bool(self.soft) != needs:
-                raise ValueError(f"{name} needs soft={needs}")
-            if getattr(self, name):
-                raise Unimplemented(f"{name} is not in this release", hint="a call or actor for a full node waits for the node")
+                raise ValueError(f"{name} cannot be set when soft is {not needs}. Please set soft to {needs} to use {name}.")
 
 
 class In:

@@ -140,6 +140,8 @@ int job_submit(const Common& common, const JobOptions& o) {
   }
   const auto job = cluster->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
   if (!job) return failed(common, job.error());
+  StdinWarning stdin_warning;
+  stdin_warning.look();
   const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;
   if (!o.wait) {
     if (common.json) {
@@ -152,7 +154,9 @@ int job_submit(const Common& common, const JobOptions& o) {
   std::fprintf(stderr, "shoal: job %s was submitted\n", id.c_str());
   JobRow row;
   row.id = job->job;
-  return follow(common, *cluster, row, id);
+  const int code = follow(common, *cluster, row, id);
+  stdin_warning.look();
+  return code;
 }
 
 int job_status(const Common& common, const JobOptions& o) {

@@ -100,6 +100,10 @@ Result<void> check_head(const StartOptions& options, const std::string& host) {
 
 // The address at which other hosts reach this one, by --host or --interface; "" without either.
 Result<std::string> public_address(const StartOptions& options) {
+  if (options.interface.empty() && options.host.starts_with('[')) {
+    SHOAL_TRY(const auto at, runtime::parse_endpoint(options.host + ":0"));
+    return at.host;
+  }
   if (options.interface.empty()) return options.host;
   SHOAL_TRY(const auto interface, runtime::find_interface(options.interface));
   return interface.address;
@@ -172,6 +176,9 @@ Result<void> wait_until_registered(const SessionFolder& folder, const actors::Se
   return {};
 }
 
+// The address as a word of a shell command: some shells take an IPv6 address's brackets for a pattern of file names.
+std::string as_shell_word(const std::string& address) { return address.starts_with('[') ? "'" + address + "'" : address; }
+
 void print_head(const Common& common, const HeadSession& session, const actors::StartedRole& head, const actors::Resources& resources) {
   const auto& [folder, fingerprint] = session;
   const auto info = folder.info();
@@ -197,13 +204,14 @@ void print_head(const Common& common, const HeadSession& session, const actors::
         "Shoal runs at %s with %s.\n  session  %s\n%s  next     shoal submit train.py   |   shoal status "
         "  |   shoal stop --address %s\n",
         address.c_str(), resources.to_string().c_str(), folder.path().c_str(),
-        http.empty() ? "" : ("  http     " + http + "   (token: " + folder.path() + "/http-token)\n").c_str(), address.c_str());
+        http.empty() ? "" : ("  http     " + http + "   (token: " + folder.path() + "/http-token)\n").c_str(),
+        as_shell_word(address).c_str());
     if (!fingerprint.empty()) {
       if (credentials) std::printf("  network  %s\n", describe_network(*credentials).c_str());
       std::printf(
           "  join     shoal start --address %s --token-file FILE --ca-fingerprint %s\n           on another host, where FILE is a copy of "
           "%s/token\n",
-          address.c_str(), fingerprint.c_str(), folder.path().c_str());
+          as_shell_word(address).c_str(), fingerprint.c_str(), folder.path().c_str());
     }
   }
   std::fflush(stdout);

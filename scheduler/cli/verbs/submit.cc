@@ -1,5 +1,8 @@
 #include "scheduler/cli/verbs/submit.h"
 
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,6 +85,17 @@ Result<Launch> launch_of(const Common& common, const SubmitOptions& o) {
     launch.argv.insert(launch.argv.begin(), common.python);
   }
   return launch;
+}
+
+// True if the file or pipe that is this process's stdin has bytes left.
+bool stdin_has_data() {
+  struct stat seen {};
+  if (fstat(STDIN_FILENO, &seen) != 0) return false;
+  if (S_ISREG(seen.st_mode)) return lseek(STDIN_FILENO, 0, SEEK_CUR) < seen.st_size;
+  pollfd readable{STDIN_FILENO, POLLIN, 0};
+  int bytes = 0;
+  return (S_ISFIFO(seen.st_mode) || S_ISSOCK(seen.st_mode)) && poll(&readable, 1, 0) == 1 && ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 &&
+         bytes > 0;
 }
 
 // Follows one job to its end.
@@ -274,6 +288,13 @@ Result<std::optional<JobRow>> follow_job(const Common& common, Context& context,
   return std::optional<JobRow>(*std::move(row));
 }
 
+void StdinWarning::look() {
+  if (shown_ || !stdin_has_data()) return;
+  shown_ = true;
+  std::fprintf(
+      stderr, "shoal: warning: the job does not get what this command has on its stdin; pass the job the name of a file, or an argument\n");
+}
+
 int submit(const Common& common, const SubmitOptions& o) {
   const auto failed = [&](const Error& e) {
     print_error(e, common.json);
@@ -311,8 +332,11 @@ int submit(const Common& common, const SubmitOptions& o) {
                              {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, {}}};
   const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
+  StdinWarning stdin_warning;
+  stdin_warning.look();
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
   const auto row = watcher.wait();
+  stdin_warning.look();
   if (watcher.left() != 0) return 128 + watcher.left();
   if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
   if (!row && watcher.cluster_stopped() && !common.json) {
@@ -326,7 +350,7 @@ int submit(const Common& common, const SubmitOptions& o) {
 void add_submit(CommandLine& line) {
   auto& options = line.own<SubmitOptions>();
   auto* verb = line.add_verb("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code");
-  line.takes_command(verb);
+  line.takes_command(verb, CommandLine::Command::kProgramOrScript);
   line.set_usage_exit(verb, kSubmitUsage);
   verb->add_option("--num-workers", options.num_workers, "Run N ranks, placed together, with torchrun's environment variables");
   verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 with --num-workers, else 0)")->check(amount());
@@ -340,17 +364,9 @@ void add_submit(CommandLine& line) {
           "If the cluster was made for the job, the first one stops the job")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 24 * 3600.0));
-  verb->prefix_command();  // words after the script's name belong to the script
-  line.on_run(verb, [&line, verb, &options](const Common& common) {
-    options.words = verb->remaining();
-    if (!options.words.empty() && options.words[0].starts_with("-")) {
-      throw CLI::ValidationError("no such option: " + options.words[0]);
-    }
-    if (!line.command().empty()) {
-      if (!options.words.empty()) throw CLI::ValidationError("a script, or -- and a command: not both");
-      options.command = true;
-      options.words = line.command();
-    }
+  line.on_run(verb, [&line, &options](const Common& common) {
+    options.words = line.command();
+    options.command = !line.command_is_script();
     options.cwd = fs::current_path();
     return submit(common, options);
   });

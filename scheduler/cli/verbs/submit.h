@@ -25,6 +25,16 @@ struct SubmitOptions {
 };
 int submit(const Common& common, const SubmitOptions& options);
 
+// The warning that a job cannot read what lies on this command's stdin: a job may run on another host, and its own stdin is empty.
+class StdinWarning {
+ public:
+  // Warns if there is something to read now, and has not been before. Data may arrive late: look again when the job has ended.
+  void look();
+
+ private:
+  bool shown_ = false;
+};
+
 // Prints the job's output until the job ends, and returns its row; nullopt if a signal ended the watching.
 Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
 

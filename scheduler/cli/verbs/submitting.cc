@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 
 #include <nlohmann/json.hpp>
@@ -45,7 +44,8 @@ Result<void> ship_folder(const Common& common, const std::string& store, Client&
   const json env = json::parse(runtime_env);
   const std::string folder = env.at("working_dir");
   std::vector<std::string> words = {"pack", folder};
-  std::string file = std::filesystem::temp_directory_path() / "shoal-package-XXXXXX";
+  const std::string named = common.environment.get("TMPDIR");
+  std::string file = (named.empty() ? "/tmp" : named) + "/shoal-package-XXXXXX";
   const Fd package(mkostemp(file.data(), O_CLOEXEC));
   if (!package) return fail(from_errno(errno, "a temporary file for " + folder));
   const auto remove = [&](const auto&) { unlink(file.c_str()); };

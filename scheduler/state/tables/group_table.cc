@@ -44,6 +44,7 @@ Result<void> GroupTable::request(const actors::GroupSpec& spec, std::uint64_t or
   group.row.bundles = spec.bundles;
   group.row.nodes.resize(spec.bundles.size());
   group.labels = spec.labels;
+  group.together = spec.together;
   group.free.resize(spec.bundles.size());
   return {};
 }

@@ -116,7 +116,7 @@ Allowed NodeTable::only(const NodeResources& room, const actors::Where& where, c
     if (it == from.end() || !matches(at(where.node).row.labels, where.labels)) return NodeResources();
     return NodeResources{*it};
   };
-  if (where.soft && !place(wants, wished(index().capacity()))) return only(room, where.labels);
+  if (where.soft && !place(wants, wished(where.at_once ? room : index().capacity()))) return only(room, where.labels);
   return Allowed(wished(room));
 }
 

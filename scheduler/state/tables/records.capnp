@@ -36,6 +36,7 @@ struct Group {
   row @0 :Wire.GroupRow;
   labels @1 :List(List(Wire.LabelMatch));
   order @2 :UInt64;
+  together @3 :Text;
 }
 
 struct Worker {

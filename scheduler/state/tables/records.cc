@@ -151,6 +151,7 @@ Bytes to_record(const Group& v) {
     fill(m.initRow(), v.row);
     actors::fill_labels(m.initLabels(count(v.labels)), v.labels);
     m.setOrder(v.order);
+    m.setTogether(v.together);
   });
 }
 template <>
@@ -161,6 +162,7 @@ Result<Group> from_record(const Bytes& record) {
     v.labels = actors::read_labels(m.getLabels());
     KJ_REQUIRE(v.labels.empty() || v.labels.size() == v.row.bundles.size(), "labels of other bundles");
     v.order = m.getOrder();
+    v.together = runtime::text(m.getTogether());
     return v;
   }));
 }

@@ -72,6 +72,7 @@ struct Gang {
 struct Group {
   actors::GroupRow row;
   std::vector<std::vector<actors::LabelMatch>> labels;  // label rules per bundle, for the choice of its node; or empty
+  std::string together;                                 // label of which the nodes of all bundles have one value; or empty
   std::uint64_t order = 0;
 
   std::vector<actors::Resources> free;  // per bundle: the resources that no worker holds

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+from shoal import _native
 from shoal._actors.creation import create_gang
 from shoal._core.process import started_by_node, state
+from shoal._core.variables import variable
 from shoal._driver.init import init, joined
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument, ResourceExhausted
@@ -19,7 +21,7 @@ from shoal.train._ranks import environments
 
 def begin(workers: int) -> None:
     """Starts the ranks, which hold the tensors of the device from now on."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(variable("WORLD_SIZE", "1")) > 1:
         raise InvalidArgument(
             f"this process is rank {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']} already: each of them would drive workers",
             hint="start one process, or leave workers= and SHOAL_SPMD_WORKERS out: each process has its devices then",
@@ -43,7 +45,7 @@ def begin(workers: int) -> None:
     if state.session is None:
         # A private cluster gets a CPU for each rank, because CPUs are logical.
         own = not started_by_node() and not joined(None, os.environ.get("SHOAL_HOME", ""))
-        init(num_cpus=max(workers, len(os.sched_getaffinity(0))) if own else None)
+        init(num_cpus=max(workers, _native.usable_cpus()) if own else None)
     # All ranks get their data from this process, so they need not compare it.
     env = {"SHOAL_SPMD_DEVICES": str(devices), "SHOAL_SPMD_WORKERS": "", "SHOAL_SPMD_VERIFY": "0"}
     env |= {"SHOAL_TIMEOUT": os.environ["SHOAL_TIMEOUT"]} if "SHOAL_TIMEOUT" in os.environ else {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
 
+from shoal._core.variables import variable
 from shoal.spmd._layout.processes import Processes, world
 
 SWITCH = "XLA_USE_SPMD"  # torch_xla's variable, which programs read and delete
@@ -104,7 +104,7 @@ def process_count() -> int:
 def local_process_count() -> int:
     """The number of processes on this host."""
     count = world().num_processes
-    return int(os.environ.get("LOCAL_WORLD_SIZE", count)) if count > 1 else 1
+    return int(variable("LOCAL_WORLD_SIZE", count)) if count > 1 else 1
 
 
 def global_runtime_device_attributes() -> list[dict[str, object]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from shoal.exceptions import InvalidArgument, ShoalError
 
 
@@ -26,5 +28,6 @@ def located(error: BaseException, where: str) -> BaseException:
     if isinstance(error, ShoalError):
         error.context = (*error.context, where)
     elif error.args and isinstance(error.args[0], str) and not isinstance(error, KeyError):
-        error.args = (f"{error.args[0]}\n  in: {where}", *error.args[1:])
+        with contextlib.suppress(AttributeError):  # an exception of the program whose args are read-only
+            error.args = (f"{error.args[0]}\n  in: {where}", *error.args[1:])
     return error

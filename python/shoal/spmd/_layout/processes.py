@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal import collective
+from shoal import _native, collective
+from shoal._core.variables import variable
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._layout import process_group
 from shoal.spmd._layout.errors import DivergedError
@@ -174,7 +175,7 @@ class Processes(World):
 
     @property
     def verifies(self):
-        return os.environ.get("SHOAL_SPMD_VERIFY", "1") not in ("0", "false", "off", "no")
+        return variable("SHOAL_SPMD_VERIFY", "1") not in ("0", "false", "off", "no")
 
     def verify(self, what, digest):
         mine = torch.tensor([digest], dtype=torch.int64)
@@ -238,14 +239,14 @@ def world() -> World:
     """Returns the world of this process, which the first call determines."""
     global _world
     if _world is None:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        processes = int(variable("WORLD_SIZE", "1"))
         text = os.environ.get("SHOAL_SPMD_DEVICES", "")
         if text and (not text.isdecimal() or int(text) == 0):
             raise InvalidArgument(f"SHOAL_SPMD_DEVICES is {text!r}", hint="give the number of devices of the program")
         if processes > 1:
             _world = Processes(int(text or processes), int(os.environ["RANK"]), processes)
         else:
-            _world = OneProcess(int(text or len(os.sched_getaffinity(0))))
+            _world = OneProcess(int(text or _native.usable_cpus()))
     return _world
 
 
