@@ -117,7 +117,7 @@ def test_submission_does_not_scan_running_calls(pool, monkeypatch):
             Running.looks += 1
             return False
 
-    process = SimpleNamespace(run=SimpleNamespace(remote=lambda *_: SimpleNamespace(_ref=Running())))
+    process = SimpleNamespace(_shoal_actor=SimpleNamespace(id="1"), run=SimpleNamespace(remote=lambda *_: SimpleNamespace(_ref=Running())))
     monkeypatch.setattr(pool, "_actors", [process, process])
     for _ in range(1000):
         pool.apply_async(square, (1,))
