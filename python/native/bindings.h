@@ -39,6 +39,8 @@ void bind_reshard(nb::module_& m);
 void bind_protect(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 
+inline std::byte* memory_at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
 // Raises the exception that shoal.exceptions makes of `error`. If a signal ended a wait, it raises the exception of Python's signal
 // handler.
 [[noreturn]] void raise(const Error& error);

@@ -18,13 +18,12 @@ std::size_t gradient_bytes(const ShardedUnit& u) {
   return out;
 }
 
-std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
 // Constructs a Gradient from addresses. The address 0 stands for memory that does not exist.
 void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
                    bool has_partial) {
   if (dtype < 0 || dtype >= kNumDTypes || !fsdp::can_be_sharded(static_cast<DType>(dtype))) throw nb::value_error("not a dtype's number");
-  new (out) Gradient{at(whole), at(own), accumulate, static_cast<DType>(dtype), at(partial), has_partial};
+  new (out) Gradient{memory_at(whole), memory_at(own), accumulate, static_cast<DType>(dtype), memory_at(partial), has_partial};
 }
 
 void backward_end(ShardedModel& s, std::size_t unit, const std::vector<Gradient>& gradients, double scale, bool everywhere, bool reshard,

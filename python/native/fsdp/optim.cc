@@ -26,7 +26,6 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
   return out;
 }
 
-std::byte* at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
 // The addresses of the arrays of one parameter's update. Python keeps the object from step to step.
 struct UpdateRow {
@@ -40,9 +39,9 @@ void make_row(UpdateRow* out, std::size_t numel, std::uintptr_t parameter, const
   if (states.size() > fsdp::kCopy - kStates) throw nb::value_error("an update has at most three states");
   UpdateRow row;
   row.shard.numel = numel;
-  row.shard.at[0] = at(parameter);
-  for (std::size_t i = 0; i < states.size(); ++i) row.shard.at[kStates + i] = at(states[i]);
-  row.shard.at[fsdp::kCopy] = at(copy);
+  row.shard.at[0] = memory_at(parameter);
+  for (std::size_t i = 0; i < states.size(); ++i) row.shard.at[kStates + i] = memory_at(states[i]);
+  row.shard.at[fsdp::kCopy] = memory_at(copy);
   new (out) UpdateRow(row);
 }
 
@@ -139,7 +138,7 @@ void bind_optim(nb::module_& m) {
            "`parameter`: the values to update, or their master copy. `copy`: receives the updated values in its own dtype.")
       .def_prop_rw(
           "gradient", [](const UpdateRow& r) { return reinterpret_cast<std::uintptr_t>(r.shard.at[kGradient]); },
-          [](UpdateRow& r, std::uintptr_t address) { r.shard.at[kGradient] = at(address); })
+          [](UpdateRow& r, std::uintptr_t address) { r.shard.at[kGradient] = memory_at(address); })
       .def_prop_rw(
           "step", [](const UpdateRow& r) { return reinterpret_cast<std::uintptr_t>(r.step); },
           [](UpdateRow& r, std::uintptr_t address) { r.step = reinterpret_cast<float*>(address); }, "The count of updates, in fp32.");
@@ -158,7 +157,7 @@ void bind_optim(nb::module_& m) {
       [](const std::string& dtype, std::uintptr_t address, std::size_t numel, double order, int num_threads) {
         const auto type = unwrap(fsdp::parse_dtype(dtype));
         const GilReleased release;
-        return fsdp::power_sum(type, at(address), numel, order, num_threads);
+        return fsdp::power_sum(type, memory_at(address), numel, order, num_threads);
       },
       nb::arg("dtype"), nb::arg("address"), nb::arg("numel"), nb::arg("order"), nb::arg("num_threads"),
       "The sum of these elements' powers, for a norm of this order.");
@@ -168,7 +167,7 @@ void bind_optim(nb::module_& m) {
          int num_threads) {
         const auto type = unwrap(fsdp::parse_dtype(dtype));
         const GilReleased release;
-        fsdp::row_power_sums(type, at(address), rows, row_numel, order, reinterpret_cast<double*>(out), num_threads);
+        fsdp::row_power_sums(type, memory_at(address), rows, row_numel, order, reinterpret_cast<double*>(out), num_threads);
       },
       nb::arg("dtype"), nb::arg("address"), nb::arg("rows"), nb::arg("row_numel"), nb::arg("order"), nb::arg("out"), nb::arg("num_threads"),
       "As power_sum, of each row: writes that many doubles to `out`, whose bits do not depend on other rows.");
