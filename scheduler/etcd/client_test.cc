@@ -65,7 +65,7 @@ TEST_F(EtcdTest, AnEtcdWithUsersIsRefusedWithAHint) {
   tell("role/add", R"({"name":"root"})");
   tell("user/grant", R"({"user":"root","role":"root"})");
   tell("enable", "{}");
-  const auto refused = Client::open(own.address("x"), 60s).value()->txn(json::array(), json::array({put("k", "v")}));
+  const auto refused = Client::open(own.address("x"), 60s).value()->txn(nlohmann::json::array(), nlohmann::json::array({put("k", "v")}));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
   EXPECT_EQ(refused.error().reason(), "EtcdUsers");

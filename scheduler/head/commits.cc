@@ -14,10 +14,10 @@ Commits::Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence
                  std::function<void(const Action&)> perform)
     : clock_(clock), state_(state), store_(store), fence_(fence), log_(std::move(log)), options_(options), perform_(std::move(perform)) {}
 
-void Commits::answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result, Undo undo) {
+void Commits::answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result) {
   const bool waits = unsaved_ ? effect != actors::Effect::kNone && result : busy_ || due_ != Due::kNone;
   if (!waits) return responder.answer(std::move(result));
-  effects_.push_back(Answer{std::move(responder), std::move(result), effect, std::move(undo)});
+  effects_.push_back(Answer{std::move(responder), std::move(result), effect, std::exchange(undo_, {})});
 }
 
 std::vector<WorkerId> Commits::drop_starts(const std::function<bool(const actors::StartWorker&)>& these) {

@@ -37,9 +37,11 @@ class Commits {
   // Queues an action that the cluster state did not decide.
   void perform(Action action) { effects_.emplace_back(std::move(action)); }
   // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
-  // yet. `undo` reverts what the request has decided, if the request is refused later; empty if it cannot be reverted.
+  // yet.
+  void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
+  // `undo` reverts what the request that is answered next has decided, if that is refused later; empty if it cannot be reverted.
   using Undo = std::function<void(const Error& why)>;
-  void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result, Undo undo);
+  void set_undo(Undo undo) { undo_ = std::move(undo); }
   // For an undo: drops those starts of workers that wait for a commit and fulfil `these`. Returns the workers.
   std::vector<WorkerId> drop_starts(const std::function<bool(const actors::StartWorker&)>& these);
   // Takes the actions of the cluster state's last steps and schedules a commit of its changes. If no caller awaits these, the commit may
@@ -79,7 +81,8 @@ class Commits {
   Effects committing_;  // effects of the commit under way
   // A commit is under way, or its effects take place at present.
   bool busy_ = false;
-  Due due_ = Due::kNone;            // when the next commit begins
+  Due due_ = Due::kNone;  // when the next commit begins
+  Undo undo_;
   std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

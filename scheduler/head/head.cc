@@ -94,13 +94,13 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
     }
     return methods_.answer(method, sender, request.message, responder);
   };
-  undo_ = {};
+  commits_.set_undo({});
   auto answer = answered();
   commits_.settle();  // before the answer, so that watchers are notified first
   if (answer && method == Method::kHeartbeat) {
     responder.answer(*std::move(answer));
   } else if (answer) {
-    commits_.answer(effect, std::move(responder), *std::move(answer), std::exchange(undo_, {}));
+    commits_.answer(effect, std::move(responder), *std::move(answer));
   }
   check_ended();
 }

@@ -133,7 +133,6 @@ class Head final : public runtime::PeerHandler {
   };
   std::optional<Ending> ending_;
   Commits commits_;
-  Commits::Undo undo_;                             // reverts the request that is handled at present
   std::map<ActorId, runtime::Responder> hosting_;  // requests of kHostActor, until their gang is complete
   // Destroyed before hosting_ and commits_, which have answers that wait. So clients see a broken connection, and ask the next head.
   Clients clients_;

@@ -65,7 +65,7 @@ void Head::answer_jobs() {
   methods_.on<Method::kSubmitJob>([this](Client& client, const actors::JobSpec& spec) -> Result<actors::JobRef> {
     SHOAL_TRY(const JobId job, state_.step(JobSubmitted{spec}));
     watchers_.watch(job, client.number());
-    undo_ = [this, job](const Error& why) { undo_job(job, why); };
+    commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
     log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
     return actors::JobRef{job};
   });
@@ -85,7 +85,7 @@ void Head::answer_jobs() {
     SHOAL_OK(state_.step(GroupRequested{spec}));
     watchers_.watch(spec.id, client.number());
     if (again) commits_.perform(NotifyGroup{*state_.group(spec.id)});
-    if (!again) undo_ = [this, id = spec.id](const Error&) { state_.step(GroupRemoved{id}); };
+    if (!again) commits_.set_undo([this, id = spec.id](const Error&) { state_.step(GroupRemoved{id}); });
     return {};
   });
   methods_.on<Method::kWatchGroup>([this](Client& client, const actors::GroupRef& ref) -> Result<actors::GroupRow> {
@@ -117,7 +117,7 @@ void Head::answer_actors() {
     if (!again) {
       std::vector<ActorId> ids;
       for (const auto& a : spec.actors) ids.push_back(a.id);
-      undo_ = [this, ids = std::move(ids)](const Error& why) { undo_gang(ids, why); };
+      commits_.set_undo([this, ids = std::move(ids)](const Error& why) { undo_gang(ids, why); });
     }
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
     return std::nullopt;
@@ -237,7 +237,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
       happened(DriverGone{job});
     });
   }
-  if (job != driver.job) undo_ = [this, job](const Error& why) { undo_job(job, why); };
+  if (job != driver.job) commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
   // Prefers a node of the driver's host if the driver runs on the head's host. A driver on another host finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {

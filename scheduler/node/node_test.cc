@@ -263,7 +263,7 @@ TEST_F(NodeTest, AStoppedWorkerIsReportedAndEndedWithItsCause) {
   stopped_ = {11};
   ASSERT_TRUE(world_.run_until(is(WorkerState::kStopped), 30s));
   stopped_ = {};
-  ASSERT_TRUE(world_.run_until(is(WorkerState::kStarting), 30s));  // as before the stop
+  ASSERT_TRUE(world_.run_until(is(WorkerState::kRunning), 30s));
   EXPECT_TRUE(launcher_.signalled_workers.empty());
   stopped_ = {11};
   ASSERT_TRUE(world_.run_until([&] { return !launcher_.signalled_workers.empty(); }, 5min));

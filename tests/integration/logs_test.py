@@ -75,8 +75,8 @@ time.sleep(600)
     )
     driver.said("said all")
     _, actor, pid = next(line for line in driver.out.splitlines() if line.startswith("id ")).split()
-    assert "(Speaker) a zero\0byte\n" in shoal_command("logs", actor).stdout
-    out, err = "(Speaker) from an actor\n", "(Speaker) err from an actor\n"
+    out = "(Speaker) from an actor\n(Speaker) a zero\0byte\n"
+    err = "(Speaker) err from an actor\n(Speaker) err a zero\0byte\n"
     node = shoal_command.json("list", "nodes")["rows"][0]["id"]
     for words in (("actor", "--id", actor), ("actor", "--pid", pid), ("worker", "--pid", pid), ("worker", "--pid", pid, "--node-id", node)):
         said = shoal_command("logs", *words)

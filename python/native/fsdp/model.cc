@@ -18,7 +18,6 @@ std::size_t gradient_bytes(const ShardedUnit& u) {
   return out;
 }
 
-
 // Constructs a Gradient from addresses. The address 0 stands for memory that does not exist.
 void make_gradient(Gradient* out, std::uintptr_t whole, int dtype, std::uintptr_t own, bool accumulate, std::uintptr_t partial,
                    bool has_partial) {

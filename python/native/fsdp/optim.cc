@@ -26,7 +26,6 @@ DTypes dtypes_of(const std::vector<std::string>& names) {
   return out;
 }
 
-
 // The addresses of the arrays of one parameter's update. Python keeps the object from step to step.
 struct UpdateRow {
   fsdp::Shard shard;
