@@ -7,11 +7,17 @@
 #include <capnp/message.h>
 #include <capnp/serialize.h>
 #include <kj/exception.h>
+#include <kj/string.h>
 
+#include <string>
 #include <type_traits>
 
 #include "runtime/core/bytes.h"
 #include "runtime/core/result.h"
+
+// Fields of a message are set from std::string by this conversion. KJ's own ends the text at its first zero byte.
+template <>
+inline kj::StringPtr::StringPtr(const std::string& text) : StringPtr(text.c_str(), text.size()) {}
 
 namespace shoal::runtime {
 

@@ -31,6 +31,16 @@ TEST(Codec, AnErrorArrivesWithItsCause) {
   EXPECT_EQ(decode_error(foreign).cause_message(), "short");
 }
 
+TEST(Codec, ATextWithZeroBytesArrivesWhole) {
+  const std::string whole("a\0b\0", 4);
+  const Bytes bytes = write<wire::ErrorMessage>([&](wire::ErrorMessage::Builder m) {
+    m.setMessage(whole);
+    m.initContext(1).set(0, whole);
+  });
+  EXPECT_EQ(read<wire::ErrorMessage>(bytes, [](wire::ErrorMessage::Reader m) { return text(m.getMessage()); }).value(), whole);
+  EXPECT_EQ(read<wire::ErrorMessage>(bytes, [](wire::ErrorMessage::Reader m) { return text(m.getContext()[0]); }).value(), whole);
+}
+
 TEST(Codec, AnErrorOfAnyLengthFitsIntoAFrame) {
   const std::string much(1 << 20, 'x');
   Error e = unavailable(much).with_reason(much).with_hint(much);

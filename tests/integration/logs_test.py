@@ -68,12 +68,15 @@ def test_logs_accepts_rays_notation_of_ids_and_pids(shoal_command, cluster):
         + """
 actor = Speaker.remote()
 print("id", actor._actor_id, shoal.get(actor.say.remote("from an actor")), flush=True)
+shoal.get(actor.say.remote("a zero\\0byte"))
+print("said all", flush=True)
 time.sleep(600)
 """
     )
-    driver.said("id ")
+    driver.said("said all")
     _, actor, pid = next(line for line in driver.out.splitlines() if line.startswith("id ")).split()
-    out, err = "(Speaker) from an actor\n", "(Speaker) err from an actor\n"
+    out = "(Speaker) from an actor\n(Speaker) a zero\0byte\n"
+    err = "(Speaker) err from an actor\n(Speaker) err a zero\0byte\n"
     node = shoal_command.json("list", "nodes")["rows"][0]["id"]
     for words in (("actor", "--id", actor), ("actor", "--pid", pid), ("worker", "--pid", pid), ("worker", "--pid", pid, "--node-id", node)):
         said = shoal_command("logs", *words)

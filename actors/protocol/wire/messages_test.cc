@@ -35,6 +35,34 @@ TEST(Messages, AGangArrivesAsItWasSent) {
   EXPECT_EQ(back.creator, WorkerId{11});
 }
 
+// A series of metrics whose labels differ behind a zero byte only would be one with another.
+TEST(Messages, TextsWithZeroBytesStayDifferent) {
+  const std::string a("x\0a", 3), b("x\0b", 3);
+  const ReportedMetrics metrics{{{"m", "", MetricKind::kGauge, {}, {{{{"l", a}}, 1, {}}, {{{"l", b}}, 2, {}}}}}};
+  EXPECT_EQ(from_bytes<ReportedMetrics>(to_bytes(metrics)).value().metrics[0].samples, metrics.metrics[0].samples);
+  ActorRow row;
+  row.name = a;
+  row.attributes = {{a, b}};
+  EXPECT_EQ(from_bytes<ActorRow>(to_bytes(row)).value().name, a);
+  EXPECT_EQ(from_bytes<ActorRow>(to_bytes(row)).value().attributes, row.attributes);
+}
+
+// The kernel would end such a text at the zero byte, when the process is started with it.
+TEST(Messages, AProcessIsNotLaunchedWithZeroBytes) {
+  const std::string zero("x\0y", 3);
+  for (const auto spoil : std::initializer_list<void (*)(Launch&, const std::string&)>{
+           [](Launch& l, const std::string& t) { l.program = t; }, [](Launch& l, const std::string& t) { l.argv[0] = t; },
+           [](Launch& l, const std::string& t) { l.cwd = t; }, [](Launch& l, const std::string& t) { l.env[0].first = t; },
+           [](Launch& l, const std::string& t) { l.env[0].second = t; }, [](Launch& l, const std::string& t) { l.python_path[0] = t; }}) {
+    GangSpec spoilt = gang();
+    spoil(spoilt.launch, zero);
+    const auto refused = from_bytes<GangSpec>(to_bytes(spoilt));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.error().message().find("zero byte"), std::string::npos) << refused.error().message();
+  }
+}
+
 TEST(Messages, RowsCarryTheirCause) {
   ActorRow row;
   row.id = ActorId{5};

@@ -39,6 +39,24 @@ std::string bytes_of(capnp::Data::Reader data) {
   return {reinterpret_cast<const char*>(data.begin()), data.size()};
 }
 
+namespace {
+
+// The kernel ends arguments, variables and paths at a zero byte.
+std::string text_of_process(capnp::Text::Reader given) {
+  std::string out = text(given);
+  KJ_REQUIRE(out.find('\0') == std::string::npos, "a zero byte in an argument, variable or path of a process");
+  return out;
+}
+
+std::vector<std::string> texts_of_process(capnp::List<capnp::Text>::Reader given) {
+  std::vector<std::string> out;
+  check_size(given, kMaxList, "texts");
+  for (const auto t : given) out.push_back(text_of_process(t));
+  return out;
+}
+
+}  // namespace
+
 void fill(wire::Launch::Builder m, const Launch& launch) {
   m.setKind(number(launch.kind));
   m.setProgram(launch.program);
@@ -53,14 +71,14 @@ void fill(wire::Launch::Builder m, const Launch& launch) {
 Launch read_launch(wire::Launch::Reader m) {
   Launch out;
   out.kind = checked<Launch::Kind>(m.getKind(), Launch::kNumKinds, "launch kind");
-  out.program = text(m.getProgram());
-  out.argv = read_texts(m.getArgv());
+  out.program = text_of_process(m.getProgram());
+  out.argv = texts_of_process(m.getArgv());
   out.torch = m.getTorch();
   out.build_id = text(m.getBuildId());
-  out.cwd = text(m.getCwd());
+  out.cwd = text_of_process(m.getCwd());
   check_size(m.getEnv(), 10'000, "environment");
-  for (const auto p : m.getEnv()) out.env.emplace_back(text(p.getName()), text(p.getValue()));
-  out.python_path = read_texts(m.getPythonPath());
+  for (const auto p : m.getEnv()) out.env.emplace_back(text_of_process(p.getName()), text_of_process(p.getValue()));
+  out.python_path = texts_of_process(m.getPythonPath());
   return out;
 }
 

@@ -169,7 +169,8 @@ void print_lines(const std::string& who, std::uint16_t stream, std::string_view 
   std::FILE* to = stream == 1 ? stdout : stderr;
   for (std::size_t from = 0; from < lines.size();) {
     const auto end = std::min(lines.find('\n', from), lines.size());
-    std::fprintf(to, "(%s) %.*s\n", who.c_str(), static_cast<int>(end - from), lines.data() + from);
+    const std::string line = fmt::format("({}) {}\n", who, lines.substr(from, end - from));  // may have zero bytes
+    std::fwrite(line.data(), 1, line.size(), to);
     from = end + 1;
   }
   std::fflush(to);

@@ -52,7 +52,7 @@ int metrics(const Common& common) {
     const json out = {{"schema", "shoal.metrics/1"}, {"families", families}};
     print_json(out);
   } else {
-    std::fputs((**all)->text.c_str(), stdout);
+    std::fwrite((**all)->text.data(), 1, (**all)->text.size(), stdout);
   }
   return kOk;
 }
