@@ -34,15 +34,20 @@ void CallBook::ended(Entry entry, std::string_view failure) {
   if (!failure.empty()) r.failure = name_of_failure(failure);
   if (ended_.size() <= r.name) ended_.resize(r.name + 1);
   ++(failure.empty() ? ended_[r.name].first : ended_[r.name].second);
-  ran_.keep(r);
+  ran_.of(r).keep(r);
   entry->taken = false;
   entry->next_free = std::exchange(free_, entry);
 }
 
 void CallBook::over(const Over& o) {
-  Ring& ring = task_of_pool(o.number) ? functions_ : failures_;
-  ring.keep({o.number, o.caller, o.actor, o.start.time_since_epoch().count(), o.end.time_since_epoch().count(), o.name,
-             o.failure.empty() ? 0 : name_of_failure(o.failure)});
+  const Record record = {o.number,
+                         o.caller,
+                         o.actor,
+                         o.start.time_since_epoch().count(),
+                         o.end.time_since_epoch().count(),
+                         o.name,
+                         o.failure.empty() ? 0 : name_of_failure(o.failure)};
+  (task_of_pool(o.number) ? functions_ : others_).of(record).keep(record);
 }
 
 std::uint32_t CallBook::name(std::string_view method, std::string_view function) {
@@ -64,6 +69,7 @@ std::uint32_t CallBook::name_of_failure(std::string_view failure) {
 }
 
 void CallBook::Ring::keep(const Record& record) {
+  ++kept_;
   if (records_.size() < kMaxDone) {
     records_.push_back(record);
     return;
@@ -146,22 +152,29 @@ void CallBook::measure(Counts counts, std::vector<MetricFamily>& out) const {
   }
 }
 
-void CallBook::report_over(std::vector<TaskReport>& out, std::size_t limit) const {
+std::uint64_t CallBook::report_over(std::vector<TaskReport>& out, std::size_t limit) const {
   const std::int64_t offset = unix_offset_us();
-  std::array<std::pair<const Ring*, std::size_t>, 3> rings = {{{&ran_, 0}, {&functions_, 0}, {&failures_, 0}}};
-  while (out.size() < limit) {
-    const Record* last = nullptr;
-    std::size_t* told_of = nullptr;
-    for (auto& [ring, at] : rings) {
-      const Record* const record = ring->newest(at);
-      if (record == nullptr || (last != nullptr && last->end >= record->end)) continue;
-      last = record;
-      told_of = &at;
+  std::uint64_t ended = 0;
+  const std::size_t others = out.size();
+  for (const auto outcome : {&Outcomes::failed, &Outcomes::finished}) {
+    std::array<std::pair<const Ring*, std::size_t>, 3> rings = {
+        {{&(ran_.*outcome), 0}, {&(functions_.*outcome), 0}, {&(others_.*outcome), 0}}};
+    for (const auto& [ring, at] : rings) ended += ring->num_kept();
+    while (out.size() < limit) {
+      const Record* last = nullptr;
+      std::size_t* reported_of = nullptr;
+      for (auto& [ring, at] : rings) {
+        const Record* const record = ring->newest(at);
+        if (record == nullptr || (last != nullptr && last->end >= record->end)) continue;
+        last = record;
+        reported_of = &at;
+      }
+      if (last == nullptr) break;
+      ++*reported_of;
+      out.push_back(reported(*last, offset));
     }
-    if (last == nullptr) return;
-    ++*told_of;
-    out.push_back(reported(*last, offset));
   }
+  return ended - (out.size() - others);
 }
 
 std::string_view kind_of_failure(const Error& error) {

@@ -1,4 +1,5 @@
-// The calls that this process runs, and the last that it ran, for inspection only (process_report.h). They are lost with the process.
+// The calls that this process runs, and the last that it ran, for inspection only (process_report.h). They are lost with the process. Calls
+// that failed are kept apart, since many that succeed would otherwise displace the few that matter.
 //
 // Every call passes here, so an entry costs a few words in an existing ring, and the last name is found without a search. Loop thread only,
 // except began().
@@ -94,8 +95,9 @@ class CallBook {
   };
   // Appends metrics of three kinds: `counts`, the calls here, and all calls that ended here since the process began.
   void measure(Counts counts, std::vector<MetricFamily>& out) const;
-  // Appends ended calls, latest first, up to `limit` rows in all. Dropped ones are not reported.
-  void report_over(std::vector<TaskReport>& out, std::size_t limit) const;
+  // Appends ended calls, first those that failed, each kind latest first, up to `limit` rows in all. Returns the number of ended calls
+  // that are not among them.
+  std::uint64_t report_over(std::vector<TaskReport>& out, std::size_t limit) const;
 
  private:
   struct Record {
@@ -112,10 +114,12 @@ class CallBook {
     void keep(const Record& record);
     // The record of the i-th latest call; null if there is none.
     const Record* newest(std::size_t i) const;
+    std::uint64_t num_kept() const { return kept_; }
 
    private:
     std::vector<Record> records_;
-    std::size_t next_ = 0;  // position of the oldest record, once the ring is full
+    std::size_t next_ = 0;    // position of the oldest record, once the ring is full
+    std::uint64_t kept_ = 0;  // number of all records so far
   };
   std::uint32_t name_of_failure(std::string_view failure);
   std::string measured(std::uint32_t name) const;
@@ -131,8 +135,12 @@ class CallBook {
   std::uint32_t last_name_ = 0;
   std::deque<Running> running_;  // taken calls, which keep their addresses and are reused
   Entry free_ = nullptr;
-  // Calls that ran here. Calls of this process's pools. Other calls of this process whose failure no other process reports.
-  Ring ran_, functions_, failures_;
+  struct Outcomes {
+    Ring finished, failed;
+    Ring& of(const Record& record) { return record.failure != 0 ? failed : finished; }
+  };
+  // Calls that ran here. Calls of this process's pools. Other calls of this process, whose failure no other process reports.
+  Outcomes ran_, functions_, others_;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // numbers of finished and failed calls of ran_, by name
 };
 

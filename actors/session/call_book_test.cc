@@ -53,7 +53,7 @@ TEST_F(CallBookTest, RunningAndFinishedCallsAreReportedWithTheirTimes) {
   EXPECT_EQ(tasks[1].error, "TASK_EXECUTION_EXCEPTION");
   EXPECT_EQ(tasks[1].end_unix_us - tasks[1].start_unix_us, 2'000'000);
   book_.ended(first);
-  EXPECT_EQ(reported()[0].state, TaskState::kFinished);
+  EXPECT_EQ(reported()[1].state, TaskState::kFinished);  // behind the one that failed
 }
 
 TEST_F(CallBookTest, AHandedOverCallWaitsUntilItBegins) {
@@ -72,6 +72,31 @@ TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
   ASSERT_EQ(tasks.size(), CallBook::kMaxDone);
   EXPECT_EQ(tasks.front().number, CallBook::kMaxDone + 10);
   EXPECT_EQ(tasks.back().number, 11u);
+}
+
+TEST_F(CallBookTest, CallsThatFailedOutliveManyThatSucceed) {
+  pass(1s);
+  book_.ended(book_.taken(call_of("fails", 1), kCaller), kRaisedFailure);
+  const std::uint64_t of_pool = std::uint64_t{1} << kPoolTaskBits;
+  book_.over({of_pool, kCaller, ActorId{7}, book_.name("run", "half"), {}, world_.clock().now(), "WORKER_DIED"});
+  for (std::uint64_t i = 2; i <= 2 * CallBook::kMaxDone; ++i) {
+    book_.ended(book_.taken(call_of("add", i), kCaller));
+    book_.over({of_pool + i, kCaller, ActorId{7}, book_.name("run", "half"), {}, world_.clock().now(), {}});
+  }
+  const auto tasks = reported();
+  ASSERT_EQ(tasks.size(), 2 * CallBook::kMaxDone + 2);
+  EXPECT_EQ(tasks[0].error, "TASK_EXECUTION_EXCEPTION");
+  EXPECT_EQ(tasks[1].error, "WORKER_DIED");
+}
+
+TEST_F(CallBookTest, ReportsHaveTheNumberOfEndedCallsThatTheyOmit) {
+  std::vector<TaskReport> out;
+  EXPECT_EQ(book_.report_over(out, 10'000), 0u);
+  for (std::uint64_t i = 1; i <= CallBook::kMaxDone + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
+  book_.ended(book_.taken(call_of("add", 1), kCaller), kRaisedFailure);
+  EXPECT_EQ(book_.report_over(out, 10'000), 10u);
+  out.resize(1);
+  EXPECT_EQ(book_.report_over(out, 3), CallBook::kMaxDone + 9);  // 2 of them are reported
 }
 
 TEST_F(CallBookTest, ReportsHaveTheNumberOfOmittedRunningCalls) {

@@ -95,6 +95,7 @@ void Inspection::received(actors::ProcessReport who, Result<runtime::Message> an
     who.tasks = std::move(said->tasks);
     who.objects = std::move(said->objects);
     who.left_out = said->left_out;
+    who.forgotten = said->forgotten;
     if (rows_ + who.tasks.size() + who.objects.size() > kMaxRows) leave(who, kMaxRows / asked_processes_);
     rows_ += who.tasks.size() + who.objects.size();
     who.metrics = std::move(said->metrics);
@@ -118,7 +119,7 @@ std::function<void()> Inspection::expect() {
 void Inspection::leave(actors::ProcessReport& process, std::size_t rows) {
   const auto over = [](const actors::TaskReport& t) { return t.state >= actors::TaskState::kFinished; };
   while (process.tasks.size() > rows) {  // ended calls are at the end
-    process.left_out += !over(process.tasks.back());
+    ++(over(process.tasks.back()) ? process.forgotten : process.left_out);
     process.tasks.pop_back();
   }
   while (process.objects.size() > rows) {

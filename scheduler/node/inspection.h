@@ -41,8 +41,8 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   }
   // Sends the request to a process. `who`: the process's row, still without its answer.
   void ask(runtime::Peer& peer, actors::ProcessReport who);
-  // Cuts tasks and objects to `rows` each. Ended calls are cut first. They do not count as left out, since a process keeps only the latest
-  // of them anyway.
+  // Cuts tasks and objects to `rows` each. Ended calls are cut first, and count as forgotten, since a process keeps only the last of them
+  // anyway.
   static void leave(actors::ProcessReport& process, std::size_t rows);
   // Delays the answer until the returned function is called.
   std::function<void()> expect();

@@ -64,6 +64,7 @@ TEST(InspectionTest, RowsOfFinishedCallsAreOmittedFirst) {
   ASSERT_EQ(process.tasks.size(), 1u);
   EXPECT_EQ(process.tasks[0].state, TaskState::kRunning);
   EXPECT_EQ(process.left_out, 1u);
+  EXPECT_EQ(process.forgotten, 2u);
   process.objects.resize(3);
   Inspection::leave(process, 2);
   EXPECT_EQ(process.objects.size(), 2u);

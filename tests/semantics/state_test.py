@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import warnings
 
 import pytest
 from leak_check import wait_until
@@ -192,6 +193,20 @@ def test_the_error_names_a_process_without_an_answer(recorder):
         os.kill(pid, signal.SIGCONT)
     assert ref.hex() in [r.object_id for r in rows]
     assert state.list_objects(limit=1000)
+
+
+def test_a_failed_call_outlives_many_others_and_forgotten_ones_are_counted(recorder):
+    with pytest.raises(ValueError, match="the one"):
+        ray.get(recorder.fail.remote(ValueError("the one")))
+    ray.get([recorder.echo.remote(i) for i in range(2200)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # forgotten calls have ended, so they are no gap in such a list
+        _known(lambda: state.list_tasks(filters=[("state", "=", "RUNNING")]))
+    with pytest.warns(UserWarning, match=r"\d+ ended calls are kept no more"):
+        failed = _known(lambda: state.list_tasks(filters=[("name", "=", "Recorder.fail"), ("state", "=", "FAILED")], limit=5))
+    assert recorder._actor_id in [r.actor_id for r in failed]
+    with pytest.warns(UserWarning, match="kept no more"):
+        _known(state.summarize_tasks)
 
 
 def test_runtime_envs_of_living_processes_are_listed():

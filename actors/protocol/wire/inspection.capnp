@@ -48,6 +48,7 @@ struct ProcessReport {
   leftOut @6 :UInt64;
   cause @7 :ErrorMessage;  # why it did not answer
   metrics @8 :List(MetricFamily);
+  forgotten @9 :UInt64;
 }
 
 struct MetricFamily {

@@ -151,6 +151,7 @@ void fill(wire::ProcessReport::Builder m, const ProcessReport& v) {
   m.setLeftOut(v.left_out);
   fill_cause(m, v.silent);
   fill_families(m.initMetrics(count(v.metrics)), v.metrics);
+  m.setForgotten(v.forgotten);
 }
 
 ProcessReport read_process(wire::ProcessReport::Reader m) {
@@ -162,7 +163,8 @@ ProcessReport read_process(wire::ProcessReport::Reader m) {
           read_rows<ObjectReport>(m.getObjects(), read_object),
           m.getLeftOut(),
           read_cause(m),
-          read_rows<MetricFamily>(m.getMetrics(), read_family)};
+          read_rows<MetricFamily>(m.getMetrics(), read_family),
+          m.getForgotten()};
 }
 
 }  // namespace

@@ -77,6 +77,8 @@ struct ProcessReport {
   std::uint64_t left_out = 0;
   std::optional<Error> silent;  // the reason why the process did not answer
   std::vector<MetricFamily> metrics = {};
+  // Number of ended calls that are not among `tasks`, since a process keeps only the last ones.
+  std::uint64_t forgotten = 0;
 };
 
 struct EnvironmentReport {

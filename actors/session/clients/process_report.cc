@@ -66,7 +66,7 @@ ProcessReport ProcessReporter::report(const Inspect& asked) {
     constexpr std::size_t limit = Inspect::kMaxRows;
     out.left_out = book_.report_running(out.tasks, limit);
     out.left_out += calls_.report(out.tasks, limit);
-    book_.report_over(out.tasks, limit);
+    out.forgotten = book_.report_over(out.tasks, limit);
   } else if (asked.what == Inspect::What::kMetrics) {
     out.metrics = last_ ? *last_ : metrics(false);
   }

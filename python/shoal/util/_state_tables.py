@@ -49,24 +49,32 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
     return answer_of("list", what, *address_of(address), timeout=timeout)["rows"]
 
 
-def _told(what: str, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
-    """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns."""
-    rows, missing = _asked(what, address, timeout)
+def _told(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
+    """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns. It also warns of ended
+    calls that are kept no more, if the filters may choose such."""
+    rows, missing, forgotten = _asked(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
+    if forgotten and not _chooses_open_ones(filters):
+        missing.append(f"{forgotten} ended calls are kept no more (a process keeps the last 2048 that finished, and as many that failed)")
     if missing:
         warnings.warn(f"the list of {what} is incomplete: {'; '.join(missing)}", stacklevel=4)
     return rows
 
 
-def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns (rows, descriptions of what is missing)."""
+def _chooses_open_ones(filters: Any) -> bool:
+    states = [str(f[2]).upper() for f in filters or [] if len(f) == 3 and (f[0], f[1]) == ("state", "=")]
+    return any(state not in ("FINISHED", "FAILED") for state in states)
+
+
+def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str], int]:
+    """Returns (rows, descriptions of what is missing, number of ended calls that are kept no more)."""
     if address is not None and "://" in address:
         raise Unimplemented(f"{what} cannot be listed over HTTP", hint="give the address of the cluster itself: HOST:PORT")
     said = answer_of("list", what, "--limit", "0", *address_of(address), timeout=timeout)
     missing = [f"{'process ' + str(s['pid']) if s['worker'] else 'node ' + s['node']}: {s['why']}" for s in said["silent"]]
     missing += [f"{said['left_out']} rows exceed the size of an answer"] if said["left_out"] else []
-    return said["rows"], missing
+    return said["rows"], missing, said["forgotten"]
 
 
 def _incomplete(what: str, missing: list[str]) -> Unavailable:
@@ -96,7 +104,7 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
     ) -> list[StateRow]:
         del _explain  # Ray's argument, without effect
         asked = what in ("objects", "runtime-envs", "tasks")
-        raw = _told(what, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
+        raw = _told(what, filters, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
         return _kept([shape(r, detail) for r in raw], filters)[:limit]
 
     lister.__name__ = lister.__qualname__ = f"list_{what}"
@@ -120,7 +128,8 @@ list_tasks = _lister(
     "tasks",
     task_row,
     """Calls of remote functions and of actors' methods, a row per attempt: those that wait, run, and the last of those that are over, as
-    long as the process lives that ran them (of remote functions: or that called them).""",
+    long as the process lives that ran them (of remote functions: or that called them). A process keeps its last 2048 calls that finished,
+    and as many that failed; a warning names the number of others.""",
 )
 list_runtime_envs = _lister("runtime-envs", runtime_env_row, "The runtime_envs of processes that live, a row per node.")
 list_runtime_envs.__name__ = list_runtime_envs.__qualname__ = "list_runtime_envs"
@@ -159,7 +168,7 @@ def get_task(id: str, address: str | None = None, timeout: float = TIMEOUT_S, _e
         if (ref := id).task_id().is_nil():
             raise ValueError(f"{ref!r} was put: no task returned it")
         id = ref.task_id()
-    raw, missing = _asked("tasks", address, timeout)
+    raw, missing, _ = _asked("tasks", address, timeout)
     rows = [task_row(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
         raise _incomplete("tasks", missing)
@@ -169,7 +178,7 @@ def get_task(id: str, address: str | None = None, timeout: float = TIMEOUT_S, _e
 def summarize_tasks(
     address: str | None = None, timeout: float = TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """Counts tasks by function or method and by state."""
+    """Counts tasks by function or method and by state. Warns if ended ones are kept no more, as `list_tasks`."""
     del _explain
     rows = list_tasks(address, None, 1 << 30, timeout, False, raise_on_missing_output)
     summary: dict[str, dict[str, Any]] = {}

@@ -52,6 +52,7 @@ Result<InspectionReply> ask_nodes(ClusterConnection& cluster, Inspect::What what
     out.left_out += reported->left_out;
     for (const auto& p : reported->processes) {
       out.left_out += p.left_out;
+      out.forgotten += p.forgotten;
       if (p.silent) out.silent.push_back({a.node, p.worker, p.pid, p.silent->message()});
     }
     out.nodes.push_back(*std::move(reported));

@@ -251,6 +251,11 @@ std::vector<std::string> silent_lines(const InspectionReply& reported) {
                            : fmt::format("node {} told nothing: {}", to_string(s.node), s.why));
   }
   if (reported.left_out > 0) out.push_back(fmt::format("{} rows more are not shown: there are too many", reported.left_out));
+  if (reported.forgotten > 0) {
+    out.push_back(
+        fmt::format("{} ended calls are not shown: each process keeps its last ones, those that failed apart (shoal metrics counts all)",
+                    reported.forgotten));
+  }
   return out;
 }
 

@@ -23,7 +23,8 @@ struct Silent {
 struct InspectionReply {
   std::vector<actors::NodeReport> nodes;
   std::vector<Silent> silent;
-  std::uint64_t left_out = 0;  // rows that processes and nodes left out of their reports
+  std::uint64_t left_out = 0;   // rows that processes and nodes left out of their reports
+  std::uint64_t forgotten = 0;  // ended calls that processes keep no more; a remote function's call counts in its caller and its worker
   // Rows of the head: hosts of nodes, and actors.
   std::map<NodeId, std::string> hosts;
   std::map<ActorId, actors::ActorRow> actors;  // only for rows of tasks

@@ -137,6 +137,7 @@ int list_inspection(const Common& common, const ListOptions& o, const std::vecto
                 {"rows", rows},
                 {"more", more},
                 {"left_out", listed.reported->left_out},
+                {"forgotten", listed.reported->forgotten},
                 {"silent", silent_rows(*listed.reported)}});
     return kOk;
   }
