@@ -15,7 +15,53 @@ Commits::Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence
 void Commits::answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result) {
   const bool waits = unsaved_ ? effect != actors::Effect::kNone && result : busy_ || due_ != Due::kNone;
   if (!waits) return responder.answer(std::move(result));
-  effects_.push_back(Answer{std::move(responder), std::move(result)});
+  effects_.push_back(Answer{std::move(responder), std::move(result), effect, std::exchange(undo_, {})});
+}
+
+std::vector<WorkerId> Commits::drop_starts(const std::function<bool(const actors::StartWorker&)>& these) {
+  std::vector<WorkerId> out;
+  for (Effects* effects : {&committing_, &effects_}) {
+    std::erase_if(*effects, [&](const auto& effect) {
+      const auto* const action = std::get_if<Action>(&effect);
+      const auto* const start = action == nullptr ? nullptr : std::get_if<StartWorkerOn>(action);
+      if (start == nullptr || !these(start->message)) return false;
+      out.push_back(start->message.worker);
+      return true;
+    });
+  }
+  return out;
+}
+
+void Commits::retry() {
+  if (!unsaved_) return;
+  if (const auto refused = writable(); !refused && !busy_) refuse_waiting(refused.error());
+  flush();
+}
+
+void Commits::refuse_waiting(const Error& why) {
+  std::vector<Answer> waiting;
+  for (Effects* effects : {&committing_, &effects_}) {
+    for (auto& effect : std::exchange(*effects, {})) {
+      auto* const answer = std::get_if<Answer>(&effect);
+      if (answer != nullptr && answer->effect == actors::Effect::kChange && answer->result) {
+        waiting.push_back(std::move(*answer));
+      } else {
+        effects->push_back(std::move(effect));
+      }
+    }
+  }
+  for (auto& answer : waiting) {
+    if (answer.undo) {
+      answer.undo(why);
+      answer.responder.fail(why);
+    } else {
+      answer.responder.fail(Error(why.code(), why.message() + "; what was asked for is done once the state can be stored")
+                                .with_reason(why.reason())
+                                .with_hint(why.hint()));
+    }
+  }
+  if (!waiting.empty()) log_->warn("refused {} requests that waited: {}", waiting.size(), why.message());
+  settle();
 }
 
 void Commits::settle(Awaited awaited) {

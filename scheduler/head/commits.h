@@ -2,7 +2,8 @@
 // that it follows from are stored. Effects keep their order, and simultaneous events share a commit.
 //
 // While the store fails (a locked database, a full disk), effects wait and each retry() tries the commit again. After `refuse_after`,
-// writable() returns an error. One commit at a time is under way.
+// writable() returns an error, and requests that wait get it as well: what they asked for is undone, so that it does not happen later,
+// unasked. One commit at a time is under way.
 //
 // Loop thread only.
 #pragma once
@@ -38,20 +39,25 @@ class Commits {
   // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
+  // `undo` reverts what the request that is answered next has decided, if that is refused later; empty if it cannot be reverted.
+  using Undo = std::function<void(const Error& why)>;
+  void set_undo(Undo undo) { undo_ = std::move(undo); }
+  // For an undo: drops those starts of workers that wait for a commit and fulfil `these`. Returns the workers.
+  std::vector<WorkerId> drop_starts(const std::function<bool(const actors::StartWorker&)>& these);
   // Takes the actions of the cluster state's last steps and schedules a commit of its changes. If no caller awaits these, the commit may
   // wait for a moment, so that others join it.
   enum class Awaited { kYes, kNo };
   void settle(Awaited awaited = Awaited::kYes);
   // Tries a commit that failed again.
-  void retry() {
-    if (unsaved_) flush();
-  }
+  void retry();
   Result<void> writable() const;
 
  private:
   struct Answer {
     runtime::Responder responder;
     Result<runtime::Message> result;
+    actors::Effect effect;
+    Undo undo;
   };
   using Effects = std::vector<std::variant<Action, Answer>>;
   struct Unsaved {
@@ -61,6 +67,7 @@ class Commits {
   enum class Due { kNone, kInAMoment, kSoon };
 
   void flush();
+  void refuse_waiting(const Error& why);
   void committed(const std::vector<Record>& records, const Result<void>& result);
 
   runtime::Clock& clock_;
@@ -74,7 +81,8 @@ class Commits {
   Effects committing_;  // effects of the commit under way
   // A commit is under way, or its effects take place at present.
   bool busy_ = false;
-  Due due_ = Due::kNone;            // when the next commit begins
+  Due due_ = Due::kNone;  // when the next commit begins
+  Undo undo_;
   std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -89,6 +89,7 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
     }
     return methods_.answer(method, sender, request.message, responder);
   };
+  commits_.set_undo({});
   auto answer = answered();
   commits_.settle();  // before the answer, so that watchers are notified first
   if (answer && method == Method::kHeartbeat) {

@@ -103,6 +103,9 @@ class Head final : public runtime::PeerHandler {
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
+  // These revert decisions that were never stored, nor performed.
+  void undo_job(JobId job, const Error& why);
+  void undo_gang(const std::vector<ActorId>& actors, const Error& why);
   void check_ended();
 
   runtime::Clock& clock_;

@@ -65,6 +65,7 @@ void Head::answer_jobs() {
   methods_.on<Method::kSubmitJob>([this](Client& client, const actors::JobSpec& spec) -> Result<actors::JobRef> {
     SHOAL_TRY(const JobId job, state_.step(JobSubmitted{spec}));
     watchers_.watch(job, client.number());
+    commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
     log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
     return actors::JobRef{job};
   });
@@ -84,6 +85,7 @@ void Head::answer_jobs() {
     SHOAL_OK(state_.step(GroupRequested{spec}));
     watchers_.watch(spec.id, client.number());
     if (again) commits_.perform(NotifyGroup{*state_.group(spec.id)});
+    if (!again) commits_.set_undo([this, id = spec.id](const Error&) { state_.step(GroupRemoved{id}); });
     return {};
   });
   methods_.on<Method::kWatchGroup>([this](Client& client, const actors::GroupRef& ref) -> Result<actors::GroupRow> {
@@ -111,6 +113,11 @@ void Head::answer_actors() {
       watchers_.watch(a.id, client.number());
       // For a repeated request: updates so far went to an earlier connection, so the row is sent again.
       if (const auto* row = again ? state_.actor(a.id) : nullptr) commits_.perform(NotifyActor{*row});
+    }
+    if (!again) {
+      std::vector<ActorId> ids;
+      for (const auto& a : spec.actors) ids.push_back(a.id);
+      commits_.set_undo([this, ids = std::move(ids)](const Error& why) { undo_gang(ids, why); });
     }
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
     return std::nullopt;
@@ -197,6 +204,25 @@ Result<actors::RegisteredNode> Head::register_node(Client& client, const actors:
   return actors::RegisteredNode{options_.session, options_.heartbeat_ms, heads_};
 }
 
+void Head::undo_job(JobId job, const Error& why) {
+  (void)state_.step(JobStopped{job, true});
+  for (const WorkerId worker : commits_.drop_starts([&](const actors::StartWorker& start) { return start.job == job; })) {
+    state_.step(WorkerNotStarted{worker, 126, why});
+  }
+  (void)state_.step(JobDeleted{job});
+}
+
+void Head::undo_gang(const std::vector<ActorId>& actors, const Error& why) {
+  std::set<WorkerId> workers;
+  for (const ActorId actor : actors) {
+    if (const auto* const row = state_.actor(actor); row != nullptr && row->worker) workers.insert(row->worker);
+  }
+  for (const ActorId actor : actors) (void)state_.step(ActorKilled{actor, false});
+  for (const WorkerId worker : commits_.drop_starts([&](const actors::StartWorker& start) { return workers.contains(start.worker); })) {
+    state_.step(WorkerNotStarted{worker, 126, why});
+  }
+}
+
 Result<actors::RegisteredDriver> Head::register_driver(Client& client, const actors::RegisterDriver& driver) {
   const auto alive = state_.alive_nodes();
   if (alive.empty()) {
@@ -211,6 +237,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
       happened(DriverGone{job});
     });
   }
+  if (job != driver.job) commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
   // Prefers a node of the driver's host if the driver runs on the head's host. A driver on another host finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {
