@@ -64,7 +64,9 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
         .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; use etcds:// where that port speaks TLS");
   }
   const std::string message = "etcd at " + server + ": " + text_in(said, "error");
-  switch (said["code"].get<int>()) {
+  // With users, etcd refuses a request without one by code 3, as it does malformed requests.
+  const int code = message.find("user name is empty") == std::string::npos ? said["code"].get<int>() : 16;
+  switch (code) {
     case 3:
       return internal(message);
     case 5:
@@ -72,7 +74,12 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
       return not_found(message);
     case 7:
     case 16:
-      return invalid_argument(message);
+      return invalid_argument(message)
+          .with_reason("EtcdUsers")
+          .with_hint(
+              "Shoal uses no users of etcd. Give it an etcd without them (etcdctl auth disable), which only clients with a certificate "
+              "reach "
+              "(--client-cert-auth): docs/high-availability.md");
     case 8:
       // etcd answers too many requests and a full database with one code, which only their texts distinguish.
       if (message.find("space") == std::string::npos) return unavailable(message);

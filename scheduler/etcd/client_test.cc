@@ -54,6 +54,24 @@ TEST_F(EtcdTest, AMissingEtcdIsNamed) {
   EXPECT_EQ(Client::open(nobody, 60s).value()->grant(3).error().code(), Code::kUnavailable);
 }
 
+TEST_F(EtcdTest, AnEtcdWithUsersIsRefusedWithAHint) {
+  const EtcdServer own;
+  const auto etcd = HttpPost::make({}).value();
+  const auto tell = [&](const std::string& path, const std::string& body) {
+    const auto reply = etcd->post(own.url() + "/v3/auth/" + path, body, 60s);
+    ASSERT_TRUE(reply && reply->status == 200) << path << ": " << (reply ? reply->body : reply.error().to_string());
+  };
+  tell("user/add", R"({"name":"root","password":"x"})");
+  tell("role/add", R"({"name":"root"})");
+  tell("user/grant", R"({"user":"root","role":"root"})");
+  tell("enable", "{}");
+  const auto refused = Client::open(own.address("x"), 60s).value()->txn(nlohmann::json::array(), nlohmann::json::array({put("k", "v")}));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(refused.error().reason(), "EtcdUsers");
+  EXPECT_NE(refused.error().hint().find("etcdctl auth disable"), std::string::npos);
+}
+
 // etcd with TLS, as beyond loopback.
 class TlsTest : public CandidacyTest {
  protected:

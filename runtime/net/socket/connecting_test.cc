@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/net/socket/socket_fixture.h"
+#include "runtime/net/tls/tls.h"
 
 namespace shoal::runtime {
 namespace {
@@ -131,6 +132,22 @@ TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {
 INSTANTIATE_TEST_SUITE_P(Over, SocketTest, kKinds, [](const auto& info) { return info.param.name; });
 
 // The minimal path: two processes, a call over Asio, and a Cap'n Proto error in the answer.
+// As if a link lost the packets of the answer: the kernel accepts the connection, and the loop of its process does not run.
+TEST(Tls, AHandshakeWithoutAnAnswerHasAHintAboutLargePackets) {
+  SeededRandom seeded(3);
+  const Token token = Token::random(seeded);
+  Side silent(token);
+  const Endpoint to = silent.listen(Endpoint::tcp("127.0.0.1", 0));
+  SocketOptions options;
+  options.tls = Tls::make(Fingerprint::parse("sha256:" + std::string(64, 'a')).value()).value();
+  Side side(token, options);
+  std::optional<Error> why;
+  side.network.connect(to, Role::kClient, 50ms, [&](Result<std::unique_ptr<Connection>> r) { why = r.error(); });
+  side.run_until([&] { return why.has_value(); });
+  EXPECT_EQ(why->code(), Code::kDeadlineExceeded);
+  EXPECT_NE(why->hint().find("MTU"), std::string::npos) << why->to_string();
+}
+
 TEST(TwoProcesses, GreetEachOther) {
   SeededRandom seeded(3);
   const Token token = Token::random(seeded);

@@ -39,6 +39,13 @@ void prepare_tcp(int fd, Duration unanswered) {
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, ms);
 }
 
+// The packets of a TCP handshake are small, those of a TLS handshake are not.
+std::string large_packets_are_lost(const std::string& host) {
+  return "the connection was made, and the TLS handshake got no answer: either that process is stopped, or a link on the way loses large "
+         "packets (a tunnel with a smaller MTU). Then `ping -M do -s 1400 " +
+         host + "` gets no answer either; give the interfaces of both hosts a smaller MTU (ip link set dev NAME mtu 1300)";
+}
+
 }  // namespace
 
 struct SocketNetwork::Impl {
@@ -80,17 +87,19 @@ struct SocketNetwork::Impl {
   }
 
   Task<void> called(Endpoint to, Ways ways, Role role, Duration timeout, Connected on_connected) {
-    bool late = false;
+    bool late = false, reached = false;
     const auto line = std::make_shared<Line>(Socket(loop.io()));
     const Timer limit = clock.after(timeout, [line, &late] {
       late = true;
       line->close();
     });
-    auto identity = co_await call(*line, to, std::move(ways), role, late);
+    auto identity = co_await call(*line, to, std::move(ways), role, late, reached);
     if (!identity && late) {
       Error error = deadline_exceeded("the other side did not answer the hello in time");
       if (!to.is_unix() && !options.tls) {
         error = std::move(error).with_hint("a cluster over several hosts answers in TLS only: pass --ca-fingerprint");
+      } else if (!to.is_unix() && reached) {
+        error = std::move(error).with_hint(large_packets_are_lost(to.host));
       }
       on_connected(fail(std::move(error)));
     } else if (!identity) {
@@ -101,8 +110,8 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  // Connects to the first address that accepts, and greets its listener.
-  Task<PeerIdentity> call(Line& line, const Endpoint& to, Ways ways, Role role, const bool& late) {
+  // Connects to the first address that accepts, and greets its listener. Sets `reached` once one has accepted.
+  Task<PeerIdentity> call(Line& line, const Endpoint& to, Ways ways, Role role, const bool& late, bool& reached) {
     if (ways.empty()) {
       SHOAL_CO_TRY(auto found, co_await looked_up(to));
       SHOAL_CO_TRY(ways, allowed(to, std::move(found)));
@@ -117,6 +126,7 @@ struct SocketNetwork::Impl {
       if (connected) break;
     }
     SHOAL_CO_OK(connected);
+    reached = true;
     const auto tls = to.is_unix() ? nullptr : options.tls;
     auto greeted = co_await greet_listener(line, tls, token, options.versions, role, random);
     co_return greeted;
