@@ -141,14 +141,27 @@ std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
 
 namespace {
 
+// Begins a hint, if this host's latest session has ended because its node had no head any more.
+std::string end_of_latest(const std::string& root) {
+  std::string latest;  // names begin with the time
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    if (is_session(entry) && is_of_this_host(entry.path())) latest = std::max(latest, entry.path().string());
+  }
+  const auto last = SessionFolder::open(latest);
+  const std::string why = last && last->processes().empty() ? read_orphaned(*last) : "";
+  return why.empty() ? "" : "this host's node ended by itself: " + why + " (see " + last->logs() + "); ";
+}
+
 // The hint of the error for an address at which this user has no session.
 std::string way_to(const std::string& root, const std::string& address) {
-  std::string out;
+  std::string out = end_of_latest(root);
+  std::string others;
   for (const auto& folder : SessionFolder::shared(root)) {
     const auto info = folder.info();
-    if (info) out += (out.empty() ? "" : ", ") + (info->head.empty() ? info->head_local : info->head);
+    if (info) others += (others.empty() ? "" : ", ") + (info->head.empty() ? info->head_local : info->head);
   }
-  if (!out.empty()) out = "there is " + out + "; ";
+  if (!others.empty()) out += "there is " + others + "; ";
   const auto at = runtime::parse_endpoints(address);
   const bool here = at && std::all_of(at->begin(), at->end(), [](const auto& e) { return e.is_unix() || runtime::is_loopback(e.host); });
   out +=
@@ -162,6 +175,12 @@ std::string way_to(const std::string& root, const std::string& address) {
 }
 
 }  // namespace
+
+Error no_cluster(const std::string& root) {
+  return unavailable("no cluster is running")
+      .with_reason("NoCluster")
+      .with_hint(end_of_latest(root) + "`shoal start --head` starts one; SHOAL_HOME names the folder of sessions");
+}
 
 Result<SessionFolder> SessionFolder::at_address(const std::string& root, const std::string& address) {
   const bool any = address == "auto";
@@ -178,9 +197,9 @@ Result<SessionFolder> SessionFolder::at_address(const std::string& root, const s
       from = end + 1;
     }
   }
-  return fail(unavailable(any ? "no cluster is running" : "no running cluster of this user has the address " + address)
-                  .with_reason("NoCluster")
-                  .with_hint(any ? "`shoal start --head` starts one; SHOAL_HOME names the folder of sessions" : way_to(root, address)));
+  if (any) return fail(no_cluster(root));
+  return fail(
+      unavailable("no running cluster of this user has the address " + address).with_reason("NoCluster").with_hint(way_to(root, address)));
 }
 
 Result<runtime::Token> SessionFolder::token() const {
@@ -311,6 +330,15 @@ Result<void> SessionFolder::set_ending() const { return write_file(path_ + "/end
 bool SessionFolder::ending() const {
   std::error_code ignored;
   return fs::exists(path_ + "/ending", ignored);
+}
+
+Result<void> write_orphaned(const SessionFolder& folder, const std::string& why) {
+  return write_file(folder.path() + "/orphaned", why + "\n");
+}
+
+std::string read_orphaned(const SessionFolder& folder) {
+  std::string why = read_file(folder.path() + "/orphaned").value_or("");
+  return why.substr(0, why.find('\n'));
 }
 
 std::vector<SessionProcess> SessionFolder::processes() const {

@@ -6,6 +6,7 @@
 //   ROOT/NAME/pids/ROLE.PID  one file per head and node, with its start time, so that a reused pid does not count.
 //   ROOT/NAME/logs/          logs of head, node and workers.
 //   ROOT/NAME/state.sqlite   state that survives the head.
+//   ROOT/NAME/orphaned       why this host's node ended by itself: it had no head any more.
 //   ROOT/NAME/tls/           certificates of a multi-host cluster, 0600: ca.pem, node.pem, node.key, host, and at the head ca.key. Also
 //                            network.json, with the interface and the encryption of data between hosts.
 //
@@ -112,5 +113,11 @@ class SessionFolder {
   explicit SessionFolder(std::string path) : path_(std::move(path)) {}
   std::string path_;
 };
+
+// Records why this host's node ended by itself, and returns it; "" if it did not.
+Result<void> write_orphaned(const SessionFolder& folder, const std::string& why);
+std::string read_orphaned(const SessionFolder& folder);
+// The error where no cluster runs. The hint names the reason if this host's latest session has ended by itself.
+Error no_cluster(const std::string& root);
 
 }  // namespace shoal::actors

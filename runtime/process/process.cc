@@ -189,13 +189,29 @@ void raise_descriptor_limit() {
 
 void become_subreaper() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-std::uint64_t start_time(pid_t pid) {
+namespace {
+
+// The fields of /proc/PID/stat from the third one, the process's state, on; none if there is no such process.
+std::istringstream fields_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
-  if (!std::getline(file, line)) return 0;
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::getline(file, line);
+  const auto name_end = line.rfind(')');
+  return std::istringstream(name_end == std::string::npos ? "" : line.substr(name_end + 1));
+}
+
+}  // namespace
+
+bool is_stopped(pid_t pid) {
+  std::string state;
+  fields_of(pid) >> state;
+  return state == "T";  // "t" is a debugger's
+}
+
+std::uint64_t start_time(pid_t pid) {
+  std::istringstream fields = fields_of(pid);
   std::string field;
-  fields >> field;
+  if (!(fields >> field)) return 0;
   if (field == "Z" || field == "X") return 0;    // the process has ended, and is not reaped yet
   for (int i = 1; i < 20; ++i) fields >> field;  // the 22nd field of the line
   return std::strtoull(field.c_str(), nullptr, 10);

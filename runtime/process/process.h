@@ -64,6 +64,9 @@ void become_subreaper();
 // zombie.
 std::uint64_t start_time(pid_t pid);
 
+// True if a signal (SIGSTOP and the like) has stopped the process, and no debugger.
+bool is_stopped(pid_t pid);
+
 // True if the process with this pid and start time has ended, all of its threads included.
 bool has_ended(pid_t pid, std::uint64_t start_time);
 

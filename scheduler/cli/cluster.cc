@@ -46,18 +46,35 @@ Result<actors::Credentials> credentials_of(const Target& target) {
 
 namespace {
 
+Error not_its_token(const std::string& file, const std::string& address, const SessionFolder& folder) {
+  return invalid_argument(file + " is not the token of the cluster at " + address)
+      .with_reason("TokenRefused")
+      .with_hint("leave --token-file out (this host knows the cluster's: " + folder.path() +
+                 "/token), or name the cluster of this token with --address");
+}
+
 Result<Found> found_in(const Target& target, const SessionFolder& folder, std::string endpoint, std::string address) {
   SHOAL_TRY(auto credentials, folder.credentials());
-  if (target.token_named) {
-    SHOAL_TRY(const auto named, credentials_of(target));
-    if (!(named.token == credentials.token)) {
-      return fail(invalid_argument(target.token_file + " is not the token of the cluster at " + address)
-                      .with_reason("TokenRefused")
-                      .with_hint("leave --token-file out (this host knows the cluster's: " + folder.path() +
-                                 "/token), or name the cluster of this token with --address"));
-    }
+  if (!target.token_named) return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
+  SHOAL_TRY(auto named, credentials_of(target));
+  if (named.token == credentials.token) return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
+  // A head that came back at this address with another cluster accepts the named token.
+  if (!target.address.empty()) return Found{std::nullopt, std::move(named), target.address, target.address, folder, target.token_file};
+  return fail(not_its_token(target.token_file, address, folder));
+}
+
+// The head at the cluster's address refuses the token, or its certificates are not the cluster's.
+Error refused(const Found& found, const Error& why) {
+  if (why.reason() == "TlsRequired") return why;
+  if (found.folder) {
+    return Error(why.code(), "another cluster answers at " + found.address + ", in place of this host's in " + found.folder->path() + ": " +
+                                 why.message())
+        .with_reason(why.reason())
+        .with_hint("join it with its own token and fingerprint: shoal start --address " + found.address +
+                   " --token-file FILE --ca-fingerprint sha256:..; what is left here of the old one ends by itself, or with: shoal stop");
   }
-  return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
+  if (why.reason() == "TokenRefused" && found.other) return not_its_token(found.token_file, found.address, *found.other);
+  return why;
 }
 
 // The cluster of this host whose HTTP interface listens at `address`. Ray's job commands name clusters by that address.
@@ -114,8 +131,7 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
     const auto info = f.folder.info();
     return info && !info->store.empty() && !stores.insert(info->store).second;
   });
-  if (found.empty())
-    return fail(unavailable("no cluster is running").with_reason("NoCluster").with_hint("`shoal start --head` starts one"));
+  if (found.empty()) return fail(actors::no_cluster(target.root));
   if (exactly && found.size() > 1) {
     std::string list;
     for (const auto& f : found) list += "\n    --address " + f.address;
@@ -125,14 +141,28 @@ Result<Found> find_cluster(const Target& target, bool exactly) {
   return found_in(target, found.front().folder, found.front().endpoint, found.front().address);
 }
 
+Result<SessionFolder> session_of(const Found& found) {
+  if (found.folder) return *found.folder;
+  if (found.other) return fail(not_its_token(found.token_file, found.address, *found.other));
+  return fail(invalid_argument(found.address + " does not run on this host")
+                  .with_reason("Usage")
+                  .with_hint("run this on the host where it was started; on a host that joined, it ends the processes of that host"));
+}
+
 Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found) {
   auto client = Client::connect(context, found.endpoint);
+  if (!client && is_refusal(client.error())) return fail(refused(found, client.error()));
   if (client || client.error().code() != Code::kUnavailable || client.error().reason() == "HungUp") return client;
   const Error& why = client.error();
   const std::string at = found.address == found.endpoint ? "" : " (tried: " + found.endpoint + ")";
   auto out = unavailable("no head answers at " + found.address + at + ": " + why.message()).with_reason(why.reason());
+  const auto info = found.folder ? found.folder->info() : Result<actors::SessionInfo>(fail(why));
+  const bool joined = info && info->head_local.empty();  // the head is on another host
   return fail(std::move(out).with_hint(
-      found.folder
+      joined
+          ? "this host's node waits ten minutes for it and then ends; why it is gone is in the logs on its host. `shoal stop --address " +
+                found.address + "` ends this host's part now"
+      : found.folder
           ? "it is gone and was not started again; why: " + found.folder->logs() + ". `shoal stop --address " + found.address +
                 "` ends what is left of that cluster, `shoal start --head` begins another"
           : "check whether the address is the one that `shoal start --head` printed, whether that cluster still runs (`shoal status` on "

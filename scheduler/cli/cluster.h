@@ -40,6 +40,9 @@ struct Found {
   actors::Credentials credentials;
   std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
   std::string address;   // the address shown to users
+  // This host's session of a cluster that has or had this address, if the command names a file with another token.
+  std::optional<actors::SessionFolder> other = {};
+  std::string token_file = {};  // names that file
 };
 // Reads token and fingerprint. Returns InvalidArgument, with its name, if one is missing or wrong.
 Result<actors::Credentials> credentials_of(const Target& target);
@@ -47,6 +50,9 @@ Result<actors::Credentials> credentials_of(const Target& target);
 // (commands that use or end a cluster), exactly one cluster must run, apart from those private to a program. If there are more, it returns
 // InvalidArgument/SeveralClusters with a list. Without `exactly` the latest cluster is taken, a private one if there is no other.
 Result<Found> find_cluster(const Target& target, bool exactly);
+
+// This host's session of the cluster. Returns InvalidArgument, with the reason Usage or TokenRefused, if there is none.
+Result<actors::SessionFolder> session_of(const Found& found);
 
 // Connects to the head. The error names the addresses that were tried and what to do.
 Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& found);

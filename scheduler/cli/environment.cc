@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -109,6 +110,18 @@ Result<MemoryRule> memory_rule(const Environment& environment) {
     }
   }
   return out;
+}
+
+Result<std::chrono::seconds> stopped_limit(const Environment& environment) {
+  const auto text = environment.get("SHOAL_STOPPED_WORKER_LIMIT");
+  if (text.empty()) return kStoppedWorkerLimit;
+  unsigned seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    return fail(
+        invalid_argument("SHOAL_STOPPED_WORKER_LIMIT is a number of seconds (0: stopped workers are never ended), not '" + text + "'"));
+  }
+  return std::chrono::seconds(seconds);
 }
 
 etcd::Access store_access(const Environment& environment) {

@@ -1,6 +1,7 @@
 // The environment of the command as a value. main.cc makes it from the process's variables, and no other file reads these.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,6 +35,9 @@ std::vector<std::pair<std::string, std::string>> job_variables(const Environment
 // The limits of memory at which this host's node ends workers: $SHOAL_MEMORY_USAGE_THRESHOLD and $SHOAL_MEMORY_LIMIT. Python's shoal.init
 // reads them, too.
 Result<MemoryRule> memory_rule(const Environment& environment);
+
+// How long a signal may stop a worker before its node ends it: $SHOAL_STOPPED_WORKER_LIMIT, in seconds.
+Result<std::chrono::seconds> stopped_limit(const Environment& environment);
 
 // The defaults of the options for a store in etcd, from variables $SHOAL_STORE_..
 etcd::Access store_access(const Environment& environment);

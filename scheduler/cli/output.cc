@@ -7,15 +7,12 @@ namespace shoal::scheduler::cli {
 
 using nlohmann::json;
 
-namespace {
-
-// Returns true for the errors of a hello in which one side lacks the other's token or certificate, or does not trust it.
-bool refused(const Error& e) { return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired"; }
-
-}  // namespace
+bool is_refusal(const Error& e) {
+  return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired";
+}
 
 int exit_code(const Error& e) {
-  if (refused(e)) return kAuth;
+  if (is_refusal(e)) return kAuth;
   if (e.reason() == "Usage") return kUsage;
   if (e.reason() == "Infeasible") return kDoesNotFit;
   switch (e.code()) {
@@ -31,7 +28,7 @@ int exit_code(const Error& e) {
 }
 
 int submit_exit_code(const Error& e) {
-  if (refused(e)) return kSubmitAuth;
+  if (is_refusal(e)) return kSubmitAuth;
   if (e.reason() == "VersionMismatch") return kSubmitVersion;
   if (e.reason() == "Infeasible") return kSubmitDoesNotFit;
   if (e.code() == Code::kUnavailable || e.code() == Code::kDeadlineExceeded) return kSubmitUnreachable;

@@ -32,6 +32,8 @@ enum Exit : int {
   kSubmitNotFound = 127,
 };
 
+// True for the errors of a hello in which one side lacks the other's token or certificate, or does not trust it.
+bool is_refusal(const Error& error);
 int exit_code(const Error& error);
 int submit_exit_code(const Error& error);
 

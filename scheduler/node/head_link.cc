@@ -32,7 +32,8 @@ HeadLink::HeadLink(runtime::Clock& clock, runtime::Network& network, runtime::Lo
       options_(std::move(options)),
       handler_(handler),
       events_(std::move(events)),
-      endpoints_(options_.endpoints) {}
+      endpoints_(options_.endpoints),
+      absence_(options_.absence, clock.now()) {}
 
 void HeadLink::connect() {
   // With several heads, one that stands still may accept a connection and not answer, so the wait is shorter.
@@ -40,7 +41,7 @@ void HeadLink::connect() {
   network_.connect(endpoints_.in_use(), runtime::Role::kNode, timeout,
                    [this, alive = alive_](Result<std::unique_ptr<runtime::Connection>> connection) {
                      if (!*alive || stopped_) return;
-                     if (!connection) return try_next(connection.error().message());
+                     if (!connection) return try_next(connection.error());
                      peer_ = std::make_unique<Peer>(*std::move(connection), clock_, handler_);
                      early_heads_.reset();
                      register_node();
@@ -52,18 +53,27 @@ void HeadLink::connect_after(runtime::Duration pause) {
 }
 
 // Tries the next head. When all were tried, pauses first.
-void HeadLink::try_next(const std::string& why) {
-  log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why);
+void HeadLink::try_next(const Error& why) {
+  log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why.message());
+  if (gives_up(why)) return;
   endpoints_.next();
   if (++tried_ % endpoints_.size() != 0) return connect();
   connect_after(several() ? options_.reconnect_several : options_.reconnect);
 }
 
+bool HeadLink::gives_up(const Error& why) {
+  const auto reason = absence_.failed(fmt::format("{}", fmt::join(endpoints_.in_order(), ",")), why, clock_.now());
+  if (!reason) return false;
+  stop();
+  events_.orphaned(*reason);
+  return true;
+}
+
 void HeadLink::closed(const Error& why) {
   const auto owned = std::move(peer_);
-  registered_ = false;
   log_->warn("the head is gone: {}", why.message());
-  if (stopped_) return;
+  if (std::exchange(registered_, false)) absence_.begins(clock_.now());
+  if (stopped_ || gives_up(why)) return;
   if (several()) endpoints_.next();
   connect_after(several() ? options_.reconnect_several : options_.reconnect);
 }
@@ -83,6 +93,7 @@ void HeadLink::registered(Result<Message> answer) {
       exits_.clear();
     }
     peer_.reset();
+    if (gives_up(answer.error())) return;
     return connect_after(options_.reconnect);
   }
   tried_ = 0;

@@ -15,6 +15,7 @@
 #include "actors/protocol/wire/head_messages.h"
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
+#include "scheduler/node/head_absence.h"
 #include "scheduler/node/head_endpoints.h"
 
 namespace shoal::scheduler {
@@ -29,6 +30,7 @@ class HeadLink {
     // With several heads: the connection to a head that does not answer a heartbeat for so long is closed.
     runtime::Duration silence = std::chrono::seconds(3);
     std::size_t max_exits = 400;  // number of exits that are kept, to be reported again
+    HeadAbsence::Limits absence = {};
   };
   struct Events {
     std::function<actors::RegisterNode()> registration;
@@ -36,6 +38,8 @@ class HeadLink {
     std::function<void()> registered;
     // Called when the head refuses this node, which it has declared dead: the node then kills its workers and joins with a new id.
     std::function<void()> fenced;
+    // Called when the node has been without a head for so long that it ends. No further connection is made.
+    std::function<void(const std::string& why)> orphaned;
     std::function<void(const actors::Heads&)> heads_changed;
   };
   // `handler` gets the head's requests and notices. When the connection ends, it calls closed().
@@ -60,7 +64,9 @@ class HeadLink {
   void report_exit(const actors::WorkerUpdate& exit);
 
  private:
-  void try_next(const std::string& why);
+  void try_next(const Error& why);
+  // Returns true if this was the last attempt to reach a head.
+  bool gives_up(const Error& why);
   void register_node();
   void registered(Result<runtime::Message> answer);
   void set_heads(const std::vector<std::string>& reported);
@@ -75,6 +81,7 @@ class HeadLink {
   runtime::PeerHandler& handler_;
   const Events events_;
   HeadEndpoints endpoints_;
+  HeadAbsence absence_;
   std::size_t tried_ = 0;  // number of heads tried since the last registration
   std::unique_ptr<runtime::Peer> peer_;
   bool registered_ = false;

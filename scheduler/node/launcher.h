@@ -34,6 +34,8 @@ class Launcher {
   virtual void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) = 0;
   // Calls output() for all that workers have printed so far.
   virtual void drain_output() = 0;
+  // Calls output() for the unfinished lines of a worker, as whole lines.
+  virtual void end_lines(WorkerId worker) = 0;
   // Sends a signal to a worker and its process group, but not to daemons, which have a session of their own. No effect if the worker is
   // unknown or has ended.
   virtual void signal(WorkerId worker, int signal) = 0;

@@ -67,6 +67,11 @@ HeadLink::Events Node::head_events() {
             workers_.kill_launched();  // the head has declared this node's workers dead
             become(random_.id<NodeId>());
           },
+      .orphaned =
+          [this](const std::string& why) {
+            if (options_.events.on_orphaned) options_.events.on_orphaned(why);
+            end(why);
+          },
       .heads_changed =
           [this](const actors::Heads& heads) {
             clients_.each([&](auto, const NodeClient& client) { client.peer->notify(number(Method::kHeads), body(to_bytes(heads))); });
@@ -107,7 +112,7 @@ Result<void> Node::start() {
       check_owner();
     });
   }
-  workers_.start_monitor();
+  workers_.start_monitors();
   head_.connect();
   return {};
 }

@@ -31,7 +31,9 @@ class Node final : public runtime::PeerHandler {
  public:
   struct Events {
     std::function<void()> on_registered;
-    std::function<void()> on_ending;                     // called when the node begins to end
+    std::function<void()> on_ending;  // called when the node begins to end
+    // Called when the node ends because it has no head any more (head_absence.h), before on_ending.
+    std::function<void(const std::string& why)> on_orphaned;
     std::function<void(const std::string& why)> on_end;  // called when every worker has ended; `why` is for the log
   };
   struct Options {

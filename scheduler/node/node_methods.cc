@@ -142,7 +142,13 @@ void Node::answer_clients() {
   });
   methods_.of_clients.on<Method::kFollowLogs>(
       [this](Sender& sender, const actors::JobRef& m) { logs_.follow(sender.peer, m.job, workers_.all()); });
-  methods_.of_clients.on<Method::kSyncLogs>([this](Sender&, Empty) { launcher_.drain_output(); });
+  methods_.of_clients.on<Method::kSyncLogs>([this](Sender&, const std::optional<actors::JobRef>& leaving) {
+    launcher_.drain_output();
+    if (!leaving) return;
+    for (const auto& [id, w] : workers_.all()) {
+      if (w.launched() && w.spec.job == leaving->job) launcher_.end_lines(id);
+    }
+  });
   methods_.of_clients.on<Method::kEndNode>([this](Sender&, Empty) { end("it was asked to"); });
 }
 

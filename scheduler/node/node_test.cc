@@ -29,10 +29,11 @@ Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 // A launcher that starts nothing: processes of the node attach by themselves. The test answers requests to start, and ends processes.
 class Watches final : public Launcher {
  public:
-  void set_events(Events*) override {}
+  void set_events(Events* to) override { events = to; }
   void start(const actors::StartWorker&, const Env&, std::function<void(Result<pid_t>)> started) override { starting = std::move(started); }
   void drain_output() override {}
-  void signal(WorkerId, int) override {}
+  void end_lines(WorkerId worker) override { ended_lines.push_back(worker); }
+  void signal(WorkerId worker, int signal) override { signalled_workers[worker] = signal; }
   void signal_process(pid_t pid, int signal) override { signalled[pid] = signal; }
   std::shared_ptr<void> watch(pid_t pid, std::function<void()> gone) override {
     watched[pid] = std::move(gone);
@@ -43,6 +44,9 @@ class Watches final : public Launcher {
 
   std::function<void(Result<pid_t>)> starting;  // answers the last request to start
   std::map<pid_t, int> signalled;
+  std::vector<WorkerId> ended_lines;
+  std::map<WorkerId, int> signalled_workers;
+  Events* events = nullptr;
   std::map<pid_t, std::function<void()>> watched;
 };
 
@@ -61,12 +65,14 @@ class Head final : public runtime::PeerHandler {
   void on_notice(Peer&, runtime::Request notice) override {
     if (notice.method != number(Method::kWorkerUpdate)) return;
     const auto update = *from_bytes<actors::WorkerUpdate>(notice.message.body);
+    states[update.worker].push_back(update.state);
     if (update.state == actors::WorkerState::kExited) exits[update.worker] = update;
   }
   void on_closed(Peer&, const Error&) override {}
 
   std::unique_ptr<Peer> node;
   std::map<WorkerId, actors::WorkerUpdate> exits;
+  std::map<WorkerId, std::vector<actors::WorkerState>> states;
 
  private:
   std::unique_ptr<runtime::SimNetwork> network_;
@@ -126,6 +132,19 @@ class NodeTest : public testing::Test {
     EXPECT_TRUE(world_.run_until([&] { return answered; }, 10s));
   }
 
+  // Starts a worker, as the head does. Its process has the pid.
+  void start(WorkerId worker, JobId job, pid_t pid) {
+    ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
+    actors::StartWorker spec;
+    spec.worker = worker;
+    spec.job = job;
+    spec.label = "Counter";
+    launcher_.starting = nullptr;
+    head_.node->call(number(Method::kStartWorker), body(to_bytes(spec)), Peer::kNoTimeout, [](const Result<Message>&) {});
+    ASSERT_TRUE(world_.run_until([&] { return launcher_.starting != nullptr; }, 10s));
+    launcher_.starting(pid);
+  }
+
   static Node::Options options() {
     Node::Options o;
     o.head.endpoints = {Endpoint::tcp("head", 1)};
@@ -134,11 +153,17 @@ class NodeTest : public testing::Test {
     o.logs.folder = testing::TempDir();
     return o;
   }
+  Node::Options with_stops() {
+    Node::Options o = options();
+    o.workers.is_stopped = [this](pid_t pid) { return stopped_.contains(pid); };
+    return o;
+  }
   runtime::SimWorld world_{{}};
+  std::set<pid_t> stopped_;  // pids of processes that a signal has stopped
   Head head_{world_};
   std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("host", 10);
   Watches launcher_;
-  Node node_{world_.clock(), world_.random(), *network_, launcher_, runtime::make_null_log(), options()};
+  Node node_{world_.clock(), world_.random(), *network_, launcher_, runtime::make_null_log(), with_stops()};
 };
 
 TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
@@ -187,6 +212,63 @@ TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   EXPECT_FALSE(*started);
   EXPECT_EQ(head_.exits.at(kWorker).shell_code, 126);
   EXPECT_EQ(head_.exits.at(kWorker).cause->message(), "the zygote is gone");
+}
+
+// A driver asks so when it leaves. Lines of other jobs' workers go on.
+TEST_F(NodeTest, UnfinishedLinesAreEndedForTheJobThatLeaves) {
+  constexpr WorkerId kOwn{21}, kOther{22};
+  start(kOwn, kJob, 11);
+  start(kOther, JobId{2}, 12);
+  Process driver(world_, 13, node_.endpoint());
+  received(driver);
+  EXPECT_TRUE(launcher_.ended_lines.empty());
+  bool answered = false;
+  driver.peer->call(number(Method::kSyncLogs), body(to_bytes(actors::JobRef{kJob})), Peer::kNoTimeout,
+                    [&](Result<Message> r) { answered = r.has_value(); });
+  EXPECT_TRUE(world_.run_until([&] { return answered; }, 10s));
+  EXPECT_EQ(launcher_.ended_lines, std::vector<WorkerId>{kOwn});
+}
+
+TEST_F(NodeTest, AStoppedWorkerIsReportedAndEndedWithItsCause) {
+  using actors::WorkerState;
+  constexpr WorkerId kWorker{21}, kOther{22};
+  start(kWorker, kJob, 11);
+  start(kOther, kJob, 12);
+  const auto is = [&](WorkerState state) {
+    return [&, state] { return !head_.states[kWorker].empty() && head_.states[kWorker].back() == state; };
+  };
+  stopped_ = {11};
+  ASSERT_TRUE(world_.run_until(is(WorkerState::kStopped), 30s));
+  stopped_ = {};
+  ASSERT_TRUE(world_.run_until(is(WorkerState::kRunning), 30s));
+  EXPECT_TRUE(launcher_.signalled_workers.empty());
+  stopped_ = {11};
+  ASSERT_TRUE(world_.run_until([&] { return !launcher_.signalled_workers.empty(); }, 5min));
+  EXPECT_EQ(launcher_.signalled_workers, (std::map<WorkerId, int>{{kWorker, SIGKILL}}));
+  launcher_.events->exited(kWorker, {.signal = SIGKILL});
+  ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(kWorker); }, 10s));
+  const auto& cause = head_.exits.at(kWorker).cause;
+  EXPECT_EQ(cause->reason(), "WorkerStopped");
+  EXPECT_NE(cause->message().find("actor Counter (pid 11) was ended by its node, because a signal (SIGSTOP)"), std::string::npos);
+}
+
+TEST_F(NodeTest, ANodeWithoutAHeadEndsAndSaysWhy) {
+  Node::Options o = options();
+  std::string orphaned, ended;
+  o.listen = Endpoint::unix_at("other");
+  o.head.endpoints = {Endpoint::tcp("nowhere", 1)};
+  o.head.absence.unreached = 10min;
+  o.events.on_orphaned = [&](const std::string& why) { orphaned = why; };
+  o.events.on_end = [&](const std::string& why) { ended = why; };
+  const auto network = world_.fabric().attach("host", 20);
+  Watches launcher;
+  Node node(world_.clock(), world_.random(), *network, launcher, runtime::make_null_log(), o);
+  ASSERT_TRUE(node.start());
+  world_.run_for(9min);
+  EXPECT_EQ(orphaned, "");
+  ASSERT_TRUE(world_.run_until([&] { return !ended.empty(); }, 2min));
+  EXPECT_EQ(ended, orphaned);
+  EXPECT_NE(ended.find("no head has answered at nowhere:1 for 600 s"), std::string::npos) << ended;
 }
 
 }  // namespace

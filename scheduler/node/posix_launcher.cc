@@ -83,12 +83,17 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     return descriptor_.is_open();
   }
 
+  // Passes on a line that has no newline yet.
+  void end_line() {
+    if (!buffer_.empty()) lines_(std::exchange(buffer_, {}) + "\n");
+  }
+
   // Passes on a last line that has no newline, and closes the stream.
   void finish() {
     if (!descriptor_.is_open()) return;
     std::error_code ignored;
     descriptor_.close(ignored);
-    if (!buffer_.empty()) lines_(std::exchange(buffer_, {}) + "\n");
+    end_line();
   }
 
  private:
@@ -168,6 +173,12 @@ class PosixLauncher final : public Launcher {
       w.out->drain();
       w.err->drain();
     }
+  }
+
+  void end_lines(WorkerId worker) override {
+    const auto it = workers_.find(worker);
+    if (it == workers_.end()) return;
+    for (const auto& pipe : {it->second.out, it->second.err}) pipe->end_line();
   }
 
   void signal(WorkerId worker, int signal) override {

@@ -33,6 +33,15 @@ std::string role_of(const actors::StartWorker& spec) {
   return is_rank || spec.label == "driver" || actors::is_function_class(spec.label) ? spec.label : "actor " + spec.label;
 }
 
+Error stopped_too_long(const Worker& w, runtime::Duration limit) {
+  const auto s = std::chrono::duration_cast<std::chrono::seconds>(limit).count();
+  return unavailable(fmt::format("{} (pid {}) was ended by its node, because a signal (SIGSTOP) had stopped it for {} s", w.role, w.pid, s))
+      .with_reason("WorkerStopped")
+      .with_hint(
+          "whoever stops a process has to continue it in time (kill -CONT PID); SHOAL_STOPPED_WORKER_LIMIT sets the seconds, 0 for "
+          "ever");
+}
+
 // The code with which a shell reports a command that it cannot run.
 std::int32_t shell_code(const Error& why) { return why.code() == Code::kNotFound ? 127 : 126; }
 
@@ -51,7 +60,8 @@ Workers::Workers(runtime::Clock& clock, Launcher& launcher, runtime::Log log, Op
       devices_(options_.gpus),
       monitor_(
           clock_, log_, options_.monitor, [this] { return memory_users(); },
-          [this](WorkerId worker) { launcher_.signal(worker, SIGKILL); }) {
+          [this](WorkerId worker) { launcher_.signal(worker, SIGKILL); }),
+      stopped_(options_.stopped) {
   launcher_.set_events(this);
 }
 
@@ -205,6 +215,7 @@ void Workers::exited(WorkerId worker, runtime::ExitStatus status) {
   if (w == nullptr) return;
   const auto memory = monitor_.cause_of_end(worker, w->role, w->pid, status, w->fate != Worker::Fate::kRuns || ending_);
   const std::string tail = events_.tail(worker);
+  if (w->stopped_too_long) return gone(worker, status.shell_code(), stopped_too_long(*w, options_.stopped.limit));
   gone(worker, status.shell_code(),
        memory ? death(memory->message(), tail, memory->reason(), memory->hint())
               : death(fmt::format("{} (pid {}) {}", w->role, w->pid, status.to_string()), tail, "WorkerDied", ""));
@@ -217,9 +228,45 @@ void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause)
   const auto node = workers_.extract(worker);
   Worker& w = node.mapped();
   devices_.give_back(worker);
+  stopped_.ended(worker);
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   events_.ended(w, w.update(shell_code, cause));
+}
+
+// ---- looks at the host -------------------------------------------------------------------------------------------------------------
+
+void Workers::start_monitors() {
+  monitor_.start();
+  if (options_.is_stopped) look_for_stopped();
+}
+
+void Workers::look_for_stopped() {
+  for (auto& [id, w] : workers_) {
+    if (w.pid > 0) found(w, stopped_.look(id, options_.is_stopped(w.pid)));
+  }
+  looking_for_stopped_ = clock_.after(options_.stopped.interval, [this] { look_for_stopped(); });
+}
+
+// Processes that attached by themselves are only reported: a shell may have stopped them.
+void Workers::found(Worker& w, StoppedWorkers::Finding finding) {
+  switch (finding) {
+    case StoppedWorkers::Finding::kNone:
+      return;
+    case StoppedWorkers::Finding::kStopped:
+      log_->warn("worker={} pid={} is stopped by a signal", to_string(w.spec.worker), w.pid);
+      w.before_stop = std::exchange(w.state, WorkerState::kStopped);
+      return events_.changed(w);
+    case StoppedWorkers::Finding::kContinues:
+      log_->info("worker={} pid={} continues", to_string(w.spec.worker), w.pid);
+      w.state = w.before_stop;
+      return events_.changed(w);
+    case StoppedWorkers::Finding::kTooLong:
+      if (!w.launched()) return;
+      log_->warn("worker={} pid={} was stopped for too long: killed", to_string(w.spec.worker), w.pid);
+      w.stopped_too_long = true;
+      return launcher_.signal(w.spec.worker, SIGKILL);
+  }
 }
 
 // The workers that the memory monitor may kill. Drivers, ranks of jobs and processes that attached by themselves are not among them.

@@ -19,6 +19,7 @@
 #include "scheduler/node/devices.h"
 #include "scheduler/node/launcher.h"
 #include "scheduler/node/memory_monitor.h"
+#include "scheduler/node/stopped_workers.h"
 
 namespace shoal::scheduler {
 
@@ -43,9 +44,11 @@ struct Worker {
   std::string endpoint = {};
   std::string role = {};
   runtime::Peer* peer = nullptr;
-  std::int32_t member = -1;     // its place on the usage board; -1: none
-  std::shared_ptr<void> watch;  // watches its pid, if the launcher does not have the process
-  runtime::Timer kill;          // sends SIGKILL when the time after a first signal is over
+  std::int32_t member = -1;                                          // its place on the usage board; -1: none
+  std::shared_ptr<void> watch;                                       // watches its pid, if the launcher does not have the process
+  runtime::Timer kill;                                               // sends SIGKILL when the time after a first signal is over
+  actors::WorkerState before_stop = actors::WorkerState::kStarting;  // in the state kStopped: the state to which it returns
+  bool stopped_too_long = false;                                     // the node has ended it for that
 
   bool launched() const { return origin == Origin::kLaunched; }
   actors::WorkerUpdate update(std::int32_t shell_code = 0, const std::optional<Error>& cause = {}) const;
@@ -56,6 +59,8 @@ class Workers final : private Launcher::Events {
   struct Options {
     std::vector<std::string> gpus;  // devices for CUDA_VISIBLE_DEVICES; none: workers see all that the node sees
     MemoryMonitor::Options monitor;
+    StoppedWorkers::Options stopped;
+    std::function<bool(pid_t)> is_stopped;                   // returns true if a signal has stopped the process; empty: no looks
     runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
@@ -71,8 +76,8 @@ class Workers final : private Launcher::Events {
   Workers(runtime::Clock& clock, Launcher& launcher, runtime::Log log, Options options, Events events);
   ~Workers();
 
-  // Starts to measure the host's memory.
-  void start_monitor() { monitor_.start(); }
+  // Starts to measure the host's memory, and to look for stopped workers.
+  void start_monitors();
 
   const std::map<WorkerId, Worker>& all() const { return workers_; }
   bool contains(WorkerId worker) const { return workers_.contains(worker); }
@@ -99,6 +104,8 @@ class Workers final : private Launcher::Events {
   void started(WorkerId id, Result<pid_t> pid, runtime::Responder& responder);
   void not_started(Worker& worker, const Error& why, runtime::Responder& responder);
   void gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
+  void look_for_stopped();
+  void found(Worker& worker, StoppedWorkers::Finding finding);
   void send_signal(const Worker& worker, int signal);
   std::vector<MemoryUser> memory_users() const;
 
@@ -109,6 +116,8 @@ class Workers final : private Launcher::Events {
   const Events events_;
   Devices devices_;
   MemoryMonitor monitor_;
+  StoppedWorkers stopped_;
+  runtime::Timer looking_for_stopped_;
   std::map<WorkerId, Worker> workers_;
   std::set<JobId> torch_jobs_;
   std::uint64_t next_order_ = 1;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -39,6 +40,8 @@ std::string detect_accelerator() {
 }
 
 using Labels = std::map<std::string, std::string>;
+// A head's host that restarts, or a repaired network, comes back sooner as a rule.
+constexpr std::chrono::minutes kWithoutHead(10);
 constexpr const char* kObjectStoreMemory = "object_store_memory";  // Ray's name, also among the resources
 
 // Ray's default: 30% of the memory.
@@ -90,8 +93,9 @@ Launcher::Env interface_variables(const actors::Credentials& credentials) {
   return out;
 }
 
-Result<Node::Options> node_options(RoleProcess& process, const actors::Resources& resources, const Labels& labels, const MemoryRule& memory,
-                                   std::vector<Endpoint> heads, bool beside_head) {
+template <class Role>
+Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::vector<Endpoint> heads, bool beside_head) {
+  const auto& [resources, labels, memory] = std::tie(role.resources, role.labels, role.memory);
   Node::Options o;
   o.resources = resources;
   const std::int64_t objects = resources.units(kObjectStoreMemory) / actors::Resources::kUnit;
@@ -122,6 +126,8 @@ Result<Node::Options> node_options(RoleProcess& process, const actors::Resources
       .machine = [] { return runtime::machine_memory(); },
       .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
       .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
+  o.workers.stopped.limit = role.stopped_limit;
+  o.workers.is_stopped = [](pid_t pid) { return runtime::is_stopped(pid); };
   o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
   o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](NodeReports::Measured measured) {
@@ -155,10 +161,14 @@ int run_node(const NodeRole& role) {
     if (!made) return refuse_role(role.ready_fd, made.error());
     keeper = *std::move(made);
   }
-  auto made = node_options(w, role.resources, role.labels, role.memory, *std::move(heads), role.keeps_head);
+  auto made = node_options(w, role, *std::move(heads), role.keeps_head);
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
+  if (!role.keeps_head) options.head.absence.unreached = kWithoutHead;
+  options.events.on_orphaned = [&](const std::string& why) {
+    (void)actors::write_orphaned(w.folder, why);
+  };  // best effort: it is logged as well
   options.events.on_ending = [&] {
     if (keeper) keeper->stop();
   };
@@ -207,7 +217,7 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto made = node_options(w, role.resources, role.labels, role.memory, {head.endpoints()[0]}, true);
+    auto made = node_options(w, role, {head.endpoints()[0]}, true);
     if (!made) return refuse_role(role.ready_fd, made.error());
     Node::Options& node_opts = *made;
     node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());

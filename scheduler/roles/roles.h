@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -44,6 +45,9 @@ struct MemoryRule {
   std::uint64_t limit = 0;  // bytes for all its workers together; 0: the machine's memory
 };
 
+// How long a signal may stop a worker before its node ends it; 0: for ever (node/stopped_workers.h).
+inline constexpr std::chrono::seconds kStoppedWorkerLimit(60);
+
 struct NodeRole {
   std::string session;  // folder; its token is the cluster's
   std::string head;     // endpoints, tried in turn
@@ -54,6 +58,7 @@ struct NodeRole {
   int ready_fd = -1;
   std::string spill_folder = {};  // folder for spilled objects; "": the session's, or one on a disk
   MemoryRule memory;
+  std::chrono::seconds stopped_limit = kStoppedWorkerLimit;
 };
 int run_node(const NodeRole& role);
 
@@ -69,6 +74,7 @@ struct LocalRole {
   HttpRole http;
   std::string spill_folder = {};
   MemoryRule memory;
+  std::chrono::seconds stopped_limit = kStoppedWorkerLimit;
 };
 int run_local(const LocalRole& role);
 

@@ -116,6 +116,30 @@ TEST_F(ClusterStateTest, AnInfeasibleRequestIsRefusedOrPendsWithTheNearestFit) {
   EXPECT_TRUE(taken<Warn>().empty());  // a single warning
 }
 
+TEST_F(ClusterStateTest, TheJobOfAStoppedWorkerIsWarnedOnce) {
+  const NodeId node = join(1, {{"CPU", 1}});
+  const JobId job = driver();
+  const GangSpec one = gang(job, 1, {{"CPU", 1}});
+  ASSERT_TRUE(state_.step(GangRequested{one}));
+  const auto started = taken<StartWorkerOn>();
+  ASSERT_EQ(started.size(), 1u);
+  ready(started[0]);
+  const WorkerId worker = started[0].message.worker;
+  const auto reported = [&](WorkerState state) {
+    state_.step(WorkerUpdated{node, {worker, state, 1000, "unix:@w", 0, {}, {}, {}}});
+    return taken<Warn>();
+  };
+  const auto warned = reported(WorkerState::kStopped);
+  ASSERT_EQ(warned.size(), 1u);
+  EXPECT_EQ(warned[0].job, job);
+  EXPECT_NE(warned[0].text.find("actor A(" + to_string(one.actors[0].id) + ") (pid 1000 on 127.0.0.1) does not run"), std::string::npos);
+  EXPECT_NE(warned[0].text.find("kill -CONT 1000"), std::string::npos);
+  EXPECT_TRUE(reported(WorkerState::kStopped).empty());  // a node repeats its reports to each new head
+  EXPECT_EQ(state_of(one.actors[0].id), ActorState::kAlive);
+  EXPECT_TRUE(reported(WorkerState::kRunning).empty());
+  EXPECT_EQ(reported(WorkerState::kStopped).size(), 1u);
+}
+
 TEST_F(ClusterStateTest, ASilentNodeTakesItsActorsAlongAndTheirPlacesAreGivenAgain) {
   const JobId job = driver();
   join(1, {{"CPU", 1}});

@@ -147,7 +147,7 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
       [](const ActorRow& a) { return to_string(a.state); }, "PENDING", "STARTING", "ALIVE", "DEAD", "RESTARTING");
   by_state(
       "shoal_workers", "Processes of jobs; of those that are gone as many as are still listed.", parts_.workers,
-      [](const rows::Worker& w) { return to_string(w.row.state); }, "STARTING", "RUNNING", "EXITED");
+      [](const rows::Worker& w) { return to_string(w.row.state); }, "STARTING", "RUNNING", "EXITED", "STOPPED");
   by_state(
       "shoal_jobs", "Jobs; of those that are over as many as are still listed.", parts_.jobs,
       [](const rows::Job& j) { return to_string(j.row.state); }, "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED");

@@ -1,6 +1,8 @@
 // Events of workers: reports of their nodes, starts that failed, and CPUs that they lend.
 #include <csignal>
 
+#include <fmt/format.h>
+
 #include "scheduler/state/endings.h"
 #include "scheduler/state/events.h"
 #include "scheduler/state/placing.h"
@@ -22,6 +24,20 @@ void attach(Parts& s, NodeId node, const actors::WorkerUpdate& process) {
   s.jobs.attach(process.job, node, process);
   // The job ended before this process was reported, so the head did not send the job's end to this node.
   if (s.jobs.living(process.job) == nullptr) s.turn.act(EndJobOn{node, process.job});
+}
+
+// Warns the watchers of the job of a process that a signal has stopped. A driver is stopped by its own shell.
+void warn_of_stop(Parts& s, const Worker& w) {
+  if (w.row.role == "driver") return;
+  const auto actor = s.actors.find(w.actor);
+  const std::string who =
+      actor == s.actors.end() ? "worker " + w.row.role : fmt::format("actor {}({})", actor->second.class_name, to_string(w.actor));
+  const auto node = s.nodes.find(w.row.node);
+  const std::string host = node == s.nodes.end() ? "its host" : node->second.row.host;
+  s.turn.act(
+      Warn{w.row.job, fmt::format("{} (pid {} on {}) does not run: a signal (SIGSTOP) has stopped its process, and calls to it wait. `kill "
+                                  "-CONT {}` on {} continues it",
+                                  who, w.row.pid, host, w.row.pid, host)});
 }
 
 // Repeats a request to end a worker, which may have been lost while its node was away.
@@ -58,7 +74,9 @@ void on(Parts& s, const WorkerUpdated& event) {
   }
   s.workers.report(id, update.pid);
   if (update.state == WorkerState::kExited) return worker_exited(s, id, update.shell_code, update.cause);
+  const bool stops = update.state == WorkerState::kStopped && w.row.state != WorkerState::kStopped;
   s.workers.set_state(id, update.state);
+  if (stops) warn_of_stop(s, w);
   const auto a = s.actors.find(w.actor);
   if (a != s.actors.end() && a->second.state == ActorState::kStarting) {
     s.actors.set_pid(w.actor, w.row.pid);

@@ -51,9 +51,16 @@ def test_an_ended_driver_leaves_nothing_and_loses_no_line(shoal_command):
         for i in range(200):
             last = a.say.remote(f"line {i}.")
         shoal.get(last)
+
+        @shoal.remote
+        def unfinished():
+            os.write(1, b"no newline")
+
+        shoal.get(unfinished.remote())
         """.replace("\n        ", "\n")
     )
     assert driver.code() == 0, driver.err
+    assert ") no newline\n" in driver.out
     for text in (driver.out, driver.err):
         lines = [line.partition(") ")[2] for line in text.splitlines() if line.startswith("(Log pid=")]
         assert lines == [f"line {i}." for i in range(200)]

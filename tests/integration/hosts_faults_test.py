@@ -1,11 +1,15 @@
 """The traffic between two hosts, and a cable that is pulled; each test has a cluster of its own."""
 
+import os
 import signal
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from command import Cluster
 from hosts import ACTORS, cluster_of, drive, join, two_hosts
-from leak_check import wait_until
+from leak_check import alive, wait_until
 
 MARKER = "a text that nobody on the wire shall read"
 
@@ -73,6 +77,25 @@ assert shoal.get(here.echo.remote(2)) == 2
     assert "died with its node" in driver.out
     states = {n["labels"]["host"]: n["state"] for n in hosts.a.json("list", "nodes")["rows"]}
     assert states == {"a": "ALIVE", "b": "DEAD"}
+
+
+def test_a_host_joins_the_cluster_that_took_the_address_of_its_old_one(own):
+    hosts, old = own
+    there, here = Cluster(old.address, Path(old.joined["session"])), Cluster(old.address, old.session)
+    left, head = there.pid("node"), here.pid("head")
+    for pid in (here.pid("node"), head):  # the node first, as it would start another head
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(head), 60, "the end of the head")
+    words = ("--host", hosts.a.address, "--port", old.address.rpartition(":")[2], "--num-cpus", "1", "--include-dashboard", "false")
+    said = hosts.a.json("start", "--head", *words)
+    new = SimpleNamespace(address=said["address"], fingerprint=said["ca_fingerprint"], token=Path(said["session"]) / "token")
+    assert new.address == old.address
+    refused = hosts.b("status")
+    assert refused.returncode == 4
+    assert "another cluster answers" in refused.stderr
+    join(hosts.b, new)
+    assert not alive(left)
+    assert hosts.b.json("status")["nodes"] == 2
 
 
 def test_heads_unreachable_for_others_are_refused(shoal_command):

@@ -41,6 +41,7 @@ class SimLauncher final : public scheduler::Launcher {
   // The argv of a program is {"run", MILLISECONDS, EXIT CODE}. It exits with that code after that time; "0" runs until it is signalled.
   void start(const actors::StartWorker& spec, const Env& env, std::function<void(Result<pid_t>)> started) override;
   void drain_output() override {}  // output is reported without delay
+  void end_lines(WorkerId) override {}
   void signal(WorkerId worker, int signal) override;
   // does nothing: the only processes that attach without being started by the node are drivers, and tests end those
   void signal_process(pid_t, int) override {}

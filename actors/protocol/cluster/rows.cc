@@ -42,6 +42,8 @@ const char* to_string(WorkerState state) {
       return "RUNNING";
     case WorkerState::kExited:
       return "EXITED";
+    case WorkerState::kStopped:
+      return "STOPPED";
   }
   return "?";
 }

@@ -23,7 +23,9 @@ inline constexpr const char* kOutOfMemory = "OutOfMemory";
 
 enum class ActorState : std::uint16_t { kPending, kStarting, kAlive, kDead, kRestarting };
 enum class JobState : std::uint16_t { kPending, kRunning, kSucceeded, kFailed, kStopped };
-enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited };
+// kStopped: a signal (SIGSTOP) has stopped the process.
+enum class WorkerState : std::uint16_t { kStarting, kRunning, kExited, kStopped };
+inline constexpr std::uint16_t kNumWorkerStates = 4;
 enum class NodeState : std::uint16_t { kAlive, kDead };
 // kRescheduling: a node with one of its bundles was lost, and that bundle waits for another node.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };

@@ -72,7 +72,7 @@ template <>
 Result<WorkerUpdate> from_bytes(const Bytes& bytes) {
   return read<wire::WorkerUpdate>(bytes, [](wire::WorkerUpdate::Reader m) {
     return WorkerUpdate{WorkerId{m.getWorker()},
-                        checked<WorkerState>(m.getState(), 3, "worker state"),
+                        checked<WorkerState>(m.getState(), kNumWorkerStates, "worker state"),
                         m.getPid(),
                         text(m.getEndpoint()),
                         m.getShellCode(),

@@ -125,7 +125,7 @@ SHOAL_METHOD(Method::kFollowLogs, Signature<JobRef>);
 SHOAL_METHOD(Method::kReadLog, Signature<ReadLog, InPayload<std::string>>);
 SHOAL_METHOD(Method::kWorkerReady, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kEndNode, Signature<Empty>);
-SHOAL_METHOD(Method::kSyncLogs, Signature<Empty>);
+SHOAL_METHOD(Method::kSyncLogs, Signature<std::optional<JobRef>>);  // with a job, unfinished lines of its workers are printed, too
 SHOAL_METHOD(Method::kCountObjects, Signature<CountObjects>);
 SHOAL_METHOD(Method::kMakeRoom, Signature<MakeRoom>);
 SHOAL_METHOD(Method::kMoveObject, Signature<WithExtras<ObjectRef>>);

@@ -242,7 +242,7 @@ WorkerRow read_worker(wire::WorkerRow::Reader m) {
   row.node = NodeId{m.getNode()};
   row.job = JobId{m.getJob()};
   row.pid = m.getPid();
-  row.state = checked<WorkerState>(m.getState(), 3, "worker state");
+  row.state = checked<WorkerState>(m.getState(), kNumWorkerStates, "worker state");
   row.role = text(m.getRole());
   row.rank = m.getRank();
   row.cause = read_cause(m);

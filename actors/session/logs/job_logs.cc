@@ -51,7 +51,7 @@ Result<void> JobLogs::follow() {
 
 Result<void> JobLogs::sync() {
   if (!prints()) return {};
-  SHOAL_OK(node_.link().ask(Method::kSyncLogs, {}, kOwnNode));
+  SHOAL_OK(node_.link().ask(Method::kSyncLogs, to_bytes(JobRef{self_.job}), kOwnNode));
   loop_.own([this] { remote_->sync(); });
   (void)loop_.wait([this] { return !remote_->syncing(); }, loop_.deadline_in(kOtherNodes));
   loop_.own([this] {

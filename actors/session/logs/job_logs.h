@@ -30,7 +30,8 @@ class JobLogs {
 
   // Prints workers' output from now on, if this process is a driver that prints. To be called after NodeClient::attach().
   Result<void> follow();
-  // Returns when all lines that the job's workers have printed so far are printed here. A driver calls this before it leaves.
+  // Returns when all that the job's workers have printed so far is printed here, unfinished lines as well. A driver calls this before it
+  // leaves.
   Result<void> sync();
   // Only while the loop is owned.
   void close() { remote_.reset(); }

@@ -34,13 +34,13 @@ void RemoteLogs::connected(NodeId node, Result<std::unique_ptr<runtime::Connecti
   if (!connection) return lost(node, link, connection.error());
   link.peer = std::make_unique<Peer>(*std::move(connection), clock_, *this);
   ask(link, number(Method::kFollowLogs), to_bytes(JobRef{job_}));
-  if (sync_) ask(link, number(Method::kSyncLogs), {});
+  if (sync_) ask(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
 }
 
 void RemoteLogs::sync() {
   sync_ = true;
   for (auto& [node, link] : links_) {
-    if (link.peer) ask(link, number(Method::kSyncLogs), {});
+    if (link.peer) ask(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
   }
 }
 

@@ -66,6 +66,8 @@ int run_role(const Environment& environment, int argc, char** argv) {
   if (threshold >= 0) memory->threshold = threshold;
   std::map<std::string, double> defaults;
   if (role == "local") defaults["GPU"] = static_cast<double>(detect_resources().units("GPU")) / actors::Resources::kUnit;
+  const auto stopped = stopped_limit(environment);
+  if (!stopped) return refuse_role(ready_fd, stopped.error());
   const auto amounts = parse_amounts(resources, std::move(defaults));
   if (!amounts) {
     print_error(amounts.error(), false);
@@ -77,7 +79,7 @@ int run_role(const Environment& environment, int argc, char** argv) {
   const std::string home = environment.get("HOME");
   http.around = {python, environment.get("PATH"), environment.get("PYTHONPATH"), home.empty() ? "/" : home};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync, store_access});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory});
+  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory, *stopped});
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(environment.get("SHOAL_HOME").c_str());
@@ -85,7 +87,7 @@ int run_role(const Environment& environment, int argc, char** argv) {
       if (!folder) return refuse_role(ready_fd, folder.error());
       session = folder->path();
     }
-    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder, *memory});
+    return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder, *memory, *stopped});
   }
   std::fprintf(stderr, "no such role: %s\n", role.c_str());
   return kUsage;

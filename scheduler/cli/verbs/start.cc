@@ -72,7 +72,12 @@ int stay(const Common& common, const SessionFolder& folder, pid_t node, bool who
     for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
     if (there()) kill(node, SIGKILL);
   }
-  if (!in_order) print_error(unavailable("the node of this host ended unexpectedly").with_hint("see " + folder.logs()), common.json);
+  const std::string orphaned = actors::read_orphaned(folder);
+  if (!in_order) {
+    print_error(unavailable(orphaned.empty() ? "the node of this host ended unexpectedly" : "the node of this host ended: " + orphaned)
+                    .with_hint("see " + folder.logs()),
+                common.json);
+  }
   if (!ended) print_error(ended.error(), common.json);
   return in_order && ended ? kOk : kFailed;
 }
@@ -245,6 +250,17 @@ Result<SessionFolder> session_to_join(const Common& common, const StartOptions& 
   return *found.folder;
 }
 
+// Ends what is left here of a cluster whose address another cluster has now: its head is gone for good, and its node and workers would keep
+// this host's memory and devices until they notice that.
+Result<void> end_predecessor(const Found& found) {
+  const auto info = found.other->info();
+  if (!info || !info->head_local.empty() || !info->store.empty()) return {};  // it has heads elsewhere, or here
+  SHOAL_OK(stop_session(*found.other, 5));
+  std::fprintf(stderr, "shoal: ended what was left here of an earlier cluster at %s (%s)\n", found.address.c_str(),
+               found.other->path().c_str());
+  return {};
+}
+
 int start_joining(const Common& common, const StartOptions& options, const actors::Resources& resources) {
   const auto found = find_cluster(common.target, true);
   if (!found) return failed(common, found.error());
@@ -255,6 +271,10 @@ int start_joining(const Common& common, const StartOptions& options, const actor
   }
   const auto folder = session_to_join(common, options, *found);
   if (!folder) return failed(common, folder.error());
+  if (found->other) {
+    // The head has accepted the named token, so it is not the one of this host's earlier session.
+    if (const auto ended = end_predecessor(*found); !ended) return failed(common, ended.error());
+  }
   const auto node = start_node(common, *folder, found->endpoint, resources, options);
   if (!node) {
     if (!found->folder) folder->remove();

@@ -27,14 +27,9 @@ int stop(const Common& common, const StopOptions& options) {
              : found.error().reason() == "NoCluster"     ? kNotFoundExit
                                                          : exit_code(found.error());
     }
-    if (!found->folder) {
-      print_error(
-          invalid_argument(found->address + " does not run on this host")
-              .with_hint("run `shoal stop` on the host where it was started; on a host that joined, it ends the processes of that host"),
-          common.json);
-      return kUsage;
-    }
-    folders = {*found->folder};
+    const auto folder = session_of(*found);
+    if (!folder) return failed(common, folder.error());
+    folders = {*folder};
   }
   int code = kOk;
   json stopped = json::array();
