@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.fsdp
+from torch.distributed import fsdp as torch_fsdp  # the parent has no attribute yet when the import hook runs this
 
 from shoal.exceptions import Unimplemented
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.fsdp._module import FSDPModule
 
 
-class GradientReductionHandle(getattr(torch.distributed.fsdp, "GradientReductionHandle", object)):
+class GradientReductionHandle(getattr(torch_fsdp, "GradientReductionHandle", object)):
     """The handle that ``finalize_backward(async_op=True)`` returns. The gradients are reduced by then."""
 
     def wait(self) -> None:
@@ -69,7 +69,7 @@ def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientRe
 
 def refuse_unknown(cls: type) -> None:
     """Refuses by name the methods of torch's ``FSDPModule`` that ``cls`` does not define: torch's would find none of its own state."""
-    for name, value in vars(torch.distributed.fsdp.FSDPModule).items():
+    for name, value in vars(torch_fsdp.FSDPModule).items():
         if isinstance(value, FunctionType) and name not in vars(cls) and not name.startswith("_"):
             setattr(cls, name, _refusing(name))
 
