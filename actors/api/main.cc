@@ -195,6 +195,7 @@ int run_driver(Result<std::unique_ptr<Session>> session, Context::Options option
   if (!session) return print_error(session.error());
   Context context(*std::move(session), std::move(options));
   const int code = run(context);
+  (void)context.session().logs().sync();  // an error is ignored: the node may be gone, with all lines that it has not sent
   if (end_cluster) (void)context.session().cluster().shutdown();  // an error is ignored: the cluster may be gone
   return code;
 }
