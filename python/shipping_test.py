@@ -82,7 +82,7 @@ def test_a_package_that_unpacks_too_large_is_refused(tmp_path, monkeypatch):
 
 def test_a_package_with_too_many_entries_is_refused_before_any_write(tmp_path, monkeypatch):
     monkeypatch.setattr(shipping, "MAX_ENTRIES", 10)
-    with pytest.raises(RuntimeEnvSetupError, match="11 files and folders"):
+    with pytest.raises(RuntimeEnvSetupError, match="more than 10 files and folders"):
         shipping.unpack(zip_with("deep/" * 10 + "a"), tmp_path / "out")
     many = io.BytesIO()
     with zipfile.ZipFile(many, "w") as archive:
@@ -94,6 +94,31 @@ def test_a_package_with_too_many_entries_is_refused_before_any_write(tmp_path, m
         shipping.unpack(many, tmp_path / "out")
     assert loaded == []  # refused by its own count, before a description of each entry is loaded
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(RuntimeEnvSetupError, match="a path of 6001 characters"):
+        shipping.unpack(zip_with("a/" * 3000 + "a"), tmp_path / "out")
+
+
+def test_files_of_one_folder_count_their_parents_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "MAX_ENTRIES", 10)
+    files = io.BytesIO()
+    with zipfile.ZipFile(files, "w") as archive:
+        for i in range(7):
+            archive.writestr(f"a/b/c/{i}", "")
+    assert shipping.unpack(files, tmp_path / "out") == 0
+
+
+def test_a_working_dir_with_too_many_entries_is_refused_where_it_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "MAX_ENTRIES", 10)
+    (tmp_path / "a").mkdir()
+    for i in range(9):
+        (tmp_path / "a" / str(i)).touch()
+    assert len(environment.chosen(tmp_path, [], "working_dir")) == 9
+    (tmp_path / "b").touch()
+    with pytest.raises(RuntimeEnvSetupError, match="11 files and folders"):
+        environment.chosen(tmp_path, [], "working_dir")
 
 
 def test_a_package_that_is_damaged_in_the_middle_leaves_no_folder(tmp_path):

@@ -302,7 +302,7 @@ def test_a_consumer_that_died_takes_no_item(queue, call):
     ray.kill(dead)
     with pytest.raises(ActorDiedError):
         ray.get(taking, timeout=GUARD_S)
-    wait_until(lambda: in_queue(q, lambda self: not session().has_caller(self._getters[0][0])), GUARD_S, "the consumer's death")
+    wait_until(lambda: not in_queue(q, lambda self: session().has_caller(*self._getters.values())), GUARD_S, "the consumer's death")
     taking = alive.consume.remote(q)
     q.put("kept")
     assert ray.get(taking, timeout=GUARD_S) == "kept"
@@ -318,6 +318,17 @@ def test_a_cancelled_get_takes_no_item(queue):
         ray.get(waiting, timeout=GUARD_S)
     q.put("kept")
     assert q.get(timeout=GUARD_S) == "kept"
+
+
+def test_calls_that_end_by_their_timeout_leave_no_entry(queue):
+    q = queue(1)
+    with pytest.raises(Empty):
+        q.get(timeout=0.01)
+    q.put("only")
+    with pytest.raises(Full):
+        q.put("late", timeout=0.01)
+    assert in_queue(q, lambda self: (len(self._getters), len(self._putters))) == (0, 0)
+    assert q.get() == "only"
 
 
 def test_a_bounded_queue_holds_its_producer_back(queue):

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import types
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shoal._core.process import session, state
@@ -204,6 +204,12 @@ def _checked(files: list[tuple[Path, str]], source: Path, what: str) -> list[tup
     if size > shipping.MAX_BYTES:
         raise RuntimeEnvSetupError(
             f"{what} of runtime_env, {source}, has {size >> 20} MiB; {shipping.MAX_BYTES >> 20} are allowed",
+            hint="list files that processes do not need in excludes",
+        )
+    entries = len({path for _, name in files for path in (PurePosixPath(name), *PurePosixPath(name).parents[:-1])})
+    if entries > shipping.MAX_ENTRIES:
+        raise RuntimeEnvSetupError(
+            f"{what} of runtime_env, {source}, has {entries} files and folders; {shipping.MAX_ENTRIES} are allowed",
             hint="list files that processes do not need in excludes",
         )
     return files

@@ -47,7 +47,8 @@ __all__ = [
 
 ENVIRONMENT = "SHOAL_PACKAGES"  # {"store": the sender's folder of copies, "of": {path: package}}
 MAX_BYTES = 500 << 20  # for one folder, as in Ray
-MAX_ENTRIES = 200_000  # files and folders of one zip file, each parent of an entry counted with it
+MAX_ENTRIES = 200_000  # files and folders of one zip file
+_MAX_PATH = 4096  # Linux opens no longer path, and the parents of a very long one would fill memory
 _DESCRIPTION = 1 << 10  # most bytes of an entry's description, on average
 _PART = 512 << 10  # same as in actors/protocol/wire/packages.h
 _ATTEMPTS = 5
@@ -101,18 +102,23 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
         with open(file, "rb") as opened:
             return unpack(opened, into)
     with _opened(file) as archive:
-        size = entries = 0
+        size = 0
+        paths: set[PurePosixPath] = set()
         for entry in archive.infolist():
             name, kind = PurePosixPath(entry.filename), stat.S_IFMT(entry.external_attr >> 16)
             if name.is_absolute() or ".." in name.parts or kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = f"{entry.filename!r}, which is a link or would lie outside of the target folder"
                 raise RuntimeEnvSetupError(f"a zip file of runtime_env has a forbidden entry: {what}")
+            if len(entry.filename) > _MAX_PATH:
+                raise RuntimeEnvSetupError(
+                    f"a zip file of runtime_env has a path of {len(entry.filename)} characters; {_MAX_PATH} are allowed"
+                )
             size += entry.file_size
-            entries += len(name.parts)
+            paths.update((name, *name.parents[:-1]))
+            if len(paths) > MAX_ENTRIES:
+                raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to more than {MAX_ENTRIES} files and folders")
         if size > MAX_BYTES:
             raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {size >> 20} MiB; {MAX_BYTES >> 20} are allowed")
-        if entries > MAX_ENTRIES:
-            raise RuntimeEnvSetupError(f"a zip file of runtime_env unpacks to {entries} files and folders; {MAX_ENTRIES} are allowed")
         with removed_on_failure(into):
             into.mkdir(parents=True, exist_ok=True)
             for entry in archive.infolist():

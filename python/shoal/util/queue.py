@@ -119,8 +119,9 @@ class _QueueActor:
     def __init__(self, maxsize: int):
         self._maxsize = maxsize
         self._items: deque[Any] = deque()
-        self._getters: deque[tuple[Any, asyncio.Future]] = deque()  # calls that wait for an item; never while there are items
-        self._putters: deque[tuple[Any, asyncio.Future]] = deque()  # items that wait for room
+        # In the order of their calls. A call that ends, also by its timeout, leaves its entry in neither.
+        self._getters: dict[asyncio.Future, Any] = {}  # calls that wait for an item; never while there are items
+        self._putters: dict[asyncio.Future, Any] = {}  # items that wait for room
 
     def qsize(self) -> int:
         return len(self._items)
@@ -133,13 +134,16 @@ class _QueueActor:
 
     async def put(self, item, timeout=None) -> None:
         added: asyncio.Future = asyncio.get_running_loop().create_future()
-        self._putters.append((item, added))
+        self._putters[added] = item
         self._settle()
-        await self._within(added, timeout, Full)
+        try:
+            await self._within(added, timeout, Full)
+        finally:
+            self._putters.pop(added, None)
 
     async def get(self, timeout=None):
         given: asyncio.Future = asyncio.get_running_loop().create_future()
-        self._getters.append((current_call().incoming, given))
+        self._getters[given] = current_call().incoming
         self._settle()
         try:
             return await self._within(given, timeout, Empty)
@@ -148,6 +152,8 @@ class _QueueActor:
                 self._items.appendleft(given.result())
                 self._settle()
             raise
+        finally:
+            self._getters.pop(given, None)
 
     def put_nowait(self, item) -> None:
         self.put_nowait_batch([item])
@@ -177,7 +183,8 @@ class _QueueActor:
         """Gives items to the calls that wait for them, and adds items that wait for room. An item goes to no process that is gone."""
         while True:
             if self._getters and self._items:
-                call, given = self._getters.popleft()
+                given = next(iter(self._getters))
+                call = self._getters.pop(given)
                 if given.done():  # at its timeout, or cancelled
                     continue
                 if session().has_caller(call):
@@ -185,7 +192,8 @@ class _QueueActor:
                 else:
                     given.set_exception(Empty("the process that asked for an item is gone"))
             elif self._putters and self._has_room(1):
-                item, added = self._putters.popleft()
+                added = next(iter(self._putters))
+                item = self._putters.pop(added)
                 if not added.done():
                     self._items.append(item)
                     added.set_result(None)
