@@ -86,7 +86,7 @@ TEST(Messages, ASubmissionComesBackWithItsRow) {
   JobSpec spec;
   spec.submission = row.submission;
   EXPECT_EQ(from_bytes<JobSpec>(to_bytes(spec)).value().submission, row.submission);
-  spec.submission.metadata["large"] = std::string(Submission::kMaxText, 'x');
+  spec.submission.runtime_env = std::string(Submission::kMaxText + 1, 'x');
   EXPECT_FALSE(from_bytes<JobSpec>(to_bytes(spec)));
 }
 

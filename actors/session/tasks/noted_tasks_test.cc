@@ -31,14 +31,14 @@ TEST_F(NotedTaskPoolTest, EachAttemptIsNoted) {
   EXPECT_EQ(outcome(a), "<a>");
   const auto reported = over();
   ASSERT_EQ(reported.size(), 2u);
-  EXPECT_EQ(reported[1].number, std::uint64_t{1} << kPoolTaskBits);
-  EXPECT_EQ(reported[1].error, "WORKER_DIED");
-  EXPECT_EQ(reported[1].actor, kA);
-  EXPECT_EQ(reported[1].end_unix_us - reported[1].start_unix_us, 1'000'000);
-  EXPECT_EQ(reported[0].number, task_number(reported[1].number, 1));
-  EXPECT_EQ(reported[0].state, TaskState::kFinished);
-  EXPECT_EQ(reported[0].actor, kB);
-  EXPECT_EQ(reported[0].end_unix_us - reported[0].start_unix_us, 3'000'000);
+  EXPECT_EQ(reported[0].number, std::uint64_t{1} << kPoolTaskBits);
+  EXPECT_EQ(reported[0].error, "WORKER_DIED");
+  EXPECT_EQ(reported[0].actor, kA);
+  EXPECT_EQ(reported[0].end_unix_us - reported[0].start_unix_us, 1'000'000);
+  EXPECT_EQ(reported[1].number, task_number(reported[0].number, 1));
+  EXPECT_EQ(reported[1].state, TaskState::kFinished);
+  EXPECT_EQ(reported[1].actor, kB);
+  EXPECT_EQ(reported[1].end_unix_us - reported[1].start_unix_us, 3'000'000);
 }
 
 TEST_F(NotedTaskPoolTest, AnUnbegunTaskIsNoAttempt) {
