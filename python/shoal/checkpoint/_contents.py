@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 @dataclass(frozen=True)
 class Contents:
     """``tensors``: by name, the parameters as the optimizer holds them, and persistent buffers; ``tied``: further name -> name of tied
-    tensors. ``by_rank``: the names of a module's buffers, such as running means, which may differ by rank: rank 0's are saved.
-    ``extra``: by name, a module's extra state as JSON, with names instead of its ``extra_tensors``. ``setters``: by the same names, the
-    functions that take it back."""
+    tensors. ``by_rank``: the names of what may differ by rank, such as running means: a module's buffers and extra state, and of a
+    module's state dict all tensors that are no ``Parameter``. Rank 0's are saved. ``extra``: by name, a module's extra state as
+    JSON, with names instead of its ``extra_tensors``. ``setters``: by the same names, the functions that take it back. ``inner``: takes
+    what the model's wrappers add out of a name."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
@@ -32,12 +33,15 @@ class Contents:
     extra: dict[str, Any] = field(default_factory=dict)
     extra_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     setters: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+    inner: Callable[[str], str] = str  # a state dict has no wrappers that are known
 
 
 def contents_of(model: Model) -> Contents:
     """``model``: a module, or a state dict, perhaps nested. Raises Unimplemented for other values than tensors in a state dict."""
     if not isinstance(model, nn.Module):
-        return _of_tensors(_flat(model))
+        flat = list(_flat(model))
+        by_rank = frozenset(name for name, t, of_module in flat if of_module and not isinstance(t, nn.Parameter))
+        return replace(_of_tensors({name: t for name, t, _ in flat}), by_rank=by_rank)
     inner = _inner_names(model)
     setters = {}
     for name, m in model.named_modules(remove_duplicate=False):
@@ -51,7 +55,7 @@ def contents_of(model: Model) -> Contents:
     found = _of_tensors(entries)
     buffers = frozenset(name for name, t in found.tensors.items() if not isinstance(t, nn.Parameter) and not hasattr(t, "local_shards"))
     setters = {name: setters[name] for name in extra}
-    return Contents(found.tensors, found.tied, buffers, extra, extra_tensors, setters)
+    return Contents(found.tensors, found.tied, buffers | {*extra_tensors}, extra, extra_tensors, setters, inner)
 
 
 def _of_tensors(entries: Mapping[str, Any]) -> Contents:
@@ -69,13 +73,16 @@ def _of_tensors(entries: Mapping[str, Any]) -> Contents:
     return Contents(tensors, tied)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: Mapping[str, Any], prefix: str = "", of_module: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """Yields names and values, and for each if a module's ``state_dict()`` has it, whose parameters and buffers look alike."""
+    of_module = of_module or hasattr(values, "_metadata")  # torch's mark
     for key, value in values.items():
         if not isinstance(key, str):
             raise InvalidArgument(f"{prefix}{key!r} in the state dict is no name", hint="a state dict has names of tensors as keys")
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
-    return flat
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.", of_module)
+        else:
+            yield prefix + key, value, of_module
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> list[list[str]]:

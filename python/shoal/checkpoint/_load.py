@@ -142,8 +142,10 @@ class _Loading:
             saved = manifest.tensors[name]
             whole[name] = self.reader.want_new(name, saved, ((0,) * len(saved.shape), saved.shape))
         self.extra = {name: decode(v, whole) for name, v in manifest.extra.items()}  # the tensors get their values when they are read
-        for of, group in zip(self.names, self.optimizer.param_groups if self.names else [], strict=True):
-            on_device = bool(group.get("capturable") or group.get("fused"))  # also scalars, such as the step's number
+        groups = zip(manifest.groups, self.optimizer.param_groups, strict=True) if self.optimizer is not None else []
+        for of, (restored, group) in zip(self.names, groups, strict=True):
+            options = {**group, **restored.options}  # as the group has them after the load
+            on_device = bool(options.get("capturable") or options.get("fused"))  # also scalars, such as the step's number
             for name in of:
                 saved = manifest.optimizer_state.get(name, {})
                 self.moments[name] = {key: self._moment(name, key, v, self.tensors[name], on_device) for key, v in saved.items()}
@@ -156,9 +158,11 @@ class _Loading:
         present = self.optimizer.state.get(p, {}).get(key)
         if not isinstance(present, torch.Tensor) or (tuple(present.size()), present.dtype) != (saved.shape, dtype):
             present = None
-        if saved.shape and saved.shape == tuple(p.size()) and saved.sharding != PLAIN:
+        of_parameter = self.manifest.tensors[self.manifest.tied.get(name, name)].sharding
+        apart = saved.sharding == PLAIN != of_parameter  # a plain state of a sharded parameter
+        if saved.shape and saved.shape == tuple(p.size()) and not apart:
             filled = present if self.streaming and present is not None else torch.zeros_like(p, dtype=dtype, requires_grad=False)
-        elif (placements := _placements(saved, p, present, self.manifest.world_size)) is not None:
+        elif not apart and (placements := _placements(saved, p, present)) is not None:
             filled = zeros_on_mesh(saved.shape, dtype, p.device_mesh, placements)
         else:
             filled = torch.empty(saved.shape, dtype=dtype, device=p.device if saved.shape or on_device else "cpu")
@@ -197,15 +201,15 @@ def _like(value: Any, current: Any) -> Any:
     return tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
 
 
-def _placements(saved: Tensor, p: torch.Tensor, present: torch.Tensor | None, world_size: int) -> tuple[Placement, ...] | None:
+def _placements(saved: Tensor, p: torch.Tensor, present: torch.Tensor | None) -> tuple[Placement, ...] | None:
     """Returns the placements of an optimizer's state that has another shape than its parameter, such as a scale for each row, on the
     parameter's mesh; None for a plain tensor. ``present``: the one that the optimizer has, if any."""
-    if not isinstance(p, DTensor) or not saved.shape or saved.sharding == PLAIN:
+    if not isinstance(p, DTensor) or not saved.shape:
         return None
     if present is not None:
         return present.placements if isinstance(present, DTensor) and present.device_mesh == p.device_mesh else None
-    if world_size == 1 and "Shard" not in saved.sharding and len(saved.shape) != p.dim():
-        return None  # one plain process has saved it, whose checkpoint has no meshes
+    if "Shard" not in saved.sharding and len(saved.shape) != p.dim():
+        return None  # one process, and earlier releases, called their plain states replicated
     dims = [s.dim for s in p.placements if hasattr(s, "dim")]
     in_rows = all(dim < len(saved.shape) and saved.shape[dim] == p.size(dim) for dim in dims)
     return tuple(p.placements) if in_rows else (Replicate(),) * p.device_mesh.ndim
@@ -214,9 +218,14 @@ def _placements(saved: Tensor, p: torch.Tensor, present: torch.Tensor | None, wo
 def _with_names_of(contents: Contents, manifest: Manifest) -> Manifest:
     """Returns the manifest with the model's names, if its own differ from them only by what wrappers add. So a model's state dict and the
     model load each other's checkpoints."""
-    ours = without_wrappers([*contents.tensors, *contents.tied, *contents.extra])
-    theirs = {name: short for short, name in without_wrappers([*manifest.tensors, *manifest.tied, *manifest.extra]).items()}
-    names = {name: ours.get(short, name) for name, short in theirs.items()}
+    of_model = [*contents.tensors, *contents.tied, *contents.extra]
+    names = {name: name for name in (*manifest.tensors, *manifest.tied, *manifest.extra)}
+    if not names.keys() >= {*of_model}:  # earlier releases left the names of wrappers inside of the model in
+        inner = {name: contents.inner(name) for name in names}
+        names = inner if len({*inner.values()}) == len(names) else names
+    ours = without_wrappers(of_model)
+    theirs = {name: short for short, name in without_wrappers(names.values()).items()}
+    names = {name: ours.get(theirs[to], to) for name, to in names.items()}
     if all(name == to for name, to in names.items()):
         return manifest
     return replace(

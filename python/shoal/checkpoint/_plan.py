@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal._native import Checksum
 from shoal._objects.tensors import is_wrapper
 from shoal.checkpoint._contents import Contents, parameter_names
-from shoal.checkpoint._manifest import DTYPES, Group, Manifest, Tensor
+from shoal.checkpoint._manifest import CHUNK, DTYPES, Group, Manifest, Tensor
 from shoal.checkpoint._memory import plain
 from shoal.checkpoint._ranks import Ranks, elsewhere, is_first_replica, is_sharded, parts_of, sharding_of
 from shoal.checkpoint._shards import Layout, Part, lay_out
@@ -62,21 +64,39 @@ class Plan:
                 },
             }
         self.manifest = Manifest(ranks.size, "", tied=contents.tied, state=state or {}, info=info or {}, **content)
-        self.facts = _facts(self.manifest, places, contents.by_rank) if ranks.size > 1 else {}
+        self.facts = _facts(self.manifest, places, contents.by_rank, ranks) if ranks.size > 1 else {}
 
 
-def _facts(manifest: Manifest, places: list[_Place], by_rank: frozenset[str]) -> dict[str, str]:
-    """By name: what each tensor is, the values of plain ones, and all other values. A rank reads its plain tensors for it."""
-    facts = {name: f"{t.dtype}{list(t.shape)} {t.sharding}" for name, t in manifest.all_tensors()}
+def _facts(manifest: Manifest, places: list[_Place], by_rank: frozenset[str], ranks: Ranks) -> dict[str, str]:
+    """By name: what each tensor is, the values of plain ones but ``by_rank``, and all other values. A rank reads its plain tensors for it,
+    but frozen parameters only once."""
+    facts = dict.fromkeys(manifest.extra, "extra state")
+    facts |= {name: f"{t.dtype}{list(t.shape)} {t.sharding}" for name, t in manifest.all_tensors()}
     for p in places:
         if not is_sharded(p.tensor) and p.name not in by_rank:
-            facts[p.name] += f" {_digest(p.tensor)}"
+            facts[p.name] += f" {_digest_of(p.tensor, ranks)}"
     for name, of in manifest.optimizer_state.items():
         facts |= {f"{name}/{key}": json.dumps(v) for key, v in of.items() if not isinstance(v, Tensor)}
     for index, group in enumerate(manifest.groups):
         facts[f"the optimizer's group {index}"] = json.dumps(group.parameters)
         facts |= {f"{key} of the optimizer's group {index}": json.dumps(v) for key, v in group.options.items()}
-    return facts | {name: json.dumps(v, sort_keys=True) for name, v in manifest.extra.items()} | {"the optimizer": manifest.optimizer}
+    return facts | {"the optimizer": manifest.optimizer}
+
+
+_digests = WeakTensorKeyDictionary()  # by frozen parameter: all that its digest follows from, and the digest
+
+
+def _digest_of(t: torch.Tensor, ranks: Ranks) -> str:
+    """Returns a digest of the values. Keeps a frozen parameter's: version counters do not count the writes of Shoal's optimizers to their
+    states. Other ranks get new digests, because a new rank has none that ``p.data`` has made stale."""
+    if not isinstance(t, torch.nn.Parameter) or t.requires_grad or t.is_inference():
+        return _digest(t)
+    facts = (ranks.group, t.data_ptr(), t._version, t.shape, t.stride(), t.dtype)
+    kept, digest = _digests.get(t, (None, ""))
+    if kept != facts:
+        digest = _digest(t)
+        _digests[t] = facts, digest
+    return digest
 
 
 def _digest(t: torch.Tensor) -> str:
@@ -85,8 +105,22 @@ def _digest(t: torch.Tensor) -> str:
     if not t.numel():
         return ""
     checksum = Checksum()
-    checksum.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    for block in _blocks(t.detach()):
+        checksum.update(block.view(torch.uint8).numpy())
     return checksum.hexdigest()
+
+
+def _blocks(t: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the elements in row-major order, as contiguous tensors of one dim on the CPU. A copy has ``CHUNK`` bytes at most."""
+    if t.is_contiguous():
+        flat = t.as_strided((t.numel(),), (1,))  # a view keeps the odd stride of a single element
+        yield from [flat] if t.is_cpu else (block.cpu() for block in flat.split(CHUNK // t.element_size()))
+    elif t.nbytes <= CHUNK:
+        yield t.contiguous().cpu().view(-1)
+    else:
+        rows = CHUNK // t[0].nbytes
+        for part in t.split(rows) if rows else t.unbind():
+            yield from _blocks(part)
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> list[tuple[str, torch.Tensor]]:

@@ -160,8 +160,9 @@ def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     ``path``: a folder that all ranks see, or an address of fsspec such as ``s3://bucket/run``. ``model``: a module, plain or sharded by
     ``shoal.fsdp.fully_shard`` or torch's, or a state dict of tensors, DTensors or ShardedTensors. Every rank of a sharded model must call
     it with the same arguments; each writes its part. Plain tensors, and options and numbers of the optimizer, have to be the same on all
-    ranks; of a module's buffers rank 0's are saved. If a model is not sharded (DDP), one rank may call it, or several, which take turns on
-    a local disk. ``state``: further values for resuming, of JSON's types; rank 0's are saved.
+    ranks; of a module's buffers and extra state, and plain tensors of its ``state_dict()``, rank 0's are saved. If a model is not sharded
+    (DDP), one rank may call it, or several, which take turns on a local disk. ``state``: further values for resuming, of JSON's types; rank
+    0's are saved.
     Waits for a save of ``save_async`` that is under way, and raises its error.
     After a crash or a power cut the previous checkpoint remains. Only one job at a time may save to a path.
     Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data, or if ranks differ,
