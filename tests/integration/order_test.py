@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from shoal.exceptions import InvalidArgument
-from shoal.train import State, _gang
+from shoal.train import State, _gang, steps
 from shoal.train._data.batches import Feeder, Shares
-from shoal.train._data.order import Order, check_repeats, checksum
+from shoal.train._data.order import Order, check_repeats, checksum, mixed
 from shoal.train._gang import Gang
 
 NUM_SAMPLES, BATCH = 37, 8
@@ -160,11 +160,79 @@ def test_a_position_in_another_order_is_refused():
     assert state.drawn == 0
 
 
+def test_a_position_with_another_batch_size_or_dataset_is_refused_or_begins_anew():
+    def loader(samples, batch):
+        return DataLoader(TensorDataset(torch.arange(samples)), batch_size=batch, shuffle=True)
+
+    state = State(seed=3)
+    for number, _ in enumerate(steps(loader(NUM_SAMPLES, BATCH), state), 1):
+        if number == 3:
+            break
+    saved = state.state_dict()
+    # In an epoch of 2 batches, the position is behind the end.
+    for samples, batch in ((NUM_SAMPLES, 4), (NUM_SAMPLES, 20), (NUM_SAMPLES + 1, BATCH)):
+        state = State(seed=3)
+        state.load_state_dict(saved)
+        with pytest.raises(
+            InvalidArgument, match=rf"size \(now {batch}\), the dataset \(now {samples} samples\).*RandomSampler"
+        ) as refused:
+            list(steps(loader(samples, batch), state))
+        assert "state.batch = state.drawn = 0" in refused.value.hint
+        state = State(seed=3)
+        state.load_state_dict(saved)
+        state.batch = state.drawn = 0
+        assert sorted(i for b in steps(loader(samples, batch), state) for i in b[0].tolist()) == list(range(samples))
+
+
+def test_a_position_at_the_end_of_an_epoch_goes_on_with_the_next_one():
+    loader = loader_of(of_torch())
+    whole = list(Order(loader, 0, 0))
+    drawn = 0
+    for batch in whole:
+        drawn = checksum(drawn, batch)
+    assert Feeder(loader, 0, 0, len(whole), drawn, ONE_WORKER).next() is None
+
+
+def test_generators_that_former_releases_seeded_keep_their_seeds():
+    class Both(Sampler):
+        def __init__(self):
+            self.more, self.generator = torch.Generator(), torch.Generator()
+
+        def __iter__(self):
+            self.drawn = [int(torch.randint(1 << 40, (), generator=g)) for g in (self.generator, self.more)]
+            return iter(torch.randperm(NUM_SAMPLES, generator=self.generator).tolist())
+
+        def __len__(self):
+            return NUM_SAMPLES
+
+    sampler = Both()
+    loader = DataLoader(TensorDataset(torch.arange(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler, generator=torch.Generator())
+    batches = epoch_of(loader, 2)
+    former = torch.Generator().manual_seed(mixed(0, 2))
+    assert sampler.drawn[0] == int(torch.randint(1 << 40, (), generator=former)) != sampler.drawn[1]
+    assert [i for b in batches for i in b] == torch.randperm(NUM_SAMPLES, generator=former).tolist()
+
+
+def test_workers_of_a_fixed_size_start_no_node_to_compare_their_orders(monkeypatch):
+    state = State()
+    state.gang = gang = Gang(state)
+    gang.size = 2
+    monkeypatch.setattr(gang, "_connect", lambda: pytest.fail("the loop connects the workers by itself"))
+    loader = loader_of(of_torch())
+    assert len(list(steps(loader, state))) == len(loader)
+    compared = []
+    monkeypatch.setattr(gang, "_reduce", lambda t, dtype, op: compared.append(op))
+    gang._communicator = object()  # state.mean has made one
+    state.drawn = 0
+    gang.agree(0)
+    assert compared == ["max"]
+
+
 def test_workers_with_different_orders_stop(monkeypatch):
     state = State()
     state.loader, state.drawn, state.step = loader_of(Counts()), 7, 1
     gang = Gang(state)
-    gang.size = 2
+    gang.size, gang._communicator = 2, object()
     others = torch.tensor([0, 8, -8])
     monkeypatch.setattr(gang, "_reduce", lambda t, dtype, op: t.copy_(torch.maximum(t, others)))
     with pytest.raises(InvalidArgument, match=r"the workers have drawn different batches before step 2.*sampler Counts"):

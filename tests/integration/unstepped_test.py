@@ -29,12 +29,10 @@ def test_gradients_wait_until_the_optimizer_steps_or_they_are_dropped(set_to_non
     model, optimizer, unstepped = setting()
     assert not unstepped.any()
     for _ in range(2):
-        unstepped.begin_batch()
         backward(model)
         assert unstepped.any()
     optimizer.step()
     assert not unstepped.any()  # although the gradients are there until the next batch drops them
-    unstepped.begin_batch()
     optimizer.zero_grad(set_to_none=set_to_none)
     backward(model)
     assert unstepped.any()
@@ -46,7 +44,6 @@ def test_each_optimizer_uses_its_own_gradients():
     other = nn.Linear(3, 1)
     often = torch.optim.SGD(other.parameters(), lr=0.1)
     model, optimizer, unstepped = setting(other=other, often=often)
-    unstepped.begin_batch()
     backward(model)
     backward(other)
     often.step()
@@ -63,6 +60,81 @@ def test_gradients_of_no_optimizer_do_not_wait():
     backward(model)
     assert Unstepped(State(model=model)).any() is True  # the loop has no optimizer, and writes to parameters by itself
     assert optimizer is not None
+
+
+def test_optimizers_may_alternate_and_end():
+    other = nn.Linear(3, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    model, optimizer, unstepped = setting(other=other, second=second)
+    for m, o in ((model, optimizer), (other, second), (model, optimizer), (model, optimizer)):
+        o.zero_grad()
+        backward(m)
+        assert unstepped.any()
+        o.step()
+        assert not unstepped.any()  # the other one's gradients are there still, and used
+    backward(other)
+    assert unstepped.any()  # it adds to used gradients
+
+
+def test_a_gradient_behind_the_step_waits():
+    model, optimizer, unstepped = setting()
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(model)
+    assert unstepped.any()
+
+
+class Wrapper:
+    """An object with an optimizer, which is none itself."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, saved):
+        self.optimizer.load_state_dict(saved)
+
+
+def test_a_gradient_that_no_wrapped_optimizer_has_does_not_wait():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    unstepped = Unstepped(State(model=model, wrapped=Wrapper(optimizer)))
+    backward(model)
+    assert unstepped.any()
+    optimizer.step()
+    assert not unstepped.any()
+
+
+def sharded_root(**more):
+    """Stands for the root of a sharded model, between two steps."""
+    values = {"forwards": [], "units": [], "unstepped": False, "window_open": True, "versions": lambda: [4]}
+    return SimpleNamespace(**values | {"ending": SimpleNamespace(waiting=None)} | more)
+
+
+@pytest.mark.parametrize(
+    ("found", "waits"),
+    [
+        ({}, False),
+        ({"unstepped": True}, True),
+        ({"units": [SimpleNamespace(parameters=[SimpleNamespace(gradient=SimpleNamespace(kept=True))])]}, True),
+        ({"ending": SimpleNamespace(waiting=object())}, True),
+        ({"window_open": False, "forwards": [SimpleNamespace(versions=[4])]}, True),
+        ({"window_open": False, "forwards": [SimpleNamespace(versions=[3])]}, False),  # a step has ended its version
+        ({"forwards": [SimpleNamespace(versions=[4])]}, False),
+    ],
+)
+def test_a_sharded_model_waits_for_all_of_its_backward_passes(found, waits):
+    model, optimizer, unstepped = setting()
+    backward(model)
+    optimizer.step()
+    state = SimpleNamespace(root=sharded_root(**found))
+    for p in model.parameters():
+        p._shoal_state = state
+    unstepped._sharded = [state]
+    assert unstepped.any() == waits
 
 
 def test_a_change_that_waits_long_prints_why(monkeypatch, capsys):

@@ -153,8 +153,6 @@ class Gang:
     def begin_part(self, given: Given) -> None:
         """Prepares the backward pass of a part, and the random number generators, which do not depend on the worker that runs the part."""
         shares, state = self.shares, self._state
-        if given.part == shares.mine[0]:
-            self._unstepped.begin_batch()
         share = given.samples * shares.of / given.global_samples
         if self.parts is None:
             self._weigh(None if self.size == 1 else share, None)
@@ -196,8 +194,10 @@ class Gang:
         return t.tolist()
 
     def agree(self, own: int) -> int:
-        """Returns the maximum of the workers' words. Raises InvalidArgument on all of them if they have drawn different batches so far."""
-        if self.size == 1:
+        """Returns the maximum of the workers' words. Raises InvalidArgument on all of them if they have drawn different batches so far.
+
+        A training of a fixed size starts no node for this: there the workers compare only once ``sum`` has connected them."""
+        if self.size == 1 or (self._communicator is None and not _Here.elastic):
             return own
         self._words[:] = torch.tensor([own, self._state.drawn, -self._state.drawn])
         self._reduce(self._words, "int64", "max")

@@ -34,7 +34,8 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_st
     The sampler's order depends on ``state.seed`` and the epoch alone: generators that the sampler holds, or its class, get a state of their
     own for each epoch, as the global ones do. Generators are those of ``random``, NumPy and torch.
     Raises InvalidArgument for another loader than a DataLoader over a dataset with indices, and for a second loader with one State. Raises
-    it, too, for a sampler whose order depends on more: at the first batch if the workers may change, else once the orders differ.
+    it, too, for a sampler whose order depends on more: at the first batch if the workers may change. In other trainings it compares the
+    workers' orders at the begin of each epoch, once ``State.mean`` has connected the workers.
     """
     return _iterate(_checked(loader, state, epochs, max_steps))
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.optimizers import replace_by_sharded
@@ -21,33 +22,42 @@ _LONG_WAIT = 100  # batches for which a change waits, before a worker prints why
 
 
 class Unstepped:
-    """Knows which optimizers have used their gradients. A state without an optimizer has a loop that writes to parameters by itself: there
+    """Knows which gradients a step has used: those that nothing has written to since. If the state has no optimizer, perhaps because an
+    object of it wraps one, the optimizers are all those that have ever stepped. Without any, the loop writes to parameters by itself: there
     every gradient waits until it is dropped, or zero."""
 
     def __init__(self, state: State):
         self._state = state
         self._waited = 0  # batches for which a change has waited
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # since the present batch began
-        stepped = self._stepped
-        hook = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.add(optimizer))  # for all optimizers: wrappers have no hooks
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._used = WeakTensorKeyDictionary()  # gradient -> its version at the last step that used it
+        stepped, used = self._stepped, self._used
+
+        def record(optimizer: Optimizer, *_) -> None:
+            stepped.add(optimizer)
+            for p in _parameters_of(optimizer):
+                if p.grad is not None:
+                    used[p.grad] = _version(p.grad)
+
+        hook = register_optimizer_step_post_hook(record)  # for all optimizers: wrappers have no hooks
         weakref.finalize(self, hook.remove)
         modules = (m for model in sharded_models(state) for m in model.modules())
         self._sharded = list(dict.fromkeys(s for s in map(state_of, modules) if s is not None))
 
-    def begin_batch(self) -> None:
-        self._stepped.clear()
-
     def any(self) -> bool:
         """Returns True if this worker has a gradient that is not zero, and that no step has used, or the graph of one that will come."""
-        optimizers = [o for o in self._state.objects.values() if isinstance(o, Optimizer)]
         roots: list[Root] = list({id(s.root): s.root for s in self._sharded if s.root is not None}.values())
-        fresh = any(root.unstepped for root in roots)  # a backward pass has ended behind the last step
-        if optimizers and not fresh and all(o in self._stepped for o in optimizers):
+        return any(_is_incomplete(root) for root in roots) or any(self._waits(p) for p in self._parameters())
+
+    def _waits(self, p: torch.Tensor) -> bool:
+        g = p.grad
+        if g is None:
             return False
-        if any(root.forwards or any(p.gradient.kept for u in root.units for p in u.parameters) for root in roots):
-            return True
-        used = set() if fresh else {id(p) for o in self._stepped for p in _parameters_of(o)}
-        return any(_has_gradient(p) for p in self._parameters(optimizers) if id(p) not in used)
+        root = getattr(getattr(p, "_shoal_state", None), "root", None)
+        written = root is not None and root.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
+        if not written and self._used.get(g) == _version(g):
+            return False
+        return bool(_local(g).any())
 
     def count_wait(self, waits: bool, prints: bool) -> None:
         """Called at each boundary without a change. ``waits``: a change is ready."""
@@ -56,12 +66,14 @@ class Unstepped:
             text = f"a change of the workers has waited for optimizer.step() for {_LONG_WAIT} batches: no step has used their gradients"
             print(f"shoal: {text}", file=sys.stderr)
 
-    def _parameters(self, optimizers: list[Optimizer]) -> Iterator[torch.Tensor]:
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        objects = self._state.objects.values()
+        optimizers = [o for o in objects if isinstance(o, Optimizer)] or list(self._stepped)
         for o in optimizers:
             replace_by_sharded(o)
             yield from _parameters_of(o)
         if not optimizers:
-            for module in (o for o in self._state.objects.values() if isinstance(o, nn.Module)):
+            for module in (o for o in objects if isinstance(o, nn.Module)):
                 yield from module.parameters()
 
 
@@ -69,6 +81,17 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
-def _has_gradient(p: torch.Tensor) -> bool:
-    gradient = p.grad._local_tensor if isinstance(p.grad, DTensor) else p.grad
-    return gradient is not None and bool(gradient.any())
+def _is_incomplete(root: Root) -> bool:
+    """Returns True if gradients wait for a reduction, or a forward for its backward. A forward before the last step has none any more."""
+    if root.ending.waiting is not None or any(p.gradient.kept for u in root.units for p in u.parameters):
+        return True
+    return not root.window_open and any(f.versions == root.versions() for f in root.forwards)
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+
+
+def _version(gradient: torch.Tensor) -> int:
+    """A number that grows with each write by torch's operators, to the gradient or, for a DTensor, to its local tensor."""
+    return gradient._version + _local(gradient)._version

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.train._data.order import Order, checksum, mixed, other_order
+from shoal.train._data.order import Order, checksum, mixed, other_position
 from shoal.train._state import seed_all
 
 
@@ -103,10 +103,10 @@ class _Parts:
         self.sizes: deque[tuple[int, int, int, int]] = deque()
 
     def __iter__(self) -> Iterator[list]:
-        drawn = 0
+        drawn = number = 0
         for number, indices in enumerate(Order(self._loader, self._seed, self._epoch)):
             if number == self._first > 0 and self._drawn not in (0, drawn):
-                raise other_order(self._loader, f"the first {number} batches of epoch {self._epoch} are not those of the training so far")
+                raise other_position(self._loader, self._first, self._epoch)
             drawn = checksum(drawn, indices)
             if number < self._first or not indices:
                 continue
@@ -119,6 +119,8 @@ class _Parts:
                     given = _Indices(given)
                     given.seed = mixed(self._seed, self._epoch, number, part)
                 yield given
+        if number < self._first and self._drawn not in (0, drawn):  # the epoch ends before the position, or at it
+            raise other_position(self._loader, self._first, self._epoch)
 
 
 class Feeder:

@@ -10,7 +10,7 @@ import sys
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from random import Random, SystemRandom
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -50,7 +50,10 @@ class Order:
         for s in samplers:
             if callable(getattr(s, "set_epoch", None)):
                 s.set_epoch(self._epoch)
-        apart = _Apart(mixed(self._seed, self._epoch), _generators_in([self._loader.generator, *samplers], self._loader.dataset))
+        named = [self._loader.generator, *(getattr(s, "generator", None) for s in samplers)]
+        alike = [g for g in named if isinstance(g, torch.Generator)]  # seeded alike, as in positions of former releases
+        held = _generators_in([*alike, self._loader.generator, *samplers], self._loader.dataset)
+        apart = _Apart(mixed(self._seed, self._epoch), held, {id(g) for g in alike})
         with apart:
             batches = iter(self._loader.batch_sampler)
         while True:
@@ -85,6 +88,17 @@ def other_order(loader: DataLoader, why: str) -> InvalidArgument:
     )
 
 
+def other_position(loader: DataLoader, first: int, epoch: int) -> InvalidArgument:
+    size, dataset = getattr(loader.batch_sampler, "batch_size", None), loader.dataset
+    length = f"{len(dataset)} samples" if isinstance(dataset, Sized) else "a dataset without length"
+    return InvalidArgument(
+        f"the first {first} batches of epoch {epoch} are not those of the training so far: samples would be lost and used twice. The batch "
+        f"size (now {'that of the batch sampler' if size is None else size}), the dataset (now {length}) or the order of the sampler "
+        f"{_name_of(loader)} has changed",
+        hint="keep batch size, dataset and sampler, or begin the epoch anew after load_state_dict: state.batch = state.drawn = 0",
+    )
+
+
 def checksum(before: int, batch: list) -> int:
     """Returns the checksum of a batch of indices that follows batches with the checksum ``before``."""
     try:
@@ -115,22 +129,23 @@ def _samplers_of(loader: DataLoader) -> list[Any]:
 
 
 def _name_of(loader: DataLoader) -> str:
-    samplers = _samplers_of(loader)
-    return type(next((s for s in samplers if not type(s).__module__.startswith("torch.")), samplers[0])).__name__
+    of_torch = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return type(next((s for s in _samplers_of(loader) if not type(s).__module__.startswith("torch.")), of_torch)).__name__
 
 
 # ---- random numbers ----
 
 
 class _Apart:
-    """Runs a sampler's code with states of its own for the global generators and for those that it holds, seeded alike on every worker."""
+    """Runs a sampler's code with states of its own for the global generators and for those that it holds, seeded alike on every worker.
+    ``alike``: the ids of those that get the seed itself; each other one gets its own."""
 
-    def __init__(self, seed: int, held: list[Any]):
+    def __init__(self, seed: int, held: list[Any], alike: set[int]):
         self._held = held
         outside = self._states()
         seed_all(seed)
         for number, generator in enumerate(held):
-            _seed(generator, mixed(seed, number) if number else seed)
+            _seed(generator, seed if id(generator) in alike else mixed(seed, number))
         self._inside = self._states()
         self._set(outside)
 
