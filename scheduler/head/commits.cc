@@ -1,5 +1,6 @@
 #include "scheduler/head/commits.h"
 
+#include <ranges>
 #include <utility>
 
 #include "actors/protocol/cluster/row_bounds.h"
@@ -21,6 +22,7 @@ void Commits::answer(actors::Effect effect, runtime::Responder responder, Result
 }
 
 std::vector<WorkerId> Commits::drop_starts(const std::function<bool(const actors::StartWorker&)>& these) {
+  for (auto& action : state_.take_actions()) effects_.emplace_back(std::move(action));  // an undo before may have started others
   std::vector<WorkerId> out;
   for (Effects* effects : {&committing_, &effects_}) {
     std::erase_if(*effects, [&](const auto& effect) {
@@ -52,7 +54,8 @@ void Commits::refuse_waiting(const Error& why) {
       }
     }
   }
-  for (auto& answer : waiting) {
+  // The latest first: room that an undo frees goes to no request that is undone next.
+  for (auto& answer : std::views::reverse(waiting)) {
     if (answer.undo) {
       answer.undo(why);
       answer.responder.fail(why);

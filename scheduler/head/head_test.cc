@@ -80,6 +80,24 @@ TEST_F(HeadTest, ARequestThatIsRefusedWhileItWaitsForTheStoreHasNoEffectLater) {
   head_->state().check_invariants();
 }
 
+TEST_F(HeadTest, ARefusedRequestDoesNotGetTheRoomOfAnother) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  store_.locked = true;
+  holds_ = true;  // records what the node is asked for
+  actors::JobSpec runs = waiting();
+  runs.resources = actors::Resources::of({{"CPU", 1}}).value();  // all of the node
+  std::array<std::optional<Result<runtime::Message>>, 3> submitted;
+  for (auto& answer : submitted) call(Method::kSubmitJob, to_bytes(runs), answer);
+  world_.run_for(3s);
+  for (const auto& answer : submitted) EXPECT_TRUE(answer && !*answer);
+  store_.locked = false;
+  world_.run_for(1s);
+  EXPECT_TRUE(std::ranges::none_of(held_, [](const auto& asked) { return asked.first == actors::number(Method::kStartWorker); }));
+  EXPECT_TRUE(jobs_kept().empty());
+  head_->state().check_invariants();
+}
+
 // If the head lost the announcement at a restart, it would take the announced end for a crash, and start the actor again.
 TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
   FakeNode node;

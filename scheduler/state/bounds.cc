@@ -16,12 +16,16 @@ namespace {
 
 // Bytes of a row's numbers and pointers, of an item of a list, and of a text besides its characters.
 constexpr std::size_t kRow = 240, kItem = 32, kText = 8;
+// A class name is shorter than other texts, since the role of its process has a word in front of it.
+constexpr std::size_t kMaxClassName = RowBounds::kMaxText - 16;
 
 std::size_t bytes_of(const std::string& text) { return text.size() + kText; }
 
+// As encoded: an amount has two words and a name that ends with a zero byte, in whole words.
 std::size_t bytes_of(const Resources& resources) {
+  constexpr std::size_t kWord = 8;
   std::size_t out = 0;
-  for (const auto& [name, units] : resources.all()) out += kItem + name.size();
+  for (const auto& [name, units] : resources.all()) out += 2 * kWord + (name.size() / kWord + 1) * kWord;
   return out;
 }
 
@@ -63,7 +67,7 @@ std::size_t row_bytes(const actors::JobRow& r) {
 }
 std::size_t row_bytes(const actors::GroupRow& r) {
   std::size_t out = sum(r.name, r.name_space, r.pending_reason, r.cause);
-  for (const auto& bundle : r.bundles) out += kItem + bytes_of(bundle);
+  for (const auto& bundle : r.bundles) out += 24 + bytes_of(bundle);  // its node, and its list with the list's tag
   return out;
 }
 
@@ -90,7 +94,7 @@ Result<void> check_bounds(const actors::JobSpec& job) {
 
 Result<void> check_bounds(const actors::GangSpec& gang) {
   for (const auto& actor : gang.actors) {
-    SHOAL_OK(check_text("the name of the actor's class", actor.class_name));
+    SHOAL_OK(bounded("the name of the actor's class", actor.class_name.size(), kMaxClassName));
     SHOAL_OK(check_resources(actor.resources));
   }
   return {};
@@ -104,7 +108,7 @@ Result<void> check_bounds(const actors::GroupSpec& group) {
 }
 
 Result<void> check_bounds(const actors::HostActor& actor) {
-  SHOAL_OK(check_text("the name of the actor's class", actor.class_name));
+  SHOAL_OK(bounded("the name of the actor's class", actor.class_name.size(), kMaxClassName));
   SHOAL_OK(check_text("the endpoint of the actor", actor.endpoint));
   return check_bounds({}, {actor.actor, actor.attributes});
 }

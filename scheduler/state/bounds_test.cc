@@ -43,6 +43,10 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
   job.num_workers = 4096;
   for (int i = 0; i < 30; ++i) job.resources.set_units("name" + std::to_string(i), 1);
   EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  job.num_workers = 0;
+  job.resources = {};
+  job.submission.metadata = {{"large", std::string(70'000, 'x')}};
+  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
   auto named = gang(driving, 1, {});
   named.actors[0].class_name = text;
   EXPECT_EQ(state_.step(GangRequested{named}).error().reason(), "TooLarge");
@@ -62,6 +66,32 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
   node.resources.set_units(std::string(301, 'x'), 1);
   EXPECT_EQ(state_.step(NodeJoined{node}).error().reason(), "TooLarge");
   check();
+}
+
+TEST_F(BoundsTest, AGroupOfAsManyBundlesAsAreAllowedIsStoredAndRead) {
+  actors::GroupSpec group;
+  group.id = GroupId{5};
+  group.job = driver();
+  for (std::size_t i = 0; i < actors::GroupSpec::kMaxBundles; ++i) {
+    for (const char* name : {"CPU", "GPU", "memory"})
+      (i < group.bundles.size() ? group.bundles[i] : group.bundles.emplace_back()).set_units(name, 1);
+  }
+  ASSERT_TRUE(state_.step(GroupRequested{group}));
+  check();
+  const auto row = actors::from_bytes<actors::GroupRow>(to_bytes(*state_.group(group.id)));
+  ASSERT_TRUE(row) << row.error().message();
+  EXPECT_EQ(row->bundles.size(), actors::GroupSpec::kMaxBundles);
+}
+
+TEST_F(BoundsTest, TheRoleOfAProcessWithTheLongestClassNameCanBeReported) {
+  auto named = gang(driver(), 1, {});
+  std::size_t longest = actors::RowBounds::kMaxText;
+  do {
+    named.actors[0].class_name = std::string(longest, 'x');
+  } while (!state_.step(GangRequested{named}) && longest-- > 0);
+  actors::WorkerUpdate update;
+  update.role = "actor " + named.actors[0].class_name;
+  EXPECT_TRUE(actors::from_bytes<actors::WorkerUpdate>(to_bytes(update)));
 }
 
 TEST_F(BoundsTest, TheSumOfHugeNodesEndsAtTheRangeOfTheType) {

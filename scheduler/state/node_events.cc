@@ -30,7 +30,7 @@ void start_again(Parts& s, const Worker& w) {
     }
   } else if (const auto* job = s.jobs.living(w.row.job)) {
     const auto at = std::find(job->processes.begin(), job->processes.end(), w.row.id);
-    if (at != job->processes.end()) message = start_of(*job, static_cast<std::size_t>(at - job->processes.begin()));
+    if (at != job->processes.end()) message = start_of(*job, rank_places(*job).at(static_cast<std::size_t>(at - job->processes.begin())));
   }
   if (!message) {
     return worker_exited(s, w.row.id, 128 + SIGKILL, cancelled("no actor or job needs it").with_reason("WorkerExited"));

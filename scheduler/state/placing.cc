@@ -153,8 +153,9 @@ void give_back_places(Parts& s, JobId id) {
 void start_job(Parts& s, JobId id) {
   const Job& job = s.jobs.at(id);
   std::vector<WorkerId> processes;
+  const auto places = rank_places(job);
   for (std::size_t i = 0; i < job.wants.size(); ++i) {
-    processes.push_back(start_worker(s, {job.placed[i], -1}, {}, start_of(job, i), job.wants[i]));
+    processes.push_back(start_worker(s, {job.placed[i], -1}, {}, start_of(job, places[i]), job.wants[i]));
   }
   s.jobs.start(id, processes, s.turn.unix_ms);
   s.turn.act(NotifyJob{job.row});
@@ -178,9 +179,9 @@ actors::StartWorker start_of(const Parts& s, const Gang& gang, std::size_t membe
           run_again};
 }
 
-actors::StartWorker start_of(const Job& job, std::size_t rank) {
-  if (job.row.num_workers == 0) return {{}, job.row.id, rank_launch(job, rank), -1, "driver", -1};
-  return {{}, job.row.id, rank_launch(job, rank), static_cast<std::int32_t>(rank), fmt::format("rank {}", rank), -1};
+actors::StartWorker start_of(const Job& job, const RankPlace& place) {
+  const bool is_rank = job.row.num_workers != 0;
+  return {{}, job.row.id, rank_launch(job, place), is_rank ? place.rank : -1, is_rank ? fmt::format("rank {}", place.rank) : "driver", -1};
 }
 
 Resources& source(Parts& s, const Worker& worker) {

@@ -15,7 +15,7 @@ void give_back_places(Parts& s, JobId job);
 void start_job(Parts& s, JobId job);
 // The message to a node that starts a member of a gang, or a rank of a job. The caller sets its worker id.
 actors::StartWorker start_of(const Parts& s, const rows::Gang& gang, std::size_t member);
-actors::StartWorker start_of(const rows::Job& job, std::size_t rank);
+actors::StartWorker start_of(const rows::Job& job, const RankPlace& place);
 
 // The free resources of the bundle or node from which the worker's resources are taken.
 actors::Resources& source(Parts& s, const rows::Worker& worker);

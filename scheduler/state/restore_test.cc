@@ -1,4 +1,5 @@
 // A head that continues from the stored state of another.
+#include <array>
 #include <csignal>
 #include <optional>
 
@@ -241,6 +242,19 @@ TEST_F(RestoreTest, AJobOfManyRanksComesBackWithTheirVariables) {
   std::map<WorkerId, Launch> launches;
   for (const auto& s : started) launches[s.message.worker] = s.message.launch;
   for (const auto& s : again) EXPECT_EQ(s.message.launch, launches.at(s.message.worker));
+}
+
+TEST(RankPlaces, NodesAreNumberedInTheOrderOfTheirFirstRanks) {
+  rows::Job job;
+  job.placed = {NodeId{7}, NodeId{3}, NodeId{7}, NodeId{5}};
+  std::vector<std::array<std::int32_t, 3>> seen;
+  for (const RankPlace& p : rank_places(job)) {
+    EXPECT_EQ(p.rank, static_cast<std::int32_t>(seen.size()));
+    EXPECT_EQ(p.world_size, 4);
+    EXPECT_EQ(p.num_nodes, 3);
+    seen.push_back({p.local_rank, p.local_world_size, p.node_rank});
+  }
+  EXPECT_EQ(seen, (std::vector<std::array<std::int32_t, 3>>{{0, 2, 0}, {0, 1, 1}, {1, 2, 0}, {0, 1, 2}}));
 }
 
 // ---- rows that the store has lost

@@ -10,10 +10,6 @@ using rows::Job;
 
 namespace {
 
-struct RankPlace {
-  std::int32_t rank = 0, world_size = 0, local_rank = 0, local_world_size = 0, node_rank = 0, num_nodes = 0;
-};
-
 // The environment variables that torchrun sets.
 void add_rank_env(Launch& launch, const RankPlace& place, const std::string& address, std::uint16_t port, JobId job) {
   const auto set = [&](const char* name, const std::string& value) { launch.env.emplace_back(name, value); };
@@ -153,21 +149,27 @@ std::optional<JobId> JobTable::take_unattached(runtime::TimePoint now) {
   return unattached_.extract(unattached_.begin()).key();
 }
 
-Launch rank_launch(const Job& job, std::size_t rank) {
-  Launch out = job.launch;
-  if (job.row.num_workers == 0) return out;
-  RankPlace place{.rank = static_cast<std::int32_t>(rank), .world_size = static_cast<std::int32_t>(job.wants.size())};
-  std::vector<NodeId> nodes;  // in the order of their first ranks
-  for (std::size_t i = 0; i < job.placed.size(); ++i) {
-    const NodeId node = job.placed[i];
-    if ((nodes.empty() || nodes.back() != node) && std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
-    if (node != job.placed.at(rank)) continue;
-    ++place.local_world_size;
-    place.local_rank += i < rank;
+std::vector<RankPlace> rank_places(const Job& job) {
+  struct Node {
+    std::int32_t rank, num_ranks;
+  };
+  std::map<NodeId, Node> nodes;  // node ranks follow the order of the nodes' first ranks
+  std::vector<RankPlace> out;
+  for (const NodeId id : job.placed) {
+    Node& node = nodes.try_emplace(id, Node{static_cast<std::int32_t>(nodes.size()), 0}).first->second;
+    out.push_back({.rank = static_cast<std::int32_t>(out.size()), .local_rank = node.num_ranks++, .node_rank = node.rank});
   }
-  place.node_rank = static_cast<std::int32_t>(std::find(nodes.begin(), nodes.end(), job.placed.at(rank)) - nodes.begin());
-  place.num_nodes = static_cast<std::int32_t>(nodes.size());
-  add_rank_env(out, place, job.address, job.port, job.row.id);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i].world_size = static_cast<std::int32_t>(out.size());
+    out[i].local_world_size = nodes.at(job.placed[i]).num_ranks;
+    out[i].num_nodes = static_cast<std::int32_t>(nodes.size());
+  }
+  return out;
+}
+
+Launch rank_launch(const Job& job, const RankPlace& place) {
+  Launch out = job.launch;
+  if (job.row.num_workers != 0) add_rank_env(out, place, job.address, job.port, job.row.id);
   return out;
 }
 

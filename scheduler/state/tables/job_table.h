@@ -59,7 +59,13 @@ class JobTable : public Table<JobId, rows::Job> {
   std::map<JobId, runtime::TimePoint> unattached_;
 };
 
-// The launch of one process of a submitted job: with torchrun's environment variables, if the job has ranks. The job is placed.
-actors::Launch rank_launch(const rows::Job& job, std::size_t rank);
+// The position of a job's process among the others.
+struct RankPlace {
+  std::int32_t rank = 0, world_size = 0, local_rank = 0, local_world_size = 0, node_rank = 0, num_nodes = 0;
+};
+// The places of all processes of a job that is placed.
+std::vector<RankPlace> rank_places(const rows::Job& job);
+// The launch of one process of a submitted job: with torchrun's environment variables, if the job has ranks.
+actors::Launch rank_launch(const rows::Job& job, const RankPlace& place);
 
 }  // namespace shoal::scheduler
