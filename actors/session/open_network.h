@@ -13,9 +13,9 @@
 namespace shoal::actors {
 
 // The payload of a message by its method. Calls and their values carry data of any size; so may an answer, which this process has asked
-// for. Control messages carry little: measurements, or lines of a log.
+// for. Control messages carry little, such as measurements. What a log has so far comes as one message (scheduler/node/worker_logs.cc).
 inline std::uint64_t max_payload_bytes(runtime::FrameKind kind, std::uint16_t method) {
-  constexpr std::uint64_t kControl = 8u << 20, kAny = ~std::uint64_t{0};
+  constexpr std::uint64_t kControl = 8u << 20, kLog = 32u << 20, kAny = ~std::uint64_t{0};
   if (kind == runtime::FrameKind::kReply) return kAny;
   switch (static_cast<Method>(method)) {
     case Method::kCall:
@@ -23,6 +23,8 @@ inline std::uint64_t max_payload_bytes(runtime::FrameKind kind, std::uint16_t me
     case Method::kArguments:
     case Method::kItem:
       return kAny;
+    case Method::kLogLines:
+      return kLog;
     default:
       return kControl;
   }

@@ -50,7 +50,7 @@ void Budget::grant(Account& account, std::uint64_t bytes) {
   account.arriving_ += bytes;
   arriving_ += bytes;
   if (account.accepted()) account.use_->arriving += bytes;
-  if (account.owner_ != nullptr) account.seen_bytes_ = account.owner_->received_bytes();
+  account.is_fresh_ = true;
   arrivals_[account.number_] = &account;
 }
 
@@ -99,6 +99,10 @@ void Budget::check_progress() {
   std::vector<Account*> stalled;
   for (const auto& [number, account] : arrivals_) {
     const std::uint64_t received = account->owner_->received_bytes();
+    if (std::exchange(account->is_fresh_, false)) {  // its patience begins with this check
+      account->seen_bytes_ = received;
+      continue;
+    }
     const std::uint64_t least = std::clamp(account->arriving_ / kProgressDivisor, options_.min_progress_bytes, options_.max_progress_bytes);
     if (received - std::exchange(account->seen_bytes_, received) < least) stalled.push_back(account);
   }

@@ -103,6 +103,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     bool paused_ = false;
     Timer reading_;
     std::uint64_t seen_bytes_ = 0;  // received_bytes() at the last check of its progress
+    bool is_fresh_ = false;         // got its memory after the last check
   };
 
   // The account of a connection from `peer`. Returns ResourceExhausted/TooManyConnections.
