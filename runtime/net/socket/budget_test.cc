@@ -81,6 +81,8 @@ TEST_F(BudgetTest, AStalledMessageIsRefusedOnlyWhileOthersWait) {
   EXPECT_TRUE(slow.account->take(16 * kMiB));
   EXPECT_EQ(clock_.num_timers(), 0u);
   EXPECT_FALSE(waits.account->take(16 * kMiB));
+  clock_.fire_next();  // the patience with each begins here, because it may have got its memory just now
+  EXPECT_EQ(stalled.refused + slow.refused, "");
   slow.received += 2 * kMiB;
   clock_.fire_next();
   EXPECT_EQ(stalled.refused, "MessageStalled");
