@@ -345,7 +345,7 @@ def test_unknown_and_unsupported_options_have_different_errors():
             misspelt(num_cpu=1)
     with pytest.raises(TypeError, match=meant):
         shoal.init(num_cpu=1)
-    with pytest.raises(ValueError, match=r"num_retur is no option .* did you mean num_returns"):
+    with pytest.raises(ValueError, match=r"'num_retur'.* did you mean num_returns"):
         shoal.method(num_retur=2)
     with pytest.raises(ValueError, match=r"unknown option colour; there are accelerator_type, [^_]\w*,") as unlike:
         Log.options(colour="red")
