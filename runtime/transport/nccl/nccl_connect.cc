@@ -10,7 +10,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kPause = std::chrono::microseconds(200);   // between two looks at NCCL
+constexpr auto kPause = std::chrono::microseconds(200);          // between two looks at NCCL
 constexpr auto kConnectSignals = std::chrono::milliseconds(50);  // between two looks at signals
 
 // A rank's part of the exchange at the beginning: its device, and the id if it is rank 0.
