@@ -9,7 +9,7 @@
 #include "storage/reference_table.h"
 
 namespace shoal::storage {
-namespace {
+namespace outbox_test {
 
 constexpr NodeId kThis{1}, kOther{2};
 
@@ -128,5 +128,5 @@ TEST(CountsOverNodes, FreeUnreferencedObjectsOnly) {
   }
 }
 
-}  // namespace
+}  // namespace outbox_test
 }  // namespace shoal::storage

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace shoal::storage {
-namespace {
+namespace reference_table_test {
 
 using Object = ReferenceTable::Object;
 using Freed = ReferenceTable::Freed;
@@ -186,5 +186,5 @@ TEST(ReferenceTableModel, FreesUnreferencedObjectsOnly) {
   }
 }
 
-}  // namespace
+}  // namespace reference_table_test
 }  // namespace shoal::storage

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace shoal::storage {
-namespace {
+namespace replica_table_test {
 
 using Object = ReplicaTable::Object;
 using Piece = ReplicaTable::Piece;
@@ -160,5 +160,5 @@ TEST(ReplicaTableModel, AsksForEachByteOnce) {
   }
 }
 
-}  // namespace
+}  // namespace replica_table_test
 }  // namespace shoal::storage

@@ -9,7 +9,7 @@
 #include "actors/value/call.h"
 
 namespace shoal::actors {
-namespace {
+namespace references_test {
 
 const ObjectKey kOne{JobId{1}, ObjectId{1}}, kTwo{JobId{1}, ObjectId{2}};
 constexpr WorkerId kOther{7};
@@ -98,5 +98,5 @@ TEST_F(ReferencesTest, AReceivedValueIsKeptOnceAsBytesOrAsADescriptor) {
   }
 }
 
-}  // namespace
+}  // namespace references_test
 }  // namespace shoal::actors

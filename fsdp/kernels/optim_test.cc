@@ -15,7 +15,7 @@
 #include "fsdp/kernels/threads.h"
 
 namespace shoal::fsdp {
-namespace {
+namespace optim_test {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -250,5 +250,5 @@ TEST(OverThreads, CoversEveryElementOnce) {
   EXPECT_EQ(over_threads(1000, 2, [](std::size_t, std::size_t, int) {}), 1);
 }
 
-}  // namespace
+}  // namespace optim_test
 }  // namespace shoal::fsdp

@@ -13,7 +13,7 @@
 #include "runtime/transport/conformance/memory_layer.h"
 
 namespace shoal::fsdp {
-namespace {
+namespace replica_test {
 
 using namespace std::chrono_literals;
 constexpr std::size_t kNumel = 1000, kArenaBytes = 8192, kOffset = 2048;
@@ -250,5 +250,5 @@ TEST_F(ReplicaMessagesTest, RowsThatHaveNotAllArrivedAreUnusable) {
   EXPECT_FALSE(usable());
 }
 
-}  // namespace
+}  // namespace replica_test
 }  // namespace shoal::fsdp

@@ -16,7 +16,7 @@
 #include <gtest/gtest.h>
 
 namespace shoal::runtime {
-namespace {
+namespace segment_pool_test {
 
 using namespace std::chrono_literals;
 
@@ -217,5 +217,5 @@ TEST(SegmentPoolLimitTest, IsAShareOfTheDescriptorLimit) {
   EXPECT_TRUE(small.full());
 }
 
-}  // namespace
+}  // namespace segment_pool_test
 }  // namespace shoal::runtime

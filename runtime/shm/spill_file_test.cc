@@ -18,7 +18,7 @@
 #include "runtime/shm/memory.h"
 
 namespace shoal::runtime {
-namespace {
+namespace spill_file_test {
 
 constexpr std::size_t kBytes = 100'000;
 constexpr const char* kMemoryFolder = "/dev/shm";
@@ -98,5 +98,5 @@ TEST(KeptFreeTest, IsAShareOfTheDiskUpToTheHeadsNeed) {
   EXPECT_EQ(kept_free(std::uint64_t{10} << 40), std::uint64_t{5} << 30);
 }
 
-}  // namespace
+}  // namespace spill_file_test
 }  // namespace shoal::runtime

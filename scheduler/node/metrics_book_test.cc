@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace shoal::scheduler {
-namespace {
+namespace metrics_book_test {
 
 using actors::FamilyOf;
 using actors::MetricFamily;
@@ -151,5 +151,5 @@ TEST(MetricsBookTest, SeriesOfANodeAreBounded) {
   EXPECT_EQ(book.sums({}).left_out(), MetricsBook::kMaxSeries / 4);
 }
 
-}  // namespace
+}  // namespace metrics_book_test
 }  // namespace shoal::scheduler

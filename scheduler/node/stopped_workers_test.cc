@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace shoal::scheduler {
-namespace {
+namespace stopped_workers_test {
 
 using namespace std::chrono_literals;
 using Finding = StoppedWorkers::Finding;
@@ -52,5 +52,5 @@ TEST_F(StoppedWorkersTest, AShortLimitEndsAWorkerWithoutAReport) {
   EXPECT_EQ(findings(workers, 1), (std::map<int, Finding>{{1, Finding::kTooLong}}));
 }
 
-}  // namespace
+}  // namespace stopped_workers_test
 }  // namespace shoal::scheduler

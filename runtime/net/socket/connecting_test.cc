@@ -162,8 +162,6 @@ TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {
   EXPECT_EQ(side_.network.listen(taken, [](std::unique_ptr<Connection>) {}).error().reason(), "AddressInUse");
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, SocketTest, kKinds, [](const auto& info) { return info.param.name; });
-
 // The minimal path: two processes, a call over Asio, and a Cap'n Proto error in the answer.
 // As if a link lost the packets of the answer: the kernel accepts the connection, and the loop of its process does not run.
 TEST(Tls, AHandshakeWithoutAnAnswerHasAHintAboutLargePackets) {
