@@ -1,8 +1,8 @@
 """A warm interpreter that forks workers. A node starts it as ``python -m shoal._zygote NODE_PID plain|torch``.
 
-Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. It must have one thread and no CUDA context; otherwise a
-worker is a fresh interpreter. A worker is forked twice, so that it becomes a child of the node (a subreaper), which is notified of its
-death.
+Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. A worker is a fresh interpreter instead if the zygote has
+threads or a CUDA context, or if the worker has other values of the variables that torch reads once. A worker is forked twice, so that it
+becomes a child of the node (a subreaper), which is notified of its death.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal._worker.main import run as run_worker
 
 _SOCKET = 3
 _MAX_REQUEST = 1 << 20
+_READ_AT_IMPORT = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_", "TORCH_COMPILE_DISABLE")  # variables that torch reads once
 
 
 def main() -> int | None:
@@ -43,7 +44,8 @@ def main() -> int | None:
         data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
         if not data:
             return 0
-        request, forkable = json.loads(data), _can_be_forked()
+        request = json.loads(data)
+        forkable = _can_be_forked(dict(request["env"]))
         first = os.fork()
         if first == 0:
             second = -1
@@ -65,16 +67,28 @@ def main() -> int | None:
 
 def _import_torch() -> None:
     import torch
+    import torch._dynamo  # the first optimizer of a process imports it
     import torch.distributed
     import torch.distributed.tensor
+
+    import shoal.checkpoint
+    import shoal.fsdp
+    import shoal.train  # noqa: F401
 
     torch.set_num_threads(1)
 
 
-def _can_be_forked() -> bool:
-    """Asked before the fork: a forked process has one thread, and there torch does not report a CUDA context."""
+def _can_be_forked(env: dict[str, str]) -> bool:
+    """Asked before the fork: a forked process has one thread, and there torch does not report a CUDA context. ``env``: the worker's."""
     torch = sys.modules.get("torch")
-    return len(os.listdir("/proc/self/task")) == 1 and not (torch is not None and torch.cuda.is_initialized())
+    if torch is None:
+        return _has_one_thread()
+    other = any(n.startswith(_READ_AT_IMPORT) and os.environ.get(n) != v for n, v in env.items())
+    return not other and _has_one_thread() and not torch.cuda.is_initialized()
+
+
+def _has_one_thread() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
@@ -142,7 +156,7 @@ def _enter(folder: str) -> None:
 
 
 def _spawn_instead(request: dict) -> None:
-    """Executes a fresh interpreter in this process, for a zygote that has threads or has touched CUDA."""
+    """Executes a fresh interpreter in this process, for a worker that ``_can_be_forked`` refuses."""
     program = "import sys; from shoal import _zygote; sys.exit(_zygote.begin())"
     rest = json.dumps({name: request[name] for name in ("path", "script", "argv")})
     os.execv(sys.executable, [sys.executable, "-c", program, rest])

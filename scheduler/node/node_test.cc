@@ -8,7 +8,7 @@
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::scheduler {
-namespace {
+namespace node_test {
 
 using namespace std::chrono_literals;
 using actors::CountObjects;
@@ -39,12 +39,13 @@ class Watches final : public Launcher {
     watched[pid] = std::move(gone);
     return std::make_shared<int>(0);
   }
-  void retire_torch() override {}
+  void retire_torch() override { ++torch_retired; }
   Result<std::uint16_t> free_port() override { return fail(unimplemented("there are no ports here")); }
 
   std::function<void(Result<pid_t>)> starting;  // answers the last request to start
   std::map<pid_t, int> signalled;
   std::vector<WorkerId> ended_lines;
+  int torch_retired = 0;
   std::map<WorkerId, int> signalled_workers;
   Events* events = nullptr;
   std::map<pid_t, std::function<void()>> watched;
@@ -133,12 +134,13 @@ class NodeTest : public testing::Test {
   }
 
   // Starts a worker, as the head does. Its process has the pid.
-  void start(WorkerId worker, JobId job, pid_t pid) {
+  void start(WorkerId worker, JobId job, pid_t pid, bool torch = false) {
     ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
     actors::StartWorker spec;
     spec.worker = worker;
     spec.job = job;
     spec.label = "Counter";
+    spec.launch.torch = torch;
     launcher_.starting = nullptr;
     head_.node->call(number(Method::kStartWorker), body(to_bytes(spec)), Peer::kNoTimeout, [](const Result<Message>&) {});
     ASSERT_TRUE(world_.run_until([&] { return launcher_.starting != nullptr; }, 10s));
@@ -252,6 +254,23 @@ TEST_F(NodeTest, UnfinishedLinesAreEndedForTheJobThatLeaves) {
   EXPECT_EQ(launcher_.ended_lines, std::vector<WorkerId>{kOwn});
 }
 
+TEST_F(NodeTest, TorchStaysForTheNextJob) {
+  const auto end = [&](JobId job) {
+    head_.node->call(number(Method::kEndJob), body(to_bytes(actors::JobRef{job})), Peer::kNoTimeout, [](const Result<Message>&) {});
+  };
+  start(WorkerId{1}, JobId{1}, 11, true);
+  end(JobId{1});
+  world_.run_for(59s);
+  start(WorkerId{2}, JobId{2}, 12, true);
+  world_.run_for(2s);
+  EXPECT_EQ(launcher_.torch_retired, 0);
+  end(JobId{2});
+  world_.run_for(59s);
+  EXPECT_EQ(launcher_.torch_retired, 0);
+  world_.run_for(2s);
+  EXPECT_EQ(launcher_.torch_retired, 1);
+}
+
 TEST_F(NodeTest, AStoppedWorkerIsReportedAndEndedWithItsCause) {
   using actors::WorkerState;
   constexpr WorkerId kWorker{21}, kOther{22};
@@ -294,5 +313,5 @@ TEST_F(NodeTest, ANodeWithoutAHeadEndsAndSaysWhy) {
   EXPECT_NE(ended.find("no head has answered at nowhere:1 for 600 s"), std::string::npos) << ended;
 }
 
-}  // namespace
+}  // namespace node_test
 }  // namespace shoal::scheduler

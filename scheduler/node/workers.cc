@@ -204,7 +204,10 @@ void Workers::kill_launched(std::optional<JobId> job) {
 
 void Workers::end_job(JobId job) {
   kill_launched(job);
-  if (torch_jobs_.erase(job) > 0 && torch_jobs_.empty()) launcher_.retire_torch();
+  if (torch_jobs_.erase(job) == 0 || !torch_jobs_.empty()) return;
+  retiring_ = clock_.after(options_.torch_stays, [this] {
+    if (torch_jobs_.empty()) launcher_.retire_torch();
+  });
 }
 
 void Workers::end(std::optional<Error> why) {

@@ -62,8 +62,9 @@ class Workers final : private Launcher::Events {
     // How often one process may attach while it lives: each time takes a descriptor, and a row at the head.
     std::size_t max_attached = 1000;
     StoppedWorkers::Options stopped;
-    std::function<bool(pid_t)> is_stopped;                   // returns true if a signal has stopped the process; empty: no looks
-    runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL
+    std::function<bool(pid_t)> is_stopped;                     // returns true if a signal has stopped the process; empty: no looks
+    runtime::Duration torch_stays = std::chrono::seconds(60);  // for the next job, so that it does not wait until torch is imported again
+    runtime::Duration stop_grace = std::chrono::seconds(2);    // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
     // Called with lines of a worker. `worker` is null if it has left the table.
@@ -124,6 +125,7 @@ class Workers final : private Launcher::Events {
   runtime::Timer looking_for_stopped_;
   std::map<WorkerId, Worker> workers_;
   std::set<JobId> torch_jobs_;
+  runtime::Timer retiring_;
   std::uint64_t next_order_ = 1;
   bool ending_ = false;
   std::optional<Error> end_cause_;
