@@ -15,9 +15,9 @@ from shoal._actors.creation import create_gang
 from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core import serialize
+from shoal._distributed.buddies import buddies
 from shoal._objects.refs import ObjectRef, load
 from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
-from shoal.fsdp._protect.buddy import buddies
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Pause, Transition
 from shoal.train._chaos.status import status_of

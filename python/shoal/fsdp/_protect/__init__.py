@@ -2,7 +2,6 @@
 
 from shoal._native import committed_step
 from shoal.fsdp._protect.adopted import AdoptedArray, AdoptedRank, adopt
-from shoal.fsdp._protect.buddy import buddies
 from shoal.fsdp._protect.protection import Protection, protect
 
-__all__ = ["AdoptedArray", "AdoptedRank", "Protection", "adopt", "buddies", "committed_step", "protect"]
+__all__ = ["AdoptedArray", "AdoptedRank", "Protection", "adopt", "committed_step", "protect"]

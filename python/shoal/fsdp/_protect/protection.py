@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import _native
+from shoal._distributed.buddies import buddies
 from shoal._objects.tensors import dtensor, long_lived, with_dtype
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.fsdp._engine.lasting import shared_arrays
@@ -18,7 +19,7 @@ from shoal.fsdp._parameters.gradient import engine_dtype, uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
-from shoal.fsdp._protect.buddy import Replicas, buddies
+from shoal.fsdp._protect.buddy import Replicas
 from shoal.optim import SGD, Adam
 
 _MASTER = "master_param"
