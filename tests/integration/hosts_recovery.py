@@ -1,12 +1,13 @@
-"""Runs an elastic training on the hosts of a cluster, some of whose workers or hosts die: hosts_recovery.py HEAD OUT CASE.
+"""Runs elastic trainings on the hosts of a cluster, some of whose workers or hosts die: hosts_recovery.py HEAD CASES.
 
-CASE is JSON: "bounds", "resource" (each worker needs one), "protect", "scale" (numbers of workers, by the step behind which the driver
-asks for them), "loop" ("recovery" or "deterministic") and the configuration of that loop. OUT receives the training's results, or its
-error.
+CASES is a FIFO with one case per line, each of which prints "case N has ended". A case is JSON: "out" (a file for the results of the
+training, or its error), "bounds", "resource" (each worker needs one), "protect", "scale" (numbers of workers, by the step behind which the
+driver asks for them), "loop" ("recovery" or "deterministic") and the configuration of that loop.
 """
 
 import json
 import sys
+import time
 
 import deterministic_loops
 import recovery_loops
@@ -22,9 +23,22 @@ def loop(config):
     return {"node": node, **LOOPS[config.get("loop", "recovery")](config)}
 
 
-def main(head: str, out: str, case: str) -> None:
-    case = json.loads(case)
+def main(head: str, cases: str) -> None:
     shoal.init(address=head)
+    with open(cases) as lines:
+        for number, line in enumerate(lines):
+            train(json.loads(line))
+            print(f"case {number} has ended", file=sys.stderr, flush=True)
+
+
+def wait_for_room(resource: str) -> None:
+    """The workers of the training before give up their room a moment after its end. With all of it, ranks lie as they do every time."""
+    while shoal.available_resources().get(resource) != shoal.cluster_resources()[resource]:
+        time.sleep(0.02)
+
+
+def train(case: dict) -> None:
+    wait_for_room(case["resource"])
     scaling = ScalingConfig(
         tuple(case["bounds"]),
         resources_per_worker={"CPU": 0, case["resource"]: 1},
@@ -46,7 +60,7 @@ def main(head: str, out: str, case: str) -> None:
         }
     except WorkerLost as error:
         found = {"lost": str(error)}
-    with open(out, "w") as file:
+    with open(case["out"], "w") as file:
         json.dump(found, file)
 
 
