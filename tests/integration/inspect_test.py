@@ -302,7 +302,7 @@ def test_nothing_that_another_process_chose_reaches_the_terminal_raw(shoal_comma
     assert job.returncode == 1
     forged = "x\n2026-01-01T00:00:00.000 error head FORGED\n"
     assert shoal_command("submit", "--name", forged, "--", "true").returncode == 0
-    wait_until(lambda: shoal_command.json("get", "actor", waiting._actor_id)["pending_reason"] != "")
+    wait_until(lambda: shoal_command.json("get", "actor", waiting._actor_id)["pending_reason"] != "", 30)
     said = [job.stdout, job.stderr, str(raised.value)]
     for words in (
         *(("list", what) for what in ("actors", "jobs", "tasks", "workers", "nodes", "groups", "objects")),
