@@ -5,6 +5,7 @@ import pytest
 
 from shoal import exceptions
 from shoal._core.serialize import dump_exception, loads
+from shoal._printable import printable, printable_lines
 from shoal.exceptions import ActorDiedError, GetTimeoutError, InvalidArgument, NotFound, TaskError, Unavailable, from_error
 
 
@@ -245,3 +246,20 @@ def test_every_public_class_is_a_shoal_error():
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.ShoalError)
     assert issubclass(NotFound, LookupError)
+
+
+def test_an_errors_text_has_no_control_characters():
+    error = NotFound("no actor \x1b]52;c;eA==\a\r\x00\u202e é\n\tsecond line", hint="h\x9b", context=("actor \x1b[2J(1)",))
+    assert str(error) == ("no actor \\x1b]52;c;eA==\\x07\\r\\x00\\u202e é\n\tsecond line\n  in: actor \\x1b[2J(1)\n  hint: h\\u009b")
+    assert error.message.startswith("no actor \x1b")  # programs get the text itself
+    remote = raised(ValueError("boom \x1b[2J"))
+    assert "ValueError: boom \\x1b[2J" in str(remote)
+    assert "\x1b" not in str(remote)
+    assert remote.args == ("boom \x1b[2J",)
+
+
+def test_text_for_a_terminal_may_hold_any_str():
+    assert printable("日本語 é") == "日本語 é"
+    assert printable("a\nb\tc\x85") == "a\\nb\\tc\\u0085"
+    assert printable_lines("a\nb\tc\x85") == "a\nb\tc\\u0085"
+    assert printable("name \udcff") == "name \\udcff"  # a file's name that is no UTF-8

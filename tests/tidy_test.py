@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def test_python_imports_follow_the_order_of_the_layers() -> None:
 
 def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
     demand(project()[0].wrong_includes, "A file includes a header of a room above its own (ARCHITECTURE.md). Move what it needs down.")
+
+
+def test_commands_print_through_their_output_file() -> None:
+    printing = re.compile(r"\bstd::(?:v?f?printf|fwrite|f?puts|cout|cerr)\b")
+    paths = [path for path in (ROOT / "scheduler" / "cli").rglob("*.[ch]*") if path.name not in ("output.cc", "output.h")]
+    found = [str(path.relative_to(ROOT)) for path in paths if printing.search(path.read_text())]
+    demand(found, "A command prints a text of another process unescaped. Print through scheduler/cli/output.h.")
 
 
 def test_all_sources_are_understood() -> None:

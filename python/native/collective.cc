@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "python/native/collective.h"
+#include "runtime/core/printable.h"
 #include "runtime/process/cpu_limit.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/reduction.h"
@@ -86,7 +87,7 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
   request.timeout = seconds(timeout);
   request.warn_after = seconds(warn_after);
   request.interrupted = signals_pending;
-  request.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  request.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", printable(text).c_str()); };
   if (shares_memory) {
     auto& shared = request.memory.emplace();
     shared.spins = spins;

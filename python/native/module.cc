@@ -6,6 +6,7 @@
 
 #include "actors/protocol/cluster/function_worker.h"
 #include "python/native/bindings.h"
+#include "runtime/core/printable.h"
 #include "runtime/core/version.h"
 #include "runtime/process/standard_streams.h"
 
@@ -33,6 +34,9 @@ NB_MODULE(_native, m) {
         return std::string(code_name(static_cast<Code>(code)));
       },
       nb::arg("code"), "Name of an error code.");
+  m.def(
+      "printable", [](std::string_view text, bool lines) { return lines ? printable_lines(text) : printable(text); }, nb::arg("text"),
+      nb::arg("lines"), "The text with control characters escaped; with `lines`, its newlines and tabs stay.");
   m.def("die_with", &die_with, nb::arg("parent"), "Be killed when `parent`, whose child this process is or soon will be, ends.");
   m.def("open_standard_streams", &runtime::open_standard_streams, "Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed.");
   bind_errors(m);

@@ -11,6 +11,11 @@ FUNCTION_WORKER: str = 'remote functions'
 def code_name(code: int) -> str:
     """Name of an error code."""
 
+def printable(text: str, lines: bool) -> str:
+    """
+    The text with control characters escaped; with `lines`, its newlines and tabs stay.
+    """
+
 def die_with(parent: int) -> None:
     """
     Be killed when `parent`, whose child this process is or soon will be, ends.

@@ -21,6 +21,7 @@ from shoal._actors.launch import interpreters_paths
 from shoal._core import stacks
 from shoal._core.process import end_children_with_this
 from shoal._core.variables import variable
+from shoal._printable import say
 from shoal._runtime_env import shipping
 from shoal._runtime_env.environment import expanded
 from shoal._worker.main import run as run_worker
@@ -149,10 +150,7 @@ def _enter(folder: str) -> None:
         if folder == _runtime_env().get("working_dir"):
             raise
         os.chdir(os.environ["SHOAL_SESSION"])
-        print(
-            f"shoal: the driver's working directory is not available on this host ({error}); this worker runs in {os.getcwd()}",
-            file=sys.stderr,
-        )
+        say(f"shoal: the driver's working directory is not available on this host ({error}); this worker runs in {os.getcwd()}")
 
 
 def _spawn_instead(request: dict) -> None:

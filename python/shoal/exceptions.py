@@ -6,6 +6,8 @@ import contextlib
 import types
 from collections.abc import Callable
 
+from shoal._printable import printable_lines
+
 __all__ = [
     "ActorAlreadyExistsError",
     "ActorDiedError",
@@ -66,7 +68,7 @@ __all__ = [
 
 class ShoalError(Exception):
     """Base of all. ``code`` and ``reason`` are stable names; ``context`` lists the places that it passed, innermost first. ``cause_reason``
-    is the reason of the error that caused this one."""
+    is the reason of the error that caused this one. ``str()`` is for people: control characters are escaped, and ``message`` has them."""
 
     code = "Internal"
 
@@ -81,7 +83,7 @@ class ShoalError(Exception):
             text += "\n  in: " + ", ".join(self.context)
         if self.hint:
             text += "\n  hint: " + self.hint
-        return text
+        return printable_lines(text)
 
     def __reduce__(self):
         return _rebuild, (type(self), self.message, self.reason, self.hint, self.context, self.cause_reason)

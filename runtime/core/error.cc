@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "runtime/core/printable.h"
+
 namespace shoal {
 
 const char* code_name(Code code) {
@@ -72,7 +74,7 @@ std::string Error::to_string() const {
     for (std::size_t i = 0; i < context().size(); ++i) out += (i ? ", " : "") + context()[i];
   }
   if (!hint().empty()) out += "\n  hint: " + hint();
-  return out;
+  return printable_lines(out);
 }
 
 Error from_errno(int error, std::string_view what) {

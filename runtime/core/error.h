@@ -57,7 +57,8 @@ class [[nodiscard]] Error {
   // Adds one level to the context, unless it has kMaxContext levels: those near the cause matter most, so they are kept.
   Error&& in(std::string frame) &&;
 
-  // "error[Unavailable/ActorDied]: message", then a line " in: " with the context and a line " hint: ", if there are any.
+  // "error[Unavailable/ActorDied]: message", then a line " in: " with the context and a line " hint: ", if there are any. It is for people:
+  // control characters are escaped (printable.h).
   std::string to_string() const;
 
   static constexpr std::size_t kMaxContext = 16;

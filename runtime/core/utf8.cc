@@ -6,8 +6,9 @@ namespace {
 
 bool continues(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// The length of the valid character at the start of the text, or 0 (Unicode 15, table 3-7: no overlong forms, no surrogates).
-std::size_t character(std::string_view text) {
+}  // namespace
+
+std::size_t utf8_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned first = byte(0);
   if (first < 0x80) return 1;
@@ -22,13 +23,11 @@ std::size_t character(std::string_view text) {
   return bad ? 0 : length;
 }
 
-}  // namespace
-
 std::string valid_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const std::size_t length = character(text);
+    const std::size_t length = utf8_character(text);
     if (length > 0) {
       out += text.substr(0, length);
     } else {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 
 #include "runtime/core/version.h"
 #include "scheduler/cli/output.h"
@@ -150,8 +151,17 @@ int CommandLine::run(int argc, char** argv) {
   return code_;
 }
 
+// Prints the help, or what is wrong with the arguments, which may have come from a file's name.
+int CommandLine::print_parse_error(const CLI::ParseError& error) const {
+  std::ostringstream out, err;
+  const int code = app_.exit(error, out, err);
+  print(stdout, "{}", Lines{out.view()});
+  print(stderr, "{}", Lines{err.view()});
+  return code;
+}
+
 int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
-  if (error.get_exit_code() == 0) return app_.exit(error);  // --help, --version
+  if (error.get_exit_code() == 0) return print_parse_error(error);  // --help, --version
   if (const auto unknown = unknown_command(app_, argc, argv)) {
     print_error(*unknown, common_.json);
     return kUsage;
@@ -160,7 +170,7 @@ int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
     print_error(*missing, common_.json);
     return kUsage;
   }
-  app_.exit(error);
+  print_parse_error(error);
   const auto found = usage_exits_.find(&named_verb(app_, argc, argv));
   return found == usage_exits_.end() ? static_cast<int>(kUsage) : found->second;
 }

@@ -57,6 +57,7 @@ class CommandLine {
   // Moves the words of the command into command_. Returns the number of words that are left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
+  int print_parse_error(const CLI::ParseError& error) const;
 
   CLI::App app_;
   Common common_;

@@ -1,5 +1,7 @@
 #include "scheduler/cli/command_line.h"
 
+#include <functional>
+
 #include <gtest/gtest.h>
 
 #include "scheduler/cli/output.h"
@@ -96,6 +98,42 @@ TEST(CommandLine, WrongUsageHasAnExitCodeOfItsOwnWhereAVerbSetsOne) {
   EXPECT_EQ(Shoal()({"jobs", "run"}), kUsage);
   EXPECT_EQ(Shoal()({"jobs"}), kUsage);
   EXPECT_EQ(Shoal()({"job", "list"}), kUsage);
+}
+
+// ---- output.h
+
+const std::string kHostile = "a\x1b]0;t\a\r\nb\u202e";
+const std::string kEscaped = "a\\x1b]0;t\\x07\\r\\nb\\u202e";
+
+std::string printed(const std::function<void()>& print_it) {
+  testing::internal::CaptureStdout();
+  print_it();
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(Output, PrintEscapesItsTextArguments) {
+  EXPECT_EQ(printed([] { print(stdout, "Job {} has {} of {:<4}|{}\n", kHostile, 2, "x", kHostile.c_str()); }),
+            "Job " + kEscaped + " has 2 of x   |" + kEscaped + "\n");
+  EXPECT_EQ(printed([] { print(stdout, "{}\n", Lines{"one\n two\x1b[2J"}); }), "one\n two\\x1b[2J\n");
+  EXPECT_EQ(printed([] { print(stdout, "{}\n", std::string("zero\0byte", 9)); }), "zero\\x00byte\n");
+}
+
+TEST(Output, ATablesCellsAreEscapedAndAligned) {
+  EXPECT_EQ(printed([] { print_table({"NAME", "N"}, {{kHostile, "1"}, {"\u00e9", "2"}}); }),
+            "NAME" + std::string(kEscaped.size() - 4, ' ') + "  N\n" + kEscaped + "  1\n\u00e9" + std::string(kEscaped.size() - 2, ' ') +
+                "  2\n");
+}
+
+TEST(Output, JsonIsValidAndHasNoControlCharacters) {
+  const nlohmann::json value = {{kHostile, "\x7f\u0085\u00e9"}};
+  const auto text = printed([&] { print_json(value); });
+  EXPECT_EQ(text, "{\"a\\u001b]0;t\\u0007\\r\\nb\\u202e\":\"\\u007f\\u0085\u00e9\"}\n");
+  EXPECT_EQ(nlohmann::json::parse(text), value);
+}
+
+TEST(Output, AProgramsOutputIsLeftAsItIsInAFile) {
+  EXPECT_EQ(printed([] { print_output(stdout, "(A" + kHostile + ") ", std::string("\x1b[31mred\0\n\x1b]0;t\a", 16)); }),
+            "(A" + kEscaped + ") " + std::string("\x1b[31mred\0\n", 10) + "(A" + kEscaped + ") \x1b]0;t\a\n");
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #include "scheduler/cli/output.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <cstdio>
 
 namespace shoal::scheduler::cli {
 
@@ -35,17 +36,39 @@ int submit_exit_code(const Error& e) {
   return kSubmitOther;
 }
 
+void print_bytes(std::FILE* to, std::string_view bytes) { std::fwrite(bytes.data(), 1, bytes.size(), to); }
+
+void print_output(std::FILE* to, std::string_view text) {
+  print_bytes(to, isatty(fileno(to)) == 1 ? terminal_output(text) : text);
+  std::fflush(to);
+}
+
+void print_output(std::FILE* to, std::string_view prefix, std::string_view lines) {
+  const std::string before = printable(prefix);
+  std::string out;
+  for (std::size_t from = 0; from < lines.size();) {
+    const auto end = std::min(lines.find('\n', from), lines.size());
+    out += before;
+    out += lines.substr(from, end - from);
+    out += '\n';
+    from = end + 1;
+  }
+  print_output(to, out);
+}
+
 void print_error(const Error& error, bool as_json) {
   if (as_json) {
     json out = to_json(error);
     out["schema"] = "shoal.error/1";
     print_json(out);
   } else {
-    std::fprintf(stderr, "%s\n", error.to_string().c_str());
+    print(stderr, "{}\n", Lines{error.to_string()});
   }
 }
 
-void print_json(const json& out) { std::printf("%s\n", out.dump(-1, ' ', false, json::error_handler_t::replace).c_str()); }
+std::string json_text(const json& value) { return printable_json(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
+
+void print_json(const json& out) { print_bytes(stdout, json_text(out) + "\n"); }
 
 actors::Resources for_people(actors::Resources resources) {
   const auto all = resources.all();
@@ -56,9 +79,14 @@ actors::Resources for_people(actors::Resources resources) {
 }
 
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::vector<std::string>> shown;
+  for (const auto& row : rows) {
+    auto& cells = shown.emplace_back();
+    for (const auto& cell : row) cells.push_back(printable(cell));
+  }
   std::vector<std::size_t> widths;
   for (const auto& h : header) widths.push_back(h.size());
-  for (const auto& row : rows) {
+  for (const auto& row : shown) {
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   const auto line = [&](const std::vector<std::string>& cells) {
@@ -67,10 +95,10 @@ void print_table(const std::vector<std::string>& header, const std::vector<std::
       out += cells[i];
       if (i + 1 < cells.size()) out += std::string(widths[i] - cells[i].size() + 2, ' ');
     }
-    std::printf("%s\n", out.c_str());
+    print_bytes(stdout, out + "\n");
   };
   line(header);
-  for (const auto& row : rows) line(row);
+  for (const auto& row : shown) line(row);
 }
 
 }  // namespace shoal::scheduler::cli

@@ -1,11 +1,19 @@
 // Output of the CLI: data on stdout (a table, or one JSON object with a schema), messages on stderr, and the exit codes.
+//
+// Verbs print through this file alone. It escapes the texts that they print, since other processes chose many of them
+// (runtime/core/printable.h).
 #pragma once
 
+#include <cstdio>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/core/printable.h"
 #include "runtime/core/result.h"
 #include "scheduler/web/rows.h"
 
@@ -37,10 +45,45 @@ bool is_refusal(const Error& error);
 int exit_code(const Error& error);
 int submit_exit_code(const Error& error);
 
+// A text whose lines print() keeps.
+struct Lines {
+  std::string_view text;
+};
+
+namespace detail {
+template <class T>
+auto shown(const T& value) {
+  if constexpr (std::is_same_v<T, Lines>) {
+    return printable_lines(value.text);
+  } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    return printable(value);
+  } else {
+    return value;
+  }
+}
+template <class T>
+using Shown = decltype(shown(std::declval<const T&>()));
+}  // namespace detail
+
+// Prints bytes as they are. An error is ignored, as when nothing reads the output any more.
+void print_bytes(std::FILE* to, std::string_view bytes);
+
+// Prints as fmt::print, with each text argument on one line and escaped. Only the format may begin lines, and arguments of the type Lines.
+template <class... Args>
+void print(std::FILE* to, fmt::format_string<detail::Shown<Args>...> format, const Args&... args) {
+  print_bytes(to, fmt::format(format, detail::shown(args)...));
+}
+
+// Prints a program's output, each line behind `prefix`. On a terminal, sequences that would change more than the line are escaped.
+void print_output(std::FILE* to, std::string_view prefix, std::string_view lines);
+// The same, without a prefix.
+void print_output(std::FILE* to, std::string_view text);
+
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);
 
-// Prints one line. Bytes that are no UTF-8 are replaced.
+// JSON on one line. Bytes that are no UTF-8 are replaced.
+std::string json_text(const nlohmann::json& value);
 void print_json(const nlohmann::json& out);
 
 // Removes the resources that only identify a node.

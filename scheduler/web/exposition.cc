@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "actors/protocol/cluster/metric_name.h"
+#include "runtime/core/printable.h"
 
 namespace shoal::scheduler::web {
 
@@ -19,7 +20,7 @@ namespace {
 // Escapes HELP text, which the library does not.
 std::string escaped(const std::string& help) {
   std::string out;
-  for (const char c : help) out += c == '\n' ? std::string("\\n") : c == '\\' ? std::string("\\\\") : std::string(1, c);
+  for (const char c : printable_lines(help)) out += c == '\n' ? std::string("\\n") : c == '\\' ? std::string("\\\\") : std::string(1, c);
   return out;
 }
 
@@ -81,7 +82,7 @@ std::string exposition(const std::vector<MetricFamily>& families) {
     auto& reported = out.back();
     for (const auto& sample : family.samples) {
       auto& metric = reported.metric.emplace_back();
-      for (const auto& [name, value] : sample.labels) metric.label.push_back({name, value});
+      for (const auto& [name, value] : sample.labels) metric.label.push_back({name, printable_lines(value)});
       metric.counter.value = metric.gauge.value = sample.value;
       if (family.kind == MetricKind::kHistogram) metric.histogram = histogram(family, sample);
     }

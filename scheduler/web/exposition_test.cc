@@ -41,6 +41,15 @@ d 4
 )");
 }
 
+TEST(ExpositionTest, HasNoControlCharacters) {
+  const std::vector<MetricFamily> families = {
+      FamilyOf(MetricKind::kGauge, "a", "H\x1b[2J").add(1, {{"tag", std::string("x\0\x1b]0;t\a\r\u202e\u00e9", 14)}})};
+  EXPECT_EQ(exposition(families), R"(# HELP a H\\x1b[2J
+# TYPE a gauge
+a{tag="x\\x00\\x1b]0;t\\x07\\r\\u202eé"} 1
+)");
+}
+
 TEST(ExpositionTest, ANodesSamplesHaveItsIdAndHost) {
   const auto of_node = [](double n) { return std::vector<MetricFamily>{FamilyOf(MetricKind::kGauge, "load", "Of a node.").add(n)}; };
   ClusterMetrics cluster;

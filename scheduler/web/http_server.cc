@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/core/printable.h"
+
 namespace shoal::scheduler::web {
 
 using asio::ip::tcp;
@@ -41,7 +43,7 @@ void HttpReply::fail(const Error& error) { send(http_status(error), error_body(e
 
 namespace {
 class Connection;
-std::string text_of(const json& body) { return body.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+std::string text_of(const json& body) { return printable_json(body.dump(-1, ' ', false, json::error_handler_t::replace)) + "\n"; }
 }  // namespace
 
 struct HttpServer::Impl {

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 from itertools import pairwise
@@ -13,6 +15,7 @@ from leak_check import wait_until
 from shared_actors import Log
 
 import shoal
+from shoal._core.local_cluster import binary
 
 
 @pytest.fixture
@@ -257,6 +260,11 @@ def test_checkpoint_lists_verifies_converts_and_compares(shoal_command, tmp_path
     assert shoal_command("checkpoint", "verify", path).returncode == 1
     assert shoal_command("checkpoint", "ls", str(tmp_path / "nothing")).returncode == 1
     assert shoal_command("checkpoint", "export", path, hf, "--format", "pickle").returncode == 2
+    odd = torch.nn.ModuleDict({"a\x1b]0;T\a": torch.nn.Linear(1, 1)})
+    checkpoint.save(str(tmp_path / "odd"), odd)
+    table = shoal_command("checkpoint", "ls", str(tmp_path / "odd")).stdout
+    assert r"a\x1b]0;T\x07.weight" in table
+    assert "\x1b" not in table
 
 
 def test_microbenchmark_prints_figures(shoal_command):
@@ -277,3 +285,52 @@ def test_health_check_reports_the_head_and_nodes(shoal_command):
     assert shoal_command.json("health-check", code=1)["nodes"] == 0  # exit code 1: the head runs on, without a node
     shoal_command.json("stop")
     assert shoal_command("health-check").returncode == 5
+
+
+def test_nothing_that_another_process_chose_reaches_the_terminal_raw(shoal_command, cluster):
+    evil = "\x1b]0;T\a\x1b[2J\r\x9b31m\u202e"
+    shown = r"\x1b]0;T\x07\x1b[2J\r\u009b31m\u202e日"
+    kind = type("A" + evil + "日", (), {"__init__": lambda self: None, "boom": lambda self: 1 / 0})
+    actor = shoal.remote(kind).options(name="name" + evil, namespace="s\n" + evil).remote()
+    with pytest.raises(ZeroDivisionError) as raised:
+        shoal.get(actor.boom.remote())
+    waiting = shoal.remote(resources={"res" + evil: 1})(kind).remote()
+    group = shoal.util.placement_group([{"CPU": 1}], name="pg" + evil)
+    assert group.wait()
+    job_id = "id" + evil.replace("\r", "")  # the URL of a job is a line
+    job = shoal_command("job", "submit", "--submission-id", job_id, "--metadata-json", json.dumps({"m": evil}), "--", "exit 3 #" + evil)
+    assert job.returncode == 1
+    forged = "x\n2026-01-01T00:00:00.000 error head FORGED\n"
+    assert shoal_command("submit", "--name", forged, "--", "true").returncode == 0
+    wait_until(lambda: shoal_command.json("get", "actor", waiting._actor_id)["pending_reason"] != "", 30)
+    said = [job.stdout, job.stderr, str(raised.value)]
+    for words in (
+        *(("list", what) for what in ("actors", "jobs", "tasks", "workers", "nodes", "groups", "objects")),
+        *((verb, what, row) for verb in ("get", "describe") for what, row in (("actor", actor._actor_id), ("job", job_id))),
+        *(("list", "actors", *form) for form in (("--detail",), ("--json",), ("--format", "json"))),
+        ("status", "-v"),
+        ("summary", "tasks"),
+        ("summary", "actors"),
+        ("job", "status", job_id),
+        ("job", "delete", "absent" + evil),
+        ("memory",),
+        ("metrics",),
+        ("timeline", "-o", "-"),
+        ("stack",),
+        ("list", "actors", "--" + evil),
+        ("doctor" + evil,),
+    ):
+        done = subprocess.run([binary(), *words], env=shoal_command.env(), cwd=shoal_command.home, capture_output=True)
+        said += [done.stdout.decode(), done.stderr.decode()]
+    raw = [text for text in said if re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)]
+    assert raw == []
+    actors = shoal_command("list", "actors").stdout
+    assert "A" + shown in actors
+    assert r"s\n\x1b" in actors
+    assert len(actors.splitlines()) == 3
+    assert shoal_command.json("get", "actor", actor._actor_id)["class"] == kind.__name__
+    for log in (cluster.session / "logs").glob("[hn]*-*.log"):
+        text = log.read_text()
+        assert "\x1b" not in text
+        assert "\n2026-01-01T00" not in text
+        assert log.name.startswith("node") or "\n  | 2026-01-01T00:00:00.000 error head FORGED" in text

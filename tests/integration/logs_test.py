@@ -3,10 +3,13 @@
 import os
 import pty
 import signal
+import subprocess
 import sys
 
 import pytest
 from leak_check import wait_until
+
+from shoal._core.local_cluster import binary
 
 DRIVER = """
 import os, signal, sys, time
@@ -352,13 +355,18 @@ shoal.get([s.say.remote("the same") for s in speakers])
 
 def on_a_terminal(shoal_command, text: str, **env: str) -> str:
     """Runs a driver whose output is a terminal, and returns that output."""
-    ours, theirs = pty.openpty()
     script = shoal_command.script(DRIVER + text, "terminal.py")
+    return shown_by([sys.executable, str(script)], shoal_command.env(**env))
+
+
+def shown_by(argv: list[str], env: dict[str, str]) -> str:
+    """Runs a program on a terminal, and returns its output."""
+    ours, theirs = pty.openpty()
     pid = os.fork()
     if pid == 0:
         for number in (0, 1, 2):
             os.dup2(theirs, number)
-        os.execve(sys.executable, [sys.executable, str(script)], shoal_command.env(**env))
+        os.execve(argv[0], argv, env)
     os.close(theirs)
     said = b""
     while True:
@@ -388,3 +396,29 @@ def test_lines_are_never_folded_without_a_terminal(shoal_command, cluster):
     assert driver.code() == 0, driver.err
     assert driver.out.count(") the same\n") == 3
     assert driver.err.count(") err the same\n") == 3
+
+
+COLOURED = r"""
+evil = "\x1b]0;T\a\x1b[2J\u202e"
+@shoal.remote
+def paint(text):
+    print(text, flush=True)
+    print("err " + text, file=sys.stderr, flush=True)
+shoal.get(paint.remote("\r\x1b[32m 10%\x1b[0m\x1b[K\b " + evil))
+"""
+
+
+def test_a_terminal_shows_workers_colours_and_obeys_nothing_else(shoal_command, cluster):
+    kept, evil, escaped = "\r\x1b[32m 10%\x1b[0m\x1b[K\b ", "\x1b]0;T\a\x1b[2J\u202e", r"\x1b]0;T\x07\x1b[2J\u202e"
+    text = on_a_terminal(shoal_command, COLOURED)
+    for line in (") " + kept + escaped + "\n", ") err " + kept + escaped + "\n"):
+        assert line in text
+    assert "\x1b]" not in text
+    logs = [binary(), "logs", shoal_command.json("list", "jobs")["rows"][0]["id"]]
+    submitted = [binary(), "submit", str(shoal_command.script(DRIVER + COLOURED, "coloured.py"))]
+    for command in (logs, submitted):
+        text = shown_by(command, shoal_command.env())
+        assert kept + escaped + "\n" in text, command
+        assert "\x1b]" not in text
+    for command in (logs, submitted):  # a file gets the bytes
+        assert (kept + evil + "\n").encode() in subprocess.run(command, env=shoal_command.env(), capture_output=True, check=True).stdout

@@ -38,6 +38,7 @@ BELOW = {
 # the names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here. A
 # name with a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
 LAYERS = (
+    ("_printable",),
     ("exceptions", "cloudpickle"),
     ("_core",),
     ("_objects", "_runtime_env"),

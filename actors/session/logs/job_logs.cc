@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/core/printable.h"
+
 namespace shoal::actors {
 
 using runtime::Message;
@@ -14,7 +16,7 @@ namespace {
 // Time for a node to deliver all lines.
 constexpr runtime::Duration kOwnNode = std::chrono::seconds(1), kOtherNodes = std::chrono::seconds(3);
 
-void warn(const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); }
+void warn(const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", printable(text).c_str()); }
 
 }  // namespace
 

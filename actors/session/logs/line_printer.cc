@@ -5,21 +5,26 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "runtime/core/printable.h"
+
 namespace shoal::actors {
 
 LinePrinter::LinePrinter(runtime::Clock& clock, bool fold) : clock_(clock) {
-  streams_[0].folds = fold && isatty(STDOUT_FILENO) == 1;
-  streams_[1].folds = fold && isatty(STDERR_FILENO) == 1;
+  streams_[0].terminal = isatty(STDOUT_FILENO) == 1;
+  streams_[1].terminal = isatty(STDERR_FILENO) == 1;
+  for (Stream& stream : streams_) stream.folds = fold && stream.terminal;
 }
 
 void LinePrinter::print(const std::string& who, bool to_stderr, std::string_view lines) {
   Stream& stream = streams_[to_stderr];
   const auto now = clock_.now();
+  const std::string source = printable(who);
   std::string out;
   for (std::size_t from = 0; from < lines.size();) {
     const auto end = std::min(lines.find('\n', from), lines.size());
-    const auto line = lines.substr(from, end - from);
-    out += stream.folds ? stream.fold.add(who, line, now) : "(" + who + ") " + std::string(line) + "\n";
+    const auto bytes = lines.substr(from, end - from);
+    const std::string line = stream.terminal ? terminal_output(bytes) : std::string(bytes);
+    out += stream.folds ? stream.fold.add(source, line, now) : "(" + source + ") " + line + "\n";
     from = end + 1;
   }
   write(to_stderr, out);

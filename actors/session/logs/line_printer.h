@@ -1,5 +1,5 @@
-// Prints workers' output on this process's stdout and stderr, each line with its source. Equal lines are folded on a terminal
-// (line_fold.h).
+// Prints workers' output on this process's stdout and stderr, each line with its source. On a terminal, equal lines are folded
+// (line_fold.h), and sequences that would change more than the line are escaped (runtime/core/printable.h). A file gets the bytes.
 //
 // Loop thread only.
 #pragma once
@@ -22,7 +22,7 @@ class LinePrinter {
 
  private:
   struct Stream {
-    bool folds = false;
+    bool terminal = false, folds = false;
     LineFold fold{{}};
     runtime::Timer over;
   };

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "python/native/fsdp/fsdp.h"
+#include "runtime/core/printable.h"
 
 namespace shoal::python {
 
@@ -64,7 +65,7 @@ std::shared_ptr<ShardActor> place(PySession& session, const std::string& gang, i
   o.place_timeout = o.model.waits.timeout = duration_of(timeout);
   o.model.waits.warn_after = duration_of(warn_after);
   o.model.waits.interrupted = signals_pending;
-  o.model.waits.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", text.c_str()); };
+  o.model.waits.warn = [](const std::string& text) { std::fprintf(stderr, "shoal: warning: %s\n", printable(text).c_str()); };
   return unwrap(in_session(session, [&](actors::Session& s) { return ShardActor::place(s, std::move(o)); }));
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -22,6 +21,7 @@ from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._core.signature import Signature, of_callable
 from shoal._objects.refs import ObjectRef
+from shoal._printable import printable, say
 from shoal.exceptions import Unimplemented
 
 __all__ = ["ActorClass", "ActorClassInheritanceException"]
@@ -142,7 +142,7 @@ class ActorClass:
         if detached and state.shows_logs and not state.notified_of_detached:
             state.notified_of_detached = True
             called = options.get("name") or name
-            print(f"shoal: what detached actors print is not shown here; to read it: shoal logs {called}", file=sys.stderr)
+            say(f"shoal: what detached actors print is not shown here; to read it: shoal logs {printable(called)}")
         try:
             handle._shoal_actor.created = ObjectRef(session.call(handle._shoal_actor.id, "__init__", *packed), name)
         except BaseException:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._core.variables import variable
+from shoal._printable import printable
 from shoal.exceptions import InvalidArgument, Unavailable, from_error
 
 _native.set_error_factory(from_error)
@@ -159,7 +160,7 @@ def _uncaught() -> str:
     with contextlib.suppress(Exception):  # the exception's own __str__ may raise
         line = str(error).partition("\n")[0][:_LONGEST_FAILURE]
         text += f": {line}" if line else ""
-    return "".join(c if c.isprintable() else "?" for c in text)  # a lone surrogate has no UTF-8
+    return printable(text)
 
 
 @atexit.register

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import hashlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, BroadcastOptions
 
+from shoal._printable import say
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
 LOOK = 1.5  # seconds between two checks during a wait
@@ -240,7 +240,7 @@ class ProcessGroupBackend:
                     )
                 if waited >= warn_at:
                     warn_at = waited + 6 * self._warn_after
-                    print(f"shoal: warning: rank {self.rank} waits in {what} since {waited:.0f} s: {others}", file=sys.stderr)
+                    say(f"shoal: warning: rank {self.rank} waits in {what} since {waited:.0f} s: {others}")
         except ShoalError as error:  # so that the others get the cause, not only a lost rank
             self.abort(error.code, error.reason, error.message, error.hint)
             raise

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shoal._core.command import run_command
+from shoal._printable import printable
 from shoal.checkpoint._export import MAX_SHARD_BYTES, export
 from shoal.checkpoint._inspect import diff, verify
 from shoal.checkpoint._keeping import Checkpoints
@@ -62,7 +63,7 @@ def _ls(options: argparse.Namespace) -> int:
         _print_json("ls", **facts, **manifest.info, bytes=total, tensors=rows)
         return _OK
     _print_table([["tensor", "dtype", "shape", "sharding", "pieces", "bytes"], *([str(v) for v in r.values()] for r in rows)])
-    print(f"{len(rows)} tensors, {total:,} bytes, {manifest.format}{_origin(manifest)}")
+    _print(f"{len(rows)} tensors, {total:,} bytes, {manifest.format}{_origin(manifest)}")
     return _OK
 
 
@@ -102,10 +103,11 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         _print_json("verify", **asdict(found), sound=not found.problems)
     elif found.problems:
-        print("\n".join(found.problems))
+        for problem in found.problems:
+            _print(problem)
     else:
         how = "every byte has its hash" if found.hashed else "no byte is missing (this format has no hashes)"
-        print(f"{options.path} is sound: {found.num_tensors} tensors, {found.num_bytes:,} bytes; {how}.")
+        _print(f"{options.path} is sound: {found.num_tensors} tensors, {found.num_bytes:,} bytes; {how}.")
     return _FAILED if found.problems else _OK
 
 
@@ -116,9 +118,9 @@ def _export(options: argparse.Namespace) -> int:
     if options.json:
         _print_json("export", target=options.target, format=options.format, left_out=left_out)
     else:
-        print(f"{options.target} holds {options.source} as {options.format}.")
+        _print(f"{options.target} holds {options.source} as {options.format}.")
         if left_out:
-            print(f"Loads of {options.target} lack {' and '.join(left_out)} of {options.source}.")
+            _print(f"Loads of {options.target} lack {' and '.join(left_out)} of {options.source}.")
     return _OK
 
 
@@ -137,11 +139,11 @@ def _diff(options: argparse.Namespace) -> int:
         _print_json("diff", differences=[asdict(d) for d in found])
     for d in [] if options.json else found:
         if d.largest is not None:
-            print(f"{d.name}: elements differ by up to {d.largest:g}")
+            _print(f"{d.name}: elements differ by up to {d.largest:g}")
         elif d.what in ("extra", "missing"):
-            print(f"{d.name}: only in {options.first if d.what == 'extra' else options.second}")
+            _print(f"{d.name}: only in {options.first if d.what == 'extra' else options.second}")
         else:
-            print(f"{d.name}: {d.what} {d.first} there, {d.second} here")
+            _print(f"{d.name}: {d.what} {d.first} there, {d.second} here")
     if not found and not options.json:
         print("no difference")
     return _FAILED if found else _OK
@@ -151,7 +153,12 @@ def _print_json(verb: str, **facts: Any) -> None:
     print(json.dumps({"schema": f"shoal.checkpoint.{verb}/1", **facts}))
 
 
+def _print(line: str) -> None:
+    print(printable(line))
+
+
 def _print_table(rows: list[list[str]]) -> None:
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())

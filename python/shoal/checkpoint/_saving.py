@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shoal._printable import printable_lines, say
 from shoal.checkpoint._contents import Model, contents_of
 from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Ranks
@@ -140,7 +141,7 @@ class PendingSave:
     def _print(self) -> None:
         if self._prints is not None:
             text, self._unprinted = self._unprinted, ""
-            sys.stderr.write(text if self._prints else "")
+            sys.stderr.write(printable_lines(text) if self._prints else "")
 
     def _cause(self) -> str:
         if self._abandoned and self._ranks.failed and not isinstance(self._error, Unavailable):
@@ -261,7 +262,7 @@ def _at_exit() -> None:
     try:
         wait()
     except Exception as error:  # an exit has no caller
-        sys.stderr.write(f"the checkpoint was not saved: {error}\n")
+        say(f"the checkpoint was not saved: {error}")
 
 
 threading._register_atexit(_at_exit)  # atexit's functions run after threads can start no others

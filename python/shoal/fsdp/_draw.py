@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from xml.sax.saxutils import escape, quoteattr
 
+from shoal._printable import printable_lines
+
 WIDTH, LEFT, RIGHT, BAR, GAP, HEAD = 1400, 130, 24, 20, 3, 34
 MAX_ROWS = 8  # the most rows of labelled bars in a lane
 CHAR = 6.3  # approximate width of a character of an 11 px label
@@ -41,7 +43,7 @@ def draw(nodes, lanes) -> str:
     body += _axis(end, scale, y, timed) + _legend(nodes, y + 40)
     height = y + 64
     style = "text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#222}.dark{fill:#fff}.head{font-weight:bold}.dim{fill:#777}"
-    return "\n".join(
+    document = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
             f"<style>{style}</style>",
@@ -50,6 +52,7 @@ def draw(nodes, lanes) -> str:
             "</svg>\n",
         ]
     )
+    return printable_lines(document)  # an XML document has no control characters
 
 
 def _panel(name: str, nodes, spans, lanes, scale: float, top: float) -> tuple[float, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from shoal._actors.registry import kill
 from shoal._core import serialize
 from shoal._distributed.buddies import buddies
 from shoal._objects.refs import ObjectRef, load
+from shoal._printable import say
 from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
 from shoal.train import _membership as m
 from shoal.train._changes import Change, Pause, Transition
@@ -462,4 +462,4 @@ def _text(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"shoal: {text}", file=sys.stderr, flush=True)
+    say(f"shoal: {text}")

@@ -15,6 +15,7 @@ from shoal._actors.handle import ActorHandle
 from shoal._core.command import run_command
 from shoal._core.process import close, retry_delay_ms, state
 from shoal._objects.values import get
+from shoal._printable import say
 from shoal.exceptions import InvalidArgument, ShoalError
 from shoal.train._run import METHODS, REPORTS
 
@@ -50,7 +51,7 @@ def driver_of(session: Any, job: str) -> ActorHandle:
 
 def print_error(error: Exception) -> None:
     hint = getattr(error, "hint", "")
-    print(f"error[{type(error).__name__}]: {getattr(error, 'message', error)}" + (f"\n  hint: {hint}" if hint else ""), file=sys.stderr)
+    say(f"error[{type(error).__name__}]: {getattr(error, 'message', error)}" + (f"\n  hint: {hint}" if hint else ""))
 
 
 def main() -> int:
@@ -69,7 +70,7 @@ def main() -> int:
     elif change.workers == change.workers_before:
         print(f"Job {job} has {change.workers} workers already.")
     else:
-        print(f"Job {job}: {change}.")
+        say(f"Job {job}: {change}.", sys.stdout)
     return 0
 
 

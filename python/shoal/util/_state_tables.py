@@ -13,6 +13,7 @@ from shoal._core.local_cluster import binary
 from shoal._core.process import state
 from shoal._driver.http import Http
 from shoal._objects.refs import ObjectRef
+from shoal._printable import printable
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.util._state_rows import StateRow, actor_row, group_row, job_row, node_row, object_row, runtime_env_row, task_row, worker_row
 
@@ -58,7 +59,7 @@ def _told(what: str, filters: Any, address: str | None, timeout: float, raise_on
     if forgotten and not _chooses_open_ones(filters):
         missing.append(f"{forgotten} ended calls are kept no more (a process keeps the last 2048 that finished, and as many that failed)")
     if missing:
-        warnings.warn(f"the list of {what} is incomplete: {'; '.join(missing)}", stacklevel=4)
+        warnings.warn(f"the list of {what} is incomplete: {printable('; '.join(missing))}", stacklevel=4)
     return rows
 
 

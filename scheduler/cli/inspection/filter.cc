@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/core/printable.h"
+
 namespace shoal::scheduler::cli {
 
 using nlohmann::json;
@@ -81,7 +83,7 @@ std::string scalar(const json& value) {
                     return std::isalnum(c) || std::string_view("_-./@ ").find(static_cast<char>(c)) != std::string_view::npos;
                   }) &&
       std::none_of(std::begin(kWords), std::end(kWords), [&](auto w) { return strcasecmp(text.c_str(), std::string(w).c_str()) == 0; });
-  return plain ? text : value.dump(-1, ' ', false, json::error_handler_t::replace);  // a JSON string is valid YAML
+  return plain ? text : printable_json(value.dump(-1, ' ', false, json::error_handler_t::replace));  // a JSON string is valid YAML
 }
 
 void write(const json& value, std::size_t indent, std::string& out) {

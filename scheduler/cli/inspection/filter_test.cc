@@ -63,6 +63,7 @@ TEST(Yaml, ReadsAsWhatItWas) {
             "    - two\n"
             "  none: null\n");
   EXPECT_EQ(to_yaml(json::array()), "[]\n");
+  EXPECT_EQ(to_yaml(json::object({{"a\x1b", "\x7f\u0085\u202e \u00e9"}})), "\"a\\u001b\": \"\\u007f\\u0085\\u202e \u00e9\"\n");
 }
 
 }  // namespace

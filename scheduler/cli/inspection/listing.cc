@@ -9,6 +9,7 @@
 
 #include "actors/protocol/cluster/function_worker.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/output.h"
 #include "scheduler/web/rows.h"
 
 namespace shoal::scheduler::cli {
@@ -59,7 +60,7 @@ Result<Listed> rows_of(const Common& common, std::string name) {
     json rows = *what == Inspect::What::kObjects ? object_rows(reported)
                 : *what == Inspect::What::kTasks ? task_rows(reported)
                                                  : environment_rows(reported);
-    for (const auto& line : silent_lines(reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+    for (const auto& line : silent_lines(reported)) print(stderr, "shoal: {}\n", line);
     return Listed{std::move(cluster), name, {}, std::move(reported), std::move(rows)};
   }
   SHOAL_TRY(const auto kind, kind_of(name));

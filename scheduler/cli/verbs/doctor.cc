@@ -191,11 +191,8 @@ int doctor(const Common& common) {
                     {"found", c.found},
                     {"fix", c.fix}});
     if (!common.json) {
-      std::printf("%s %-14s %s%s%s\n",
-                  c.verdict == '+'   ? "✓"
-                  : c.verdict == '!' ? "!"
-                                     : "✗",
-                  c.name.c_str(), c.found.c_str(), c.fix.empty() ? "" : "\n                 fix: ", c.fix.c_str());
+      print(stdout, "{} {:<14} {}\n", c.verdict == '+' ? "✓" : c.verdict == '!' ? "!" : "✗", c.name, c.found);
+      if (!c.fix.empty()) print(stdout, "                 fix: {}\n", c.fix);
     }
   }
   if (common.json) print_json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}});

@@ -88,7 +88,7 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
   if (common.json) {
     print_json({{"schema", "shoal.duty/1"}, {"node", to_string(node->id)}, {"now", now}});
   } else {
-    std::printf("Node %s is %s.\n", to_string(node->id).c_str(), now);
+    print(stdout, "Node {} is {}.\n", to_string(node->id), now);
   }
   return kOk;
 }

@@ -48,7 +48,7 @@ int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
   if (common.json || o.format == "json") {
     print_json({{"schema", "shoal.get/1"}, {"rows", rows}});
   } else {
-    std::printf("%s", to_yaml(rows).c_str());
+    print(stdout, "{}", Lines{to_yaml(rows)});
   }
   return kOk;
 }
@@ -74,7 +74,7 @@ int get(const Common& common, const GetOptions& o) {
     (*row)["schema"] = "shoal.get/1";
     print_json(*row);
   } else {
-    std::printf("%s", to_yaml(*row).c_str());
+    print(stdout, "{}", Lines{to_yaml(*row)});
   }
   return kOk;
 }
@@ -94,16 +94,16 @@ int describe(const Common& common, const GetOptions& o) {
   const std::string waits = row->value("pending_reason", "");
   json rest = *row;
   for (const char* reported : {"cause", "pending_reason"}) rest.erase(reported);
-  std::printf("%s", to_yaml(rest).c_str());
-  if (!waits.empty()) std::printf("why it waits: %s\n", waits.c_str());
+  print(stdout, "{}", Lines{to_yaml(rest)});
+  if (!waits.empty()) print(stdout, "why it waits: {}\n", waits);
   if (cause.is_object()) {
-    std::printf("why it ended: %s\n", cause.value("message", "").c_str());
-    for (const auto& frame : cause.value("in", json::array())) std::printf("  in: %s\n", frame.get<std::string>().c_str());
-    if (!cause.value("hint", "").empty()) std::printf("  hint: %s\n", cause.value("hint", "").c_str());
+    print(stdout, "why it ended: {}\n", Lines{cause.value("message", "")});
+    for (const auto& frame : cause.value("in", json::array())) print(stdout, "  in: {}\n", frame.get<std::string>());
+    if (!cause.value("hint", "").empty()) print(stdout, "  hint: {}\n", Lines{cause.value("hint", "")});
   }
   const std::string id = (*row)["id"];
-  if (listed->what == "actors" || listed->what == "jobs" || listed->what == "workers") std::printf("next: shoal logs %s\n", id.c_str());
-  if (listed->what == "nodes") std::printf("next: shoal cordon %s   |   shoal drain %s\n", id.c_str(), id.c_str());
+  if (listed->what == "actors" || listed->what == "jobs" || listed->what == "workers") print(stdout, "next: shoal logs {}\n", id);
+  if (listed->what == "nodes") print(stdout, "next: shoal cordon {}   |   shoal drain {}\n", id, id);
   return kOk;
 }
 

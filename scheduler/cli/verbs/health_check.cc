@@ -23,7 +23,7 @@ int health_check(const Common& common) {
   if (common.json) {
     print_json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}});
   } else {
-    std::printf("%s answers; %u nodes live.\n", cluster->address.c_str(), s->num_nodes);
+    print(stdout, "{} answers; {} nodes live.\n", cluster->address, s->num_nodes);
   }
   return s->num_nodes > 0 ? kOk : kFailed;
 }

@@ -38,9 +38,9 @@ void print_job(const Common& common, const JobRow& row, const std::string& id) {
     print_json(out);
     return;
   }
-  std::printf("Job %s is %s.\n", name_of(row, id).c_str(), to_string(row.state));
-  if (!row.pending_reason.empty()) std::printf("%s\n", row.pending_reason.c_str());
-  if (row.cause) std::fprintf(stderr, "%s\n", row.cause->to_string().c_str());
+  print(stdout, "Job {} is {}.\n", name_of(row, id), to_string(row.state));
+  if (!row.pending_reason.empty()) print(stdout, "{}\n", row.pending_reason);
+  if (row.cause) print(stderr, "{}\n", Lines{row.cause->to_string()});
 }
 
 std::string quoted(const std::string& word) {
@@ -97,7 +97,7 @@ int follow(const Common& common, ClusterConnection& cluster, const JobRow& job, 
   const auto row = follow_job(common, *cluster.context, *cluster.head, job.id);
   if (!row) return failed(common, row.error());
   if (!*row) {
-    std::fprintf(stderr, "shoal: job %s goes on; see it with: shoal job logs -f %s\n", id.c_str(), id.c_str());
+    print(stderr, "shoal: job {} goes on; see it with: shoal job logs -f {}\n", id, id);
     return 130;
   }
   print_job(common, **row, id);
@@ -147,11 +147,11 @@ int job_submit(const Common& common, const JobOptions& o) {
     if (common.json) {
       print_json({{"schema", "shoal.job/1"}, {"job_id", to_string(job->job)}, {"submission_id", id}});
     } else {
-      std::printf("Job %s was submitted.\n", id.c_str());
+      print(stdout, "Job {} was submitted.\n", id);
     }
     return kOk;
   }
-  std::fprintf(stderr, "shoal: job %s was submitted\n", id.c_str());
+  print(stderr, "shoal: job {} was submitted\n", id);
   JobRow row;
   row.id = job->job;
   const int code = follow(common, *cluster, row, id);
@@ -211,7 +211,7 @@ int job_delete(const Common& common, const JobOptions& o) {
   if (common.json) {
     print_json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}});
   } else {
-    std::printf("Job %s is forgotten.\n", o.id.c_str());
+    print(stdout, "Job {} is forgotten.\n", o.id);
   }
   return kOk;
 }

@@ -142,17 +142,17 @@ int list_inspection(const Common& common, const ListOptions& o, const std::vecto
     return kOk;
   }
   if (o.format == "yaml" || (o.detail && o.format.empty())) {
-    std::printf("%s", to_yaml(rows).c_str());
+    print(stdout, "{}", Lines{to_yaml(rows)});
   } else {
     print_inspection(rows, listed.what);
   }
   if (rows.empty() && listed.what == "tasks") {
-    std::fprintf(stderr,
-                 "shoal: %s\n  processes tell of their calls while they live: those of a job that has ended are not here any more (what "
-                 "they printed: shoal logs JOB; next time: shoal timeline before the end)\n",
-                 listed.rows.empty() ? "no process knows of a call" : "no call is like that");
+    print(stderr,
+          "shoal: {}\n  processes tell of their calls while they live: those of a job that has ended are not here any more (what "
+          "they printed: shoal logs JOB; next time: shoal timeline before the end)\n",
+          listed.rows.empty() ? "no process knows of a call" : "no call is like that");
   }
-  if (more > 0) std::fprintf(stderr, "shoal: %zu rows more; --limit N shows N, --limit 0 all\n", more);
+  if (more > 0) print(stderr, "shoal: {} rows more; --limit N shows N, --limit 0 all\n", more);
   return kOk;
 }
 
@@ -177,7 +177,7 @@ int list(const Common& common, const ListOptions& o) {
   if (common.json || o.format == "json") {
     print_json({{"schema", "shoal.list/1"}, {"what", listed->what}, {"rows", rows}});
   } else if (o.format == "yaml" || (o.detail && o.format.empty())) {
-    std::printf("%s", to_yaml(rows).c_str());
+    print(stdout, "{}", Lines{to_yaml(rows)});
   } else {
     print_rows(listed->reply, listed->what);
   }

@@ -136,7 +136,7 @@ Result<Wanted> ran_by(ClusterConnection& cluster, const std::string& id) {
   const auto task = parse_task(id);
   if (!task) return fail(invalid_argument("a task has an id of 32 hexadecimal digits, not " + id).with_hint("see shoal list tasks"));
   SHOAL_TRY(const InspectionReply reported, ask_nodes(cluster, actors::Inspect::What::kTasks));
-  for (const auto& line : silent_lines(reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  for (const auto& line : silent_lines(reported)) print(stderr, "shoal: {}\n", line);
   json last;
   for (const auto& row : task_rows(reported)) {
     if (row["id"] == id && (last.is_null() || row["attempt"] > last["attempt"])) last = row;
@@ -166,14 +166,7 @@ std::string last_lines(const std::string& text, std::int64_t lines) {
 }
 
 void print_lines(const std::string& who, std::uint16_t stream, std::string_view lines) {
-  std::FILE* to = stream == 1 ? stdout : stderr;
-  for (std::size_t from = 0; from < lines.size();) {
-    const auto end = std::min(lines.find('\n', from), lines.size());
-    const std::string line = fmt::format("({}) {}\n", who, lines.substr(from, end - from));  // may have zero bytes
-    std::fwrite(line.data(), 1, line.size(), to);
-    from = end + 1;
-  }
-  std::fflush(to);
+  print_output(stream == 1 ? stdout : stderr, fmt::format("({}) ", who), lines);
 }
 
 using Nodes = std::vector<std::unique_ptr<Client>>;
@@ -350,7 +343,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
     if (common.json) {
       print_json(out);
     } else {
-      for (const auto& name : names) std::printf("%s\n", name.c_str());
+      for (const auto& name : names) print(stdout, "{}\n", name);
     }
     return kOk;
   }
@@ -361,7 +354,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
     out["text"] = text;
     print_json(out);
   } else {
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    print_output(stdout, text);
   }
   return kOk;
 }

@@ -70,12 +70,12 @@ json nodes_json(const InspectionReply& reported) {
 
 void print_group(const std::string& name, const std::vector<json>& rows, const MemoryOptions& o) {
   const Sums sums = sums_of(rows);
-  std::printf("--- %s ---\n", name.c_str());
+  print(stdout, "--- {} ---\n", name);
   std::vector<std::string> line = {std::to_string(sums.objects), bytes_text(sums.bytes), bytes_text(sums.spilled)};
   for (const char* kind : kReferences) line.push_back(std::to_string(sums.references.contains(kind) ? sums.references.at(kind) : 0));
   print_table({"OBJECTS", "IN MEMORY", "IN FILES", "LOCAL REFERENCES", "PINNED", "CAPTURED IN OBJECTS"}, {line});
   if (!o.stats_only && !rows.empty()) {
-    std::printf("\n");
+    print(stdout, "\n");
     std::vector<std::vector<std::string>> table;
     for (const auto& r : rows) {
       if (o.limit > 0 && table.size() == o.limit) break;
@@ -84,9 +84,9 @@ void print_group(const std::string& name, const std::vector<json>& rows, const M
                        field_text(r, "reference"), r["id"].is_string() ? field_text(r, "id") : "-"});
     }
     print_table({"IP", "PID", "ROLE", "STATUS", "SIZE", "IN", "REFERENCE", "OBJECT"}, table);
-    if (rows.size() > table.size()) std::printf("... and %zu more (--num-entries)\n", rows.size() - table.size());
+    if (rows.size() > table.size()) print(stdout, "... and {} more (--num-entries)\n", rows.size() - table.size());
   }
-  std::printf("\n");
+  print(stdout, "\n");
 }
 
 }  // namespace
@@ -124,14 +124,13 @@ int memory(const Common& common, MemoryOptions o) {
     print_json(all);
     return kOk;
   }
-  std::printf("Objects by %s, sorted by %s\n\n", o.group_by.c_str(), o.sort_by.c_str());
+  print(stdout, "Objects by {}, sorted by {}\n\n", o.group_by, o.sort_by);
   for (const auto& [name, rows] : groups) print_group(name, rows, o);
   for (const auto& n : reported->nodes) {
-    std::printf("node %s: %s of memory kept for large values, %s in files, limit %s\n", to_string(n.node).c_str(),
-                bytes_text(n.kept_bytes).c_str(), bytes_text(n.spilled_bytes).c_str(),
-                n.limit_bytes ? bytes_text(n.limit_bytes).c_str() : "none");
+    print(stdout, "node {}: {} of memory kept for large values, {} in files, limit {}\n", to_string(n.node), bytes_text(n.kept_bytes),
+          bytes_text(n.spilled_bytes), n.limit_bytes ? bytes_text(n.limit_bytes) : "none");
   }
-  for (const auto& line : silent_lines(*reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  for (const auto& line : silent_lines(*reported)) print(stderr, "shoal: {}\n", line);
   return kOk;
 }
 

@@ -52,7 +52,7 @@ int metrics(const Common& common) {
     const json out = {{"schema", "shoal.metrics/1"}, {"families", families}};
     print_json(out);
   } else {
-    std::fwrite((**all)->text.data(), 1, (**all)->text.size(), stdout);
+    print_bytes(stdout, (**all)->text);
   }
   return kOk;
 }
@@ -76,15 +76,15 @@ int scrape_config(const Common& common) {
     return kOk;
   }
   // Paths are JSON strings, which are valid YAML.
-  std::printf(
-      "scrape_configs:\n"
-      "  - job_name: shoal\n"
-      "    authorization:\n"
-      "      type: Bearer\n"
-      "      credentials_file: %s\n"
-      "    file_sd_configs:\n"
-      "      - files: [%s]\n",
-      json(folder.http_token_file()).dump().c_str(), json(folder.metrics_targets_file()).dump().c_str());
+  print(stdout,
+        "scrape_configs:\n"
+        "  - job_name: shoal\n"
+        "    authorization:\n"
+        "      type: Bearer\n"
+        "      credentials_file: {}\n"
+        "    file_sd_configs:\n"
+        "      - files: [{}]\n",
+        json_text(folder.http_token_file()), json_text(folder.metrics_targets_file()));
   return kOk;
 }
 

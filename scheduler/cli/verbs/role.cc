@@ -89,7 +89,7 @@ int run_role(const Environment& environment, int argc, char** argv) {
     }
     return run_local({session, *amounts, *label_map, python, owner, remove_folder, ready_fd, http, spill_folder, *memory, *stopped});
   }
-  std::fprintf(stderr, "no such role: %s\n", role.c_str());
+  print(stderr, "no such role: {}\n", role);
   return kUsage;
 }
 

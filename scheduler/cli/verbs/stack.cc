@@ -117,7 +117,7 @@ int stack(const Common& common, const std::string& id) {
     rows.back()[said ? "stacks" : "error"] = said ? *said : said.error().message();
     if (common.json) continue;
     const std::string text = said ? *said : "  " + said.error().message() + "\n";
-    std::printf("%s, pid %d, worker %s\n%s\n", w.role.c_str(), w.pid, to_string(w.id).c_str(), text.c_str());
+    print(stdout, "{}, pid {}, worker {}\n{}\n", w.role, w.pid, to_string(w.id), Lines{text});
   }
   if (rows.empty() && !id.empty()) return failed(common, not_found("no living worker, actor, job or process " + id));
   if (common.json) print_json({{"schema", "shoal.stack/1"}, {"workers", rows}});

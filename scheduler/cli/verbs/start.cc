@@ -54,7 +54,7 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 int stay(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
   static volatile std::sig_atomic_t asked = 0;
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { asked = 1; });
-  if (!common.json) std::printf("It ends with this command (--block): Ctrl-C or SIGTERM.\n");
+  if (!common.json) print(stdout, "It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {  // reaps orphans when this is a container's first process
@@ -197,21 +197,19 @@ void print_head(const Common& common, const HeadSession& session, const actors::
                 {"leader", leader},
                 {"resources", to_json(resources)}});
   } else if (leader != address) {
-    std::printf("A head at %s waits behind the one at %s, with a node with %s.\n  session  %s\n", address.c_str(), leader.c_str(),
-                resources.to_string().c_str(), folder.path().c_str());
+    print(stdout, "A head at {} waits behind the one at {}, with a node with {}.\n  session  {}\n", address, leader, resources.to_string(),
+          folder.path());
   } else {
-    std::printf(
-        "Shoal runs at %s with %s.\n  session  %s\n%s  next     shoal submit train.py   |   shoal status "
-        "  |   shoal stop --address %s\n",
-        address.c_str(), resources.to_string().c_str(), folder.path().c_str(),
-        http.empty() ? "" : ("  http     " + http + "   (token: " + folder.path() + "/http-token)\n").c_str(),
-        as_shell_word(address).c_str());
+    print(stdout, "Shoal runs at {} with {}.\n  session  {}\n", address, resources.to_string(), folder.path());
+    if (!http.empty()) print(stdout, "  http     {}   (token: {}/http-token)\n", http, folder.path());
+    print(stdout, "  next     shoal submit train.py   |   shoal status   |   shoal stop --address {}\n", as_shell_word(address));
     if (!fingerprint.empty()) {
-      if (credentials) std::printf("  network  %s\n", describe_network(*credentials).c_str());
-      std::printf(
-          "  join     shoal start --address %s --token-file FILE --ca-fingerprint %s\n           on another host, where FILE is a copy of "
-          "%s/token\n",
-          as_shell_word(address).c_str(), fingerprint.c_str(), folder.path().c_str());
+      if (credentials) print(stdout, "  network  {}\n", describe_network(*credentials));
+      print(
+          stdout,
+          "  join     shoal start --address {} --token-file FILE --ca-fingerprint {}\n           on another host, where FILE is a copy of "
+          "{}/token\n",
+          as_shell_word(address), fingerprint, folder.path());
     }
   }
   std::fflush(stdout);
@@ -264,8 +262,7 @@ Result<void> end_predecessor(const Found& found) {
   const auto info = found.other->info();
   if (!info || !info->head_local.empty() || !info->store.empty()) return {};  // it has heads elsewhere, or here
   SHOAL_OK(stop_session(*found.other, 5));
-  std::fprintf(stderr, "shoal: ended what was left here of an earlier cluster at %s (%s)\n", found.address.c_str(),
-               found.other->path().c_str());
+  print(stderr, "shoal: ended what was left here of an earlier cluster at {} ({})\n", found.address, found.other->path());
   return {};
 }
 
@@ -306,8 +303,8 @@ int start_joining(const Common& common, const StartOptions& options, const actor
                 {"network", over_hosts ? network_of(*credentials) : json()},
                 {"session", folder->path()}});
   } else {
-    std::printf("Node %s joined %s with %s.\n", node->id.c_str(), found->endpoint.c_str(), resources.to_string().c_str());
-    if (over_hosts) std::printf("  network  %s\n", describe_network(*credentials).c_str());
+    print(stdout, "Node {} joined {} with {}.\n", node->id, found->endpoint, resources.to_string());
+    if (over_hosts) print(stdout, "  network  {}\n", describe_network(*credentials));
   }
   std::fflush(stdout);
   return options.block ? stay(common, *folder, node->pid, !found->folder) : kOk;
@@ -348,8 +345,7 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
   verb.add_flag("--block", options.block, "Keep running; a signal then ends the processes that were started");
   for (const char* name : {"--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"}) {
     verb.add_option_function<std::uint16_t>(
-        name,
-        [name](std::uint16_t) { std::fprintf(stderr, "shoal: warning: %s has no effect: only the head's port can be chosen\n", name); },
+        name, [name](std::uint16_t) { print(stderr, "shoal: warning: {} has no effect: only the head's port can be chosen\n", name); },
         "An option of Ray, without effect");
   }
 }

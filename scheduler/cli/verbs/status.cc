@@ -26,8 +26,7 @@ void print_nodes(const std::vector<actors::NodeRow>& nodes) {
       const auto amount = [](std::int64_t u) { return static_cast<double>(u) / actors::Resources::kUnit; };
       use += fmt::format("{}{}/{} {}", use.empty() ? "" : ", ", amount(units - n.available.units(name)), amount(units), name);
     }
-    std::printf("  %s  %-8s  %s  %s\n", to_string(n.id).c_str(), state_text(n), n.host.c_str(),
-                n.state == actors::NodeState::kDead ? "-" : use.c_str());
+    print(stdout, "  {}  {:<8}  {}  {}\n", to_string(n.id), state_text(n), n.host, n.state == actors::NodeState::kDead ? "-" : use);
   }
 }
 
@@ -86,23 +85,23 @@ int status(const Common& common, bool verbose) {
     print_json(out);
     return kOk;
   }
-  std::printf("address  %s\nsession  %s (head pid %d)\n", cluster->address.c_str(), s->session.c_str(), s->head_pid);
-  if (!s->store.empty()) std::printf("store    %s\n", s->store.c_str());
-  for (std::size_t i = 1; i < s->heads.size(); ++i) std::printf("standby  %s\n", s->heads[i].c_str());
-  std::printf("nodes    %u\njobs     %u running\nworkers  %u\nactors   %u\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
-  std::printf("total    %s\nfree     %s\n", for_people(s->total).to_string().c_str(), for_people(s->available).to_string().c_str());
+  print(stdout, "address  {}\nsession  {} (head pid {})\n", cluster->address, s->session, s->head_pid);
+  if (!s->store.empty()) print(stdout, "store    {}\n", s->store);
+  for (std::size_t i = 1; i < s->heads.size(); ++i) print(stdout, "standby  {}\n", s->heads[i]);
+  print(stdout, "nodes    {}\njobs     {} running\nworkers  {}\nactors   {}\n", s->num_nodes, s->num_jobs, s->num_workers, s->num_actors);
+  print(stdout, "total    {}\nfree     {}\n", for_people(s->total).to_string(), for_people(s->available).to_string());
   if (verbose) {
-    std::printf("nodes, with what is used of what they have\n");
+    print(stdout, "nodes, with what is used of what they have\n");
     print_nodes(nodes.nodes);
-    std::printf("calls    %zu running, %zu waiting (shoal list tasks)\n", calls.running, calls.waiting);
-    std::printf("demands  %u of actors, jobs and placement groups\n", s->num_pending);
+    print(stdout, "calls    {} running, {} waiting (shoal list tasks)\n", calls.running, calls.waiting);
+    print(stdout, "demands  {} of actors, jobs and placement groups\n", s->num_pending);
   }
   const bool own_names_left = for_people(s->total).all().size() < s->total.all().size();  // the first that sums leave out
-  if (s->resources_left_out > 0 && !own_names_left) std::printf("         and %u more names (shoal list nodes)\n", s->resources_left_out);
-  for (const auto& p : s->pending) std::printf("pending  %s\n", p.c_str());
+  if (s->resources_left_out > 0 && !own_names_left) print(stdout, "         and {} more names (shoal list nodes)\n", s->resources_left_out);
+  for (const auto& p : s->pending) print(stdout, "pending  {}\n", p);
   if (s->num_set_aside > 0)
-    std::printf("rows     %u of the head's store could not be used; what needed them has ended\n", s->num_set_aside);
-  for (const auto& row : s->set_aside) std::printf("         %s\n", row.c_str());
+    print(stdout, "rows     {} of the head's store could not be used; what needed them has ended\n", s->num_set_aside);
+  for (const auto& row : s->set_aside) print(stdout, "         {}\n", row);
   return kOk;
 }
 

@@ -41,12 +41,12 @@ int stop(const Common& common, const StopOptions& options) {
       continue;
     }
     if (const auto info = folder.info(); !done->in_order && info && (folder.has_tls() || !info->store.empty())) {
-      std::fprintf(stderr, "shoal: warning: no head of %s answered: run `shoal stop` on the other hosts as well\n", folder.name().c_str());
+      print(stderr, "shoal: warning: no head of {} answered: run `shoal stop` on the other hosts as well\n", folder.name());
     }
     stopped.push_back({{"session", folder.path()}, {"killed", done->killed}});
     if (!common.json) {
-      std::printf("Stopped %s%s.\n", folder.name().c_str(),
-                  done->killed > 0 ? fmt::format(" ({} processes had to be killed)", done->killed).c_str() : "");
+      print(stdout, "Stopped {}{}.\n", folder.name(),
+            done->killed > 0 ? fmt::format(" ({} processes had to be killed)", done->killed) : "");
     }
   }
   if (common.json) print_json({{"schema", "shoal.stop/1"}, {"stopped", stopped}});

@@ -114,7 +114,7 @@ class Watcher {
     head_.set_on_notice([this](Method method, runtime::Message message) {
       // While the job runs, its own process prints warnings about its pending calls, and its output is shown here anyway.
       if (method == Method::kWarning && !(row_ && row_->state == JobState::kRunning)) {
-        if (const auto w = actors::from_bytes<actors::Warning>(message.body)) std::fprintf(stderr, "shoal: warning: %s\n", w->text.c_str());
+        if (const auto w = actors::from_bytes<actors::Warning>(message.body)) print(stderr, "shoal: warning: {}\n", w->text);
       }
       if (method != Method::kJobUpdate) return;
       auto row = actors::from_bytes<JobRow>(message.body);
@@ -184,8 +184,7 @@ class Watcher {
       if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
       if (std::exchange(seen, num_messages_) != num_messages_) silent = 0;
     }
-    if (!given_up_ && !cluster_stopped())
-      std::fprintf(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
+    if (!given_up_ && !cluster_stopped()) print(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
   }
 
   void on_signals() {
@@ -198,15 +197,14 @@ class Watcher {
           given_up_ = true;
         });
         if (!leaves) {
-          std::fprintf(stderr,
-                       "shoal: job %s goes on, this command ends; Ctrl-C again now stops the job. To see it: shoal job logs -f %s\n",
-                       to_string(job_).c_str(), to_string(job_).c_str());
+          print(stderr, "shoal: job {} goes on, this command ends; Ctrl-C again now stops the job. To see it: shoal job logs -f {}\n",
+                to_string(job_), to_string(job_));
         }
         return on_signals();
       }
       const bool again = signal_ != 0;
       if (!again) signal_ = number;
-      std::fprintf(stderr, again ? "shoal: killing the job\n" : "shoal: stopping the job; once more kills it\n");
+      print(stderr, "shoal: {}\n", again ? "killing the job" : "stopping the job; once more kills it");
       killing_ = again;
       ask_to_stop();
       // This command ends in time even if the job does not.
@@ -225,18 +223,7 @@ class Watcher {
     const std::string prefix = m->label == "driver" ? ""
                                : m->rank >= 0       ? fmt::format("[rank{}] ", m->rank)
                                                     : fmt::format("({}) ", m->label);
-    std::string out;
-    const auto text = message.payload.view();
-    for (std::size_t from = 0; from < text.size();) {
-      const auto end = std::min(text.find('\n', from), text.size());
-      out += prefix;
-      out += text.substr(from, end - from);
-      out += '\n';
-      from = end + 1;
-    }
-    std::FILE* stream = m->stream == 2 || common_.json ? stderr : stdout;
-    std::fwrite(out.data(), 1, out.size(), stream);
-    std::fflush(stream);
+    print_output(m->stream == 2 || common_.json ? stderr : stdout, prefix, message.payload.view());
   }
 
   static constexpr std::size_t kSilentSeconds = 3;
@@ -266,13 +253,13 @@ int ended_code(const Common& common, const JobRow& row, int signal, bool cluster
     out["exit_code"] = code;
     print_json(out);
   } else if (cluster_stopped && code != 0) {
-    std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
+    print(stderr, "shoal: the cluster was stopped, and the job with it\n");
   } else if (row.cause && signal == 0) {
     // The output already showed the last lines: print only the first line of the cause.
     Error e(row.cause->code(), row.cause->message().substr(0, row.cause->message().find('\n')));
     e = std::move(e).with_reason(row.cause->reason()).with_hint(row.cause->hint());
     for (const auto& frame : row.cause->context()) e = std::move(e).in(frame);
-    std::fprintf(stderr, "%s\n", e.to_string().c_str());
+    print(stderr, "{}\n", Lines{e.to_string()});
   }
   return code;
 }
@@ -291,8 +278,8 @@ Result<std::optional<JobRow>> follow_job(const Common& common, Context& context,
 void StdinWarning::look() {
   if (shown_ || !stdin_has_data()) return;
   shown_ = true;
-  std::fprintf(
-      stderr, "shoal: warning: the job does not get what this command has on its stdin; pass the job the name of a file, or an argument\n");
+  print(stderr,
+        "shoal: warning: the job does not get what this command has on its stdin; pass the job the name of a file, or an argument\n");
 }
 
 int submit(const Common& common, const SubmitOptions& o) {
@@ -340,7 +327,7 @@ int submit(const Common& common, const SubmitOptions& o) {
   if (watcher.left() != 0) return 128 + watcher.left();
   if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
   if (!row && watcher.cluster_stopped() && !common.json) {
-    std::fprintf(stderr, "shoal: the cluster was stopped, and the job with it\n");
+    print(stderr, "shoal: the cluster was stopped, and the job with it\n");
     return submit_exit_code(row.error());
   }
   if (!row) return failed(row.error());

@@ -18,10 +18,10 @@ int timeline(const Common& common, const std::string& file) {
   const auto reported = ask_nodes(*cluster, actors::Inspect::What::kTasks);
   if (!reported) return failed(common, reported.error());
   const json trace = trace_of(task_rows(*reported), cluster->context->clock->unix_millis() * 1000);
-  const std::string text = trace.dump(-1, ' ', false, json::error_handler_t::replace);
-  for (const auto& line : silent_lines(*reported)) std::fprintf(stderr, "shoal: %s\n", line.c_str());
+  const std::string text = json_text(trace);
+  for (const auto& line : silent_lines(*reported)) print(stderr, "shoal: {}\n", line);
   if (file == "-") {
-    std::printf("%s\n", text.c_str());
+    print_bytes(stdout, text + "\n");
     return kOk;
   }
   std::ofstream out(file);
@@ -31,7 +31,7 @@ int timeline(const Common& common, const std::string& file) {
   if (common.json) {
     print_json({{"schema", "shoal.timeline/1"}, {"file", file}, {"events", trace.size()}});
   } else {
-    std::printf("%s: open it in https://ui.perfetto.dev or chrome://tracing\n", file.c_str());
+    print(stdout, "{}: open it in https://ui.perfetto.dev or chrome://tracing\n", file);
   }
   return kOk;
 }

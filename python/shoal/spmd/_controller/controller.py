@@ -23,6 +23,7 @@ from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core.process import state
 from shoal._objects.values import get, put, wait
+from shoal._printable import say
 from shoal.exceptions import Cancelled, ShoalError, Unavailable
 from shoal.spmd._controller.replaying import Failure
 from shoal.spmd._layout.errors import located
@@ -216,7 +217,7 @@ class Controller:
             if self._cause is None:
                 self.wait()
         except BaseException as error:  # reported here, because the program is about to end
-            print(f"shoal.spmd: the last operators failed: {error}", file=sys.stderr)
+            say(f"shoal.spmd: the last operators failed: {error}")
             state.failed = True
         for rank in self._ranks:
             with contextlib.suppress(Exception):

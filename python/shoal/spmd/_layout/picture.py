@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
+from shoal._printable import printable_lines
 from shoal.spmd._layout.sharding import Sharding, parts_of
 
 LONG, SHORT = 400, 64  # px: the longer side of a panel, and the minimum of the shorter one
@@ -41,7 +42,7 @@ def picture(sharding: Sharding, shape: Sequence[int], title: str) -> str:
     if empty:
         about += f"; nothing on {_ids(empty)}"
     total = max(LEFT + min(len(panels), per_row) * step_x, int(max(len(title), len(about)) * 6.8) + 24)
-    return "\n".join(
+    document = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{bottom}" viewBox="0 0 {total} {bottom}">',
             f"<style>{STYLE}</style>",
@@ -52,6 +53,7 @@ def picture(sharding: Sharding, shape: Sequence[int], title: str) -> str:
             "</svg>\n",
         ]
     )
+    return printable_lines(document)  # an XML document has no control characters
 
 
 def _size(shape: Sequence[int]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shoal._core.command import run_command
 from shoal._objects.values import get
+from shoal._printable import say
 from shoal.exceptions import InvalidArgument, ShoalError
 from shoal.train._chaos.harm import kill_process, on_node, stop_process
 from shoal.train._chaos.head import check_head, kill_head
@@ -179,8 +180,8 @@ def main() -> int:
     address, job, seed, rate, duration, kinds, *options = sys.argv[1:]
     as_json = "--json" in options
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+    def show(text: str) -> None:
+        say(text, sys.stderr if as_json else sys.stdout)
 
     try:
         faults = sequence(int(seed), per_second_of(rate), seconds_of(duration), kinds_of(kinds))
@@ -190,12 +191,12 @@ def main() -> int:
     outcomes: list[Outcome] = []
     try:
         with open_session(address, job, "shoal chaos") as session:
-            chaos = Chaos(session, job, say)
+            chaos = Chaos(session, job, show)
             chaos.check(faults, "--yes" in options)
             if not faults:
                 raise InvalidArgument(f"seed {seed} has no fault within {duration} at {rate}", hint="raise --for or --rate")
-            say("\n".join([f"seed {seed}: {len(faults)} faults for job {job}", *map(str, faults)]))
-            outcomes = run(chaos, faults, say)
+            show("\n".join([f"seed {seed}: {len(faults)} faults for job {job}", *map(str, faults)]))
+            outcomes = run(chaos, faults, show)
     except Ended as error:
         print_error(InvalidArgument(f"job {job} has ended: {error}"))
         return 1
@@ -205,7 +206,7 @@ def main() -> int:
         print_error(error)
         return 1
     except KeyboardInterrupt:
-        say("interrupted")
+        show("interrupted")
     total = Total.of(faults, outcomes)
     if as_json:
         found = [asdict(o) for o in outcomes]
