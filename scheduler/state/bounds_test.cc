@@ -107,6 +107,25 @@ TEST_F(BoundsTest, TheSumOfHugeNodesEndsAtTheRangeOfTheType) {
   check();
 }
 
+TEST_F(BoundsTest, SumsBeyondTheRangeOfOneAmountStayExact) {
+  constexpr double kMost = 1e14;  // bytes, of a node; ten such nodes exceed the range
+  const JobId job = driver();
+  for (std::uint64_t id = 1; id <= 10; ++id) join(id, {{"memory", kMost}});
+  const auto g = gang(job, 10, {{"memory", kMost}});
+  ASSERT_TRUE(state_.step(GangRequested{g}));
+  const auto starts = taken<StartWorkerOn>();
+  ASSERT_EQ(starts.size(), 10u);
+  EXPECT_EQ(state_.status().available.units("memory"), 0);
+  dies(starts[0], 1, "it failed");
+  check();  // also the job's share
+  const auto status = state_.status();
+  EXPECT_EQ(status.total.units("memory") - status.available.units("memory"), 9 * of({{"memory", kMost}}).units("memory"));
+  for (std::uint64_t id = 1; id <= 10; ++id) {
+    state_.step(NodeLost{NodeId{id}, unavailable("gone")});
+    check();
+  }
+}
+
 // The cause has what the process wrote last, and the reason why its actor waits again begins with it.
 TEST_F(BoundsTest, ARowWithALongCauseCanBeReadAndSent) {
   const JobId job = driver();
