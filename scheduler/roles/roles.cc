@@ -40,8 +40,6 @@ std::string detect_accelerator() {
 }
 
 using Labels = std::map<std::string, std::string>;
-// A head's host that restarts, or a repaired network, comes back sooner as a rule.
-constexpr std::chrono::minutes kWithoutHead(10);
 constexpr const char* kObjectStoreMemory = "object_store_memory";  // Ray's name, also among the resources
 
 // Ray's default: 30% of the memory.
@@ -163,7 +161,7 @@ int run_node(const NodeRole& role) {
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
-  if (!role.keeps_head) options.head.absence.unreached = kWithoutHead;
+  if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
   options.events.on_orphaned = [&](const std::string& why) {
     (void)actors::write_orphaned(w.folder, why);
   };  // best effort: it is logged as well

@@ -21,6 +21,7 @@ struct StartOptions {
   std::uint16_t port = 7460;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: all of the machine's
   double memory_threshold = -1;                      // -1: from the environment, or the default
+  std::optional<unsigned> head_absence_limit;        // seconds, 0: never; unset: from the environment, or the default
   std::vector<std::string> resources;                // NAME=AMOUNT
   std::vector<std::string> labels;                   // NAME=VALUE
   std::string store;                                 // etcd://.. or etcds://..; "": a database in the session's folder
