@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <tuple>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -79,6 +81,18 @@ void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Op
       [bytes, then = std::move(then)] { then(std::move(*bytes)); });
 }
 
+// Reads the states of these processes in a side thread: a thousand reads of /proc take tens of milliseconds.
+void find_stopped(runtime::SideWork& side, std::vector<pid_t> pids, Workers::Options::FoundStopped then) {
+  const auto stopped = std::make_shared<std::set<pid_t>>();
+  side.run(
+      [stopped, pids = std::move(pids)] {
+        for (const pid_t pid : pids) {
+          if (runtime::is_stopped(pid)) stopped->insert(pid);
+        }
+      },
+      [stopped, then = std::move(then)] { then(*stopped); });
+}
+
 // The variables by which workers use the interface that `shoal start --interface` has chosen. Those that this process has stay.
 Launcher::Env interface_variables(const actors::Credentials& credentials) {
   if (credentials.interface.empty()) return {};
@@ -126,7 +140,9 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
       .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
       .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.workers.stopped.limit = role.stopped_limit;
-  o.workers.is_stopped = [](pid_t pid) { return runtime::is_stopped(pid); };
+  o.workers.find_stopped = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) {
+    find_stopped(*side, pids, then);
+  };
   o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
   o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](NodeReports::Measured measured) {
