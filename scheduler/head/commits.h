@@ -42,12 +42,12 @@ class Commits {
   // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
-  // What the request that is answered next has made: it is undone if the request is refused later. Empty if the request repeats another or
-  // finds what exists. Without a call, the request has changed something that is not undone.
+  // `made` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
+  // exists. Without a call, the request has changed something that is not undone.
   void set_made(Made made) { made_ = std::move(made); }
   // The same for a request that an action answers (AnswerHosted).
   void await(Made made);
-  // Returns true if a request made this actor or group, and it is not stored. Of a gang, `id` is the first actor.
+  // Returns true if a request made this actor or group, and it is not stored. A gang is named by its first actor.
   bool unstored(ActorId id) const { return contains(id.value); }
   bool unstored(GroupId id) const { return contains(id.value); }
   // Takes the actions of the cluster state's last steps and schedules a commit of its changes. If no caller awaits these, the commit may
@@ -60,7 +60,7 @@ class Commits {
 
  private:
   struct Answer {
-    std::optional<runtime::Responder> responder;  // none: an action answers the request
+    std::optional<runtime::Responder> responder;  // not set if an action answers the request
     Result<runtime::Message> result;
     actors::Effect effect;
     std::optional<Made> made;
