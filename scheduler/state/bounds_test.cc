@@ -6,7 +6,11 @@
 namespace shoal::scheduler {
 namespace {
 
-class BoundsTest : public ClusterStateTest {};
+class BoundsTest : public ClusterStateTest {
+ protected:
+  // The reason of an error, or "" on success.
+  static std::string reason_of(const auto& result) { return result ? "" : result.error().reason(); }
+};
 
 TEST_F(BoundsTest, AttributesAreBoundedTogether) {
   const JobId job = driver();
@@ -38,18 +42,18 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
   actors::JobSpec job;
   job.wait = true;
   job.name = text;
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   job.name = "job";
   job.num_workers = 4096;
   for (int i = 0; i < 30; ++i) job.resources.set_units("name" + std::to_string(i), 1);
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   job.num_workers = 0;
   job.resources = {};
   job.submission.metadata = {{"large", std::string(70'000, 'x')}};
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   auto named = gang(driving, 1, {});
   named.actors[0].class_name = text;
-  EXPECT_EQ(state_.step(GangRequested{named}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(GangRequested{named})), "TooLarge");
   actors::GroupSpec group;
   group.id = GroupId{5};
   group.job = driving;
@@ -57,14 +61,14 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
     auto& bundle = group.bundles.emplace_back();
     for (int j = 0; j < 4; ++j) bundle.set_units("resource" + std::to_string(j), 1);
   }
-  EXPECT_EQ(state_.step(GroupRequested{group}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(GroupRequested{group})), "TooLarge");
   actors::RegisterNode node;
   node.id = NodeId{3};
   node.labels = {{"label", std::string(70'000, 'x')}};
-  EXPECT_EQ(state_.step(NodeJoined{node}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(NodeJoined{node})), "TooLarge");
   node.labels.clear();
   node.resources.set_units(std::string(301, 'x'), 1);
-  EXPECT_EQ(state_.step(NodeJoined{node}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(NodeJoined{node})), "TooLarge");
   check();
 }
 
