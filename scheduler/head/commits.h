@@ -28,8 +28,8 @@ namespace shoal::scheduler {
 class Commits {
  public:
   struct Options {
-    runtime::Duration refuse_after{};  // how long commits fail before writable() returns an error
-    std::size_t max_refused = 200;     // requests refused in one turn of the loop
+    runtime::Duration refuse_after = std::chrono::seconds(2);  // how long commits fail before writable() returns an error
+    std::size_t max_refused = 200;                             // requests refused in one turn of the loop
   };
 
   // The references outlive this object. `perform` may cause new events.

@@ -33,8 +33,7 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       node_watch_(network, state_, {options_.listen, options_.look_timeout, options_.watch_process},
                   {[this](NodeId node) { return links_.contains(node); },
                    [this](NodeId node) { happened(NodeLost{node, unavailable("its node's process ended").with_reason("NodeLost")}); }}),
-      commits_(clock, state_, store, fence_, log_, {options_.refuse_after, options_.max_refused},
-               [this](const Action& action) { perform(action); }),
+      commits_(clock, state_, store, fence_, log_, options_.commits, [this](const Action& action) { perform(action); }),
       links_(log_, {options_.call_timeout, options_.start_timeout}) {
   answer_cluster();
   answer_jobs();

@@ -42,8 +42,7 @@ class Head final : public runtime::PeerHandler {
     runtime::Duration call_timeout = std::chrono::seconds(30);  // time limit of a node's answer
     // Time limit of the start of a process, which may import much.
     runtime::Duration start_timeout = std::chrono::minutes(10);
-    runtime::Duration refuse_after = std::chrono::seconds(2);  // how long commits fail before requests are refused
-    std::size_t max_refused = 200;                             // requests refused in one turn of the loop
+    Commits::Options commits;
     ClusterState::Options state;
     // Calls the function when a process of this host ends, so that a node's death is found before its heartbeats are missed. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;

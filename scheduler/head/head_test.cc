@@ -100,7 +100,7 @@ TEST_F(HeadTest, ARefusedRequestDoesNotGetTheRoomOfAnother) {
 
 // The head of 20,000 callers must answer heartbeats meanwhile.
 TEST_F(HeadTest, ManyRequestsAreRefusedInSeveralTurnsOfTheLoop) {
-  const std::size_t most = Head::Options().max_refused, all = 2 * most + 50;
+  const std::size_t most = Commits::Options().max_refused, all = 2 * most + 50;
   store_.locked = true;
   std::vector<std::optional<Result<runtime::Message>>> answers(all);
   for (auto& answer : answers) call(Method::kSubmitJob, to_bytes(waiting()), answer);
