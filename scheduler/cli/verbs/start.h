@@ -12,7 +12,7 @@ namespace shoal::scheduler::cli {
 
 class CommandLine;
 
-// When a node ends a worker, or itself. What is not set is from the environment, or the default.
+// Limits at which a node ends a worker, or itself. One that is not set comes from the environment, or is the default.
 struct NodeLimits {
   double memory_threshold = -1;          // -1: not set
   std::optional<unsigned> head_absence;  // seconds; 0: never
