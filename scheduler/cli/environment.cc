@@ -58,6 +58,17 @@ std::string found_at(const Environment& environment, const std::string& argv0) {
   return {};
 }
 
+// `never`: what 0 means.
+Result<std::chrono::seconds> seconds_in(const Environment& environment, const std::string& name, std::chrono::seconds otherwise,
+                                        const std::string& never) {
+  const auto text = environment.get(name);
+  if (text.empty()) return otherwise;
+  unsigned seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error == std::errc() && end == text.data() + text.size()) return std::chrono::seconds(seconds);
+  return fail(invalid_argument(name + " is a number of seconds (0: " + never + "), not '" + text + "'"));
+}
+
 }  // namespace
 
 std::string Environment::get(std::string_view name) const {
@@ -113,15 +124,11 @@ Result<MemoryRule> memory_rule(const Environment& environment) {
 }
 
 Result<std::chrono::seconds> stopped_limit(const Environment& environment) {
-  const auto text = environment.get("SHOAL_STOPPED_WORKER_LIMIT");
-  if (text.empty()) return kStoppedWorkerLimit;
-  unsigned seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    return fail(
-        invalid_argument("SHOAL_STOPPED_WORKER_LIMIT is a number of seconds (0: stopped workers are never ended), not '" + text + "'"));
-  }
-  return std::chrono::seconds(seconds);
+  return seconds_in(environment, "SHOAL_STOPPED_WORKER_LIMIT", kStoppedWorkerLimit, "stopped workers are never ended");
+}
+
+Result<std::chrono::seconds> head_absence_limit(const Environment& environment) {
+  return seconds_in(environment, "SHOAL_HEAD_ABSENCE_LIMIT", kHeadAbsenceLimit, "the node never ends for want of a head");
 }
 
 etcd::Access store_access(const Environment& environment) {

@@ -39,6 +39,9 @@ Result<MemoryRule> memory_rule(const Environment& environment);
 // How long a signal may stop a worker before its node ends it: $SHOAL_STOPPED_WORKER_LIMIT, in seconds.
 Result<std::chrono::seconds> stopped_limit(const Environment& environment);
 
+// How long this host's node goes on without a head: $SHOAL_HEAD_ABSENCE_LIMIT, in seconds.
+Result<std::chrono::seconds> head_absence_limit(const Environment& environment);
+
 // The defaults of the options for a store in etcd, from variables $SHOAL_STORE_..
 etcd::Access store_access(const Environment& environment);
 

@@ -38,6 +38,15 @@ TEST(Environment, MemoryLimitsOutsideOfTheirRangeAreRefused) {
   }
 }
 
+TEST(HeadAbsence, TheLimitIsANumberOfSeconds) {
+  EXPECT_EQ(head_absence_limit(Environment()).value(), std::chrono::seconds(600));
+  EXPECT_EQ(head_absence_limit(Environment({"SHOAL_HEAD_ABSENCE_LIMIT=0"})).value(), std::chrono::seconds(0));
+  EXPECT_EQ(head_absence_limit(Environment({"SHOAL_HEAD_ABSENCE_LIMIT=90"})).value(), std::chrono::seconds(90));
+  for (const char* wrong : {"SHOAL_HEAD_ABSENCE_LIMIT=-1", "SHOAL_HEAD_ABSENCE_LIMIT=10 min"}) {
+    EXPECT_FALSE(head_absence_limit(Environment({wrong}))) << wrong;
+  }
+}
+
 TEST(FindPython, TheInterpreterIsTheOneBesideTheCommand) {
   const fs::path root = fs::path(testing::TempDir()) / "find_python";
   for (const char* folder : {"first", "second", "venv/bin"}) {

@@ -9,7 +9,8 @@ namespace shoal::scheduler::cli {
 using nlohmann::json;
 
 bool is_refusal(const Error& e) {
-  return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "TlsRequired";
+  return e.reason() == "TokenRefused" || e.reason() == "CertificateRefused" || e.reason() == "CertificateExpired" ||
+         e.reason() == "TlsRequired";
 }
 
 int exit_code(const Error& e) {

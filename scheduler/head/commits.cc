@@ -1,6 +1,6 @@
 #include "scheduler/head/commits.h"
 
-#include <ranges>
+#include <algorithm>
 #include <utility>
 
 #include "actors/protocol/cluster/row_bounds.h"
@@ -16,57 +16,100 @@ Commits::Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence
     : clock_(clock), state_(state), store_(store), fence_(fence), log_(std::move(log)), options_(options), perform_(std::move(perform)) {}
 
 void Commits::answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result) {
-  const bool waits = unsaved_ ? effect != actors::Effect::kNone && result : busy_ || due_ != Due::kNone;
-  if (!waits) return responder.answer(std::move(result));
-  effects_.push_back(Answer{std::move(responder), std::move(result), effect, std::exchange(undo_, {})});
+  Answer answer{std::move(responder), std::move(result), effect, std::exchange(made_, std::nullopt)};
+  const bool waits = unsaved_ ? answer.depends() : busy_ || due_ != Due::kNone;
+  if (!waits) return answer.responder->answer(std::move(answer.result));
+  hold(std::move(answer));
 }
 
-std::vector<WorkerId> Commits::drop_starts(const std::function<bool(const actors::StartWorker&)>& these) {
-  for (auto& action : state_.take_actions()) effects_.emplace_back(std::move(action));  // an undo before may have started others
-  std::vector<WorkerId> out;
-  for (Effects* effects : {&committing_, &effects_}) {
-    std::erase_if(*effects, [&](const auto& effect) {
-      const auto* const action = std::get_if<Action>(&effect);
-      const auto* const start = action == nullptr ? nullptr : std::get_if<StartWorkerOn>(action);
-      if (start == nullptr || !these(start->message)) return false;
-      out.push_back(start->message.worker);
-      return true;
-    });
+void Commits::await(Made made) { hold({std::nullopt, runtime::Message(), actors::Effect::kChange, std::move(made)}); }
+
+void Commits::hold(Answer answer) {
+  if (answer.made) {
+    if (!answer.made->actors.empty()) unstored_.insert(answer.made->actors.front().value);
+    for (const GroupId id : answer.made->groups) unstored_.insert(id.value);
+    for (const ActorId id : answer.made->hosted) unstored_.insert(id.value);
   }
-  return out;
+  effects_.push_back(std::move(answer));
 }
 
 void Commits::retry() {
-  if (!unsaved_) return;
-  if (const auto refused = writable(); !refused && !busy_) refuse_waiting(refused.error());
+  if (!unsaved_ || busy_ || fence_.fenced()) return;
+  if (const auto refused = writable(); !refused && !refuse_some(refused.error())) {
+    refusing_ = clock_.after(runtime::Duration::zero(), [this] { retry(); });  // so that the loop handles other events in between
+    return;
+  }
   flush();
 }
 
-void Commits::refuse_waiting(const Error& why) {
-  std::vector<Answer> waiting;
+void Commits::answer_readers() {
   for (Effects* effects : {&committing_, &effects_}) {
     for (auto& effect : std::exchange(*effects, {})) {
       auto* const answer = std::get_if<Answer>(&effect);
-      if (answer != nullptr && answer->effect == actors::Effect::kChange && answer->result) {
-        waiting.push_back(std::move(*answer));
+      if (answer != nullptr && !answer->depends()) {
+        answer->responder->answer(std::move(answer->result));
       } else {
         effects->push_back(std::move(effect));
       }
     }
   }
-  // The latest first: room that an undo frees goes to no request that is undone next.
-  for (auto& answer : std::views::reverse(waiting)) {
-    if (answer.undo) {
-      answer.undo(why);
-      answer.responder.fail(why);
-    } else {
-      answer.responder.fail(Error(why.code(), why.message() + "; what was asked for is done once the state can be stored")
-                                .with_reason(why.reason())
-                                .with_hint(why.hint()));
+}
+
+std::vector<Commits::Answer> Commits::take_refusable() {
+  const auto refusable = [](const Effect& effect) {
+    const auto* const answer = std::get_if<Answer>(&effect);
+    return answer != nullptr && answer->refusable();
+  };
+  const auto all = static_cast<std::size_t>(std::ranges::count_if(committing_, refusable) + std::ranges::count_if(effects_, refusable));
+  std::size_t left = all - std::min(all, options_.max_refused);
+  std::vector<Answer> out;
+  for (Effects* effects : {&committing_, &effects_}) {
+    for (auto& effect : std::exchange(*effects, {})) {
+      if (!refusable(effect)) {
+        effects->push_back(std::move(effect));
+      } else if (left > 0) {
+        --left;
+        effects->push_back(std::move(effect));
+      } else {
+        out.push_back(std::get<Answer>(std::move(effect)));
+      }
     }
   }
-  if (!waiting.empty()) log_->warn("refused {} requests that waited: {}", waiting.size(), why.message());
+  return out;
+}
+
+bool Commits::refuse_some(const Error& why) {
+  auto refused = take_refusable();
+  if (refused.empty()) return true;
+  Made made;
+  for (const auto& answer : refused) {
+    if (answer.made) made.add(*answer.made);
+  }
+  state_.advance(clock_.now(), clock_.unix_millis());
+  const Undone undone = state_.step(RequestsUndone{made, why});
   settle();
+  for (Effects* effects : {&committing_, &effects_}) {
+    std::erase_if(*effects, [&](const Effect& effect) {
+      const auto* const action = std::get_if<Action>(&effect);
+      if (action == nullptr) return false;
+      if (const auto* const start = std::get_if<StartWorkerOn>(action)) return undone.workers.contains(start->message.worker);
+      const auto* const hosted = std::get_if<AnswerHosted>(action);
+      return hosted != nullptr && undone.hosted.contains(hosted->actor);
+    });
+  }
+  for (const ActorId id : undone.hosted) perform_(AnswerHosted{id, fail(why)});
+  for (auto& answer : refused) {
+    if (!answer.responder) continue;
+    if (answer.made) {
+      answer.responder->fail(why);
+    } else {
+      answer.responder->fail(Error(why.code(), why.message() + "; what was asked for is done once the state can be stored")
+                                 .with_reason(why.reason())
+                                 .with_hint(why.hint()));
+    }
+  }
+  log_->warn("refused {} requests that waited: {}", refused.size(), why.message());
+  return refused.size() < options_.max_refused;
 }
 
 void Commits::settle(Awaited awaited) {
@@ -89,6 +132,8 @@ void Commits::flush() {
   if (records.empty() && effects_.empty()) return;
   busy_ = true;
   for (auto& effect : std::exchange(effects_, {})) committing_.push_back(std::move(effect));
+  storing_.merge(unstored_);
+  unstored_.clear();
   if (records.empty() && !unsaved_) return committed({}, {});
   const auto kept = std::make_shared<std::vector<Record>>(std::move(records));
   store_.commit(*kept, [this, alive = alive_, kept](const Result<void>& r) {
@@ -102,17 +147,20 @@ void Commits::committed(const std::vector<Record>& records, const Result<void>& 
   if (!result) {
     state_.change_again(records);
     busy_ = false;
-    if (!unsaved_) log_->warn("state cannot be stored: {}", result.error().message());
+    const bool first = !unsaved_;
     unsaved_ = Unsaved{result.error(), unsaved_ ? unsaved_->since : clock_.now()};
-    return;
+    if (!first) return;
+    log_->warn("state cannot be stored: {}", result.error().message());
+    return answer_readers();
   }
+  storing_.clear();
   if (std::exchange(unsaved_, std::nullopt)) log_->warn("state is stored again");
   for (auto& effect : std::exchange(committing_, {})) {
     if (const auto* action = std::get_if<Action>(&effect)) {
       perform_(*action);
     } else {
       auto& answer = std::get<Answer>(effect);
-      answer.responder.answer(std::move(answer.result));
+      if (answer.responder) answer.responder->answer(std::move(answer.result));
     }
   }
   busy_ = false;

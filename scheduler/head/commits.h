@@ -2,15 +2,17 @@
 // that it follows from are stored. Effects keep their order, and simultaneous events share a commit.
 //
 // While the store fails (a locked database, a full disk), effects wait and each retry() tries the commit again. After `refuse_after`,
-// writable() returns an error, and requests that wait get it as well: what they asked for is undone, so that it does not happen later,
-// unasked. One commit at a time is under way.
+// writable() returns an error, and requests that wait get it as well: what they have made is undone, so that it does not happen later,
+// unasked. Readers, and requests that were refused or made nothing, do not wait for a store that fails. One commit at a time is under way.
 //
 // Loop thread only.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -26,7 +28,8 @@ namespace shoal::scheduler {
 class Commits {
  public:
   struct Options {
-    runtime::Duration refuse_after{};  // how long commits fail before writable() returns an error
+    runtime::Duration refuse_after = std::chrono::seconds(2);  // how long commits fail before writable() returns an error
+    std::size_t max_refused = 200;                             // requests refused in one turn of the loop
   };
 
   // The references outlive this object. `perform` may cause new events.
@@ -39,11 +42,14 @@ class Commits {
   // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
-  // `undo` reverts what the request that is answered next has decided, if that is refused later; empty if it cannot be reverted.
-  using Undo = std::function<void(const Error& why)>;
-  void set_undo(Undo undo) { undo_ = std::move(undo); }
-  // For an undo: drops those starts of workers that wait for a commit and fulfil `these`. Returns the workers.
-  std::vector<WorkerId> drop_starts(const std::function<bool(const actors::StartWorker&)>& these);
+  // `made` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
+  // exists. Without a call, the request has changed something that is not undone.
+  void set_made(Made made) { made_ = std::move(made); }
+  // The same for a request that an action answers (AnswerHosted).
+  void await(Made made);
+  // Returns true if a request made this actor or group, and it is not stored. A gang is named by its first actor.
+  bool unstored(ActorId id) const { return contains(id.value); }
+  bool unstored(GroupId id) const { return contains(id.value); }
   // Takes the actions of the cluster state's last steps and schedules a commit of its changes. If no caller awaits these, the commit may
   // wait for a moment, so that others join it.
   enum class Awaited { kYes, kNo };
@@ -54,12 +60,17 @@ class Commits {
 
  private:
   struct Answer {
-    runtime::Responder responder;
+    std::optional<runtime::Responder> responder;  // not set if an action answers the request
     Result<runtime::Message> result;
     actors::Effect effect;
-    Undo undo;
+    std::optional<Made> made;
+
+    // Returns true if the answer would state, or depends on, what is not stored.
+    bool depends() const { return effect != actors::Effect::kNone && result && !(made && made->empty()); }
+    bool refusable() const { return depends() && effect == actors::Effect::kChange; }
   };
-  using Effects = std::vector<std::variant<Action, Answer>>;
+  using Effect = std::variant<Action, Answer>;
+  using Effects = std::vector<Effect>;
   struct Unsaved {
     Error why;
     runtime::TimePoint since;
@@ -67,7 +78,13 @@ class Commits {
   enum class Due { kNone, kInAMoment, kSoon };
 
   void flush();
-  void refuse_waiting(const Error& why);
+  void hold(Answer answer);
+  void answer_readers();
+  // Takes the latest requests that wait, at most max_refused.
+  std::vector<Answer> take_refusable();
+  // Refuses some of the requests that wait. Returns true if no other is left.
+  bool refuse_some(const Error& why);
+  bool contains(std::uint64_t id) const { return unstored_.contains(id) || storing_.contains(id); }
   void committed(const std::vector<Record>& records, const Result<void>& result);
 
   runtime::Clock& clock_;
@@ -82,9 +99,10 @@ class Commits {
   // A commit is under way, or its effects take place at present.
   bool busy_ = false;
   Due due_ = Due::kNone;  // when the next commit begins
-  Undo undo_;
-  std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
-  runtime::Timer flushing_;
+  std::optional<Made> made_;
+  std::unordered_set<std::uint64_t> unstored_, storing_;  // ids of what requests have made; storing_: in the commit under way, or failed
+  std::optional<Unsaved> unsaved_;                        // set while the last commit is one that failed
+  runtime::Timer flushing_, refusing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

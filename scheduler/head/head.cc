@@ -33,7 +33,7 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       node_watch_(network, state_, {options_.listen, options_.look_timeout, options_.watch_process},
                   {[this](NodeId node) { return links_.contains(node); },
                    [this](NodeId node) { happened(NodeLost{node, unavailable("its node's process ended").with_reason("NodeLost")}); }}),
-      commits_(clock, state_, store, fence_, log_, {options_.refuse_after}, [this](const Action& action) { perform(action); }),
+      commits_(clock, state_, store, fence_, log_, options_.commits, [this](const Action& action) { perform(action); }),
       links_(log_, {options_.call_timeout, options_.start_timeout}) {
   answer_cluster();
   answer_jobs();
@@ -88,13 +88,14 @@ void Head::on_request(Peer& peer, runtime::Request request, runtime::Responder r
   const auto effect = methods_.effect(method);
   const auto answered = [&]() -> Methods::Answer {
     if (!methods_.contains(method)) return fail(unimplemented("the head does not implement method " + std::to_string(number(method))));
-    if (effect == actors::Effect::kChange) SHOAL_OK(commits_.writable());
+    if (const auto writable = commits_.writable(); !writable && effect == actors::Effect::kChange && !repeats(method, request.message)) {
+      return fail(writable.error());
+    }
     if (method == Method::kRegisterNode && peer.identity().role != runtime::Role::kNode) {
       return fail(invalid_argument("only a node can register as a node"));
     }
     return methods_.answer(method, sender, request.message, responder);
   };
-  commits_.set_undo({});
   auto answer = answered();
   commits_.settle();  // before the answer, so that watchers are notified first
   if (answer && method == Method::kHeartbeat) {

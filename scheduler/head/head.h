@@ -42,7 +42,7 @@ class Head final : public runtime::PeerHandler {
     runtime::Duration call_timeout = std::chrono::seconds(30);  // time limit of a node's answer
     // Time limit of the start of a process, which may import much.
     runtime::Duration start_timeout = std::chrono::minutes(10);
-    runtime::Duration refuse_after = std::chrono::seconds(2);  // how long commits fail before requests are refused
+    Commits::Options commits;
     ClusterState::Options state;
     // Calls the function when a process of this host ends, so that a node's death is found before its heartbeats are missed. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
@@ -105,9 +105,8 @@ class Head final : public runtime::PeerHandler {
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
-  // These revert decisions that were never stored, nor performed.
-  void undo_job(JobId job, const Error& why);
-  void undo_gang(const std::vector<ActorId>& actors, const Error& why);
+  // Returns true if a request names what was made and stored before, so that it decides nothing.
+  bool repeats(actors::Method method, const runtime::Message& request) const;
   void check_ended();
 
   runtime::Clock& clock_;

@@ -29,6 +29,7 @@ void Head::perform(const Action& action) {
                     [this](const EndNodeOn& a) {
                       log_->info("node={} leaves", to_string(a.node));
                       links_.notify(a.node, Method::kLeaveDrained);
+                      links_.notify(a.node, Method::kEndNode);  // for a node of an earlier version, which ignores the first notice
                     },
                     [this](const FindPortOn& a) { find_port(a); },
                     [this](const NotifyActor& a) {

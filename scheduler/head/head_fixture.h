@@ -35,7 +35,7 @@ class LockedStore final : public Store {
     done(fail(fenced ? unavailable("another head leads").with_reason("Fenced") : unavailable("database is locked")));
   }
   Result<std::vector<Record>> load() override { return inner_->load(); }
-  void finish() { std::exchange(done_, {})({}); }
+  void finish(Result<void> result = {}) { std::exchange(done_, {})(std::move(result)); }
   bool locked = false, slow = false, fenced = false;  // `fenced`: another head leads, so the store refuses this one's commits
   int num_refused = 0, num_commits = 0;
 

@@ -65,7 +65,7 @@ void Head::answer_jobs() {
   methods_.on<Method::kSubmitJob>([this](Client& client, const actors::JobSpec& spec) -> Result<actors::JobRef> {
     SHOAL_TRY(const JobId job, state_.step(JobSubmitted{spec}));
     watchers_.watch(job, client.number());
-    commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
+    commits_.set_made({.jobs = {job}});
     log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
     return actors::JobRef{job};
   });
@@ -85,7 +85,7 @@ void Head::answer_jobs() {
     SHOAL_OK(state_.step(GroupRequested{spec}));
     watchers_.watch(spec.id, client.number());
     if (again) commits_.perform(NotifyGroup{*state_.group(spec.id)});
-    if (!again) commits_.set_undo([this, id = spec.id](const Error&) { state_.step(GroupRemoved{id}); });
+    commits_.set_made(again && !commits_.unstored(spec.id) ? Made() : Made{.groups = {spec.id}});
     return {};
   });
   methods_.on<Method::kWatchGroup>([this](Client& client, const actors::GroupRef& ref) -> Result<actors::GroupRow> {
@@ -107,6 +107,7 @@ void Head::answer_actors() {
     SHOAL_TRY(const auto exists, state_.step(GangRequested{spec}));
     if (exists) {
       watchers_.watch(exists->row.id, client.number());
+      commits_.set_made(commits_.unstored(exists->row.id) ? Made{.actors = {exists->row.id}} : Made());
       return exists;
     }
     for (const auto& a : spec.actors) {
@@ -114,11 +115,11 @@ void Head::answer_actors() {
       // For a repeated request: updates so far went to an earlier connection, so the row is sent again.
       if (const auto* row = again ? state_.actor(a.id) : nullptr) commits_.perform(NotifyActor{*row});
     }
-    if (!again) {
-      std::vector<ActorId> ids;
-      for (const auto& a : spec.actors) ids.push_back(a.id);
-      commits_.set_undo([this, ids = std::move(ids)](const Error& why) { undo_gang(ids, why); });
+    Made made;
+    if (!again || commits_.unstored(spec.actors.front().id)) {
+      for (const auto& a : spec.actors) made.actors.push_back(a.id);
     }
+    commits_.set_made(std::move(made));
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
     return std::nullopt;
   });
@@ -137,8 +138,11 @@ void Head::answer_actors() {
     return found;
   });
   methods_.on<Method::kHostActor>([this](Client&, const actors::HostActor& hosted, runtime::Responder& responder) -> Result<void> {
+    const bool stored = state_.actor(hosted.actor) != nullptr && !commits_.unstored(hosted.actor);
     SHOAL_OK(state_.step(ActorHosted{hosted}));
     hosting_.insert_or_assign(hosted.actor, std::move(responder));
+    const bool complete = state_.actor(hosted.actor)->state == actors::ActorState::kAlive;
+    commits_.await(stored && complete ? Made{.repeated = {hosted.actor}} : Made{.hosted = {hosted.actor}});
     return {};
   });
   methods_.on<Method::kGetCreationSpec>(
@@ -204,23 +208,23 @@ Result<actors::RegisteredNode> Head::register_node(Client& client, const actors:
   return actors::RegisteredNode{options_.session, options_.heartbeat_ms, heads_};
 }
 
-void Head::undo_job(JobId job, const Error& why) {
-  (void)state_.step(JobStopped{job, true});
-  for (const WorkerId worker : commits_.drop_starts([&](const actors::StartWorker& start) { return start.job == job; })) {
-    state_.step(WorkerNotStarted{worker, 126, why});
+bool Head::repeats(Method method, const runtime::Message& request) const {
+  if (method == Method::kCreateGang) {
+    const auto spec = actors::from_bytes<actors::GangSpec>(request.body);
+    if (!spec || spec->actors.empty()) return false;
+    const ActorId first = spec->actors.front().id;
+    return state_.actor(first) != nullptr && !commits_.unstored(first);
   }
-  (void)state_.step(JobDeleted{job});
-}
-
-void Head::undo_gang(const std::vector<ActorId>& actors, const Error& why) {
-  std::set<WorkerId> workers;
-  for (const ActorId actor : actors) {
-    if (const auto* const row = state_.actor(actor); row != nullptr && row->worker) workers.insert(row->worker);
+  if (method == Method::kCreateGroup) {
+    const auto spec = actors::from_bytes<actors::GroupSpec>(request.body);
+    return spec && state_.group(spec->id) != nullptr && !commits_.unstored(spec->id);
   }
-  for (const ActorId actor : actors) (void)state_.step(ActorKilled{actor, false});
-  for (const WorkerId worker : commits_.drop_starts([&](const actors::StartWorker& start) { return workers.contains(start.worker); })) {
-    state_.step(WorkerNotStarted{worker, 126, why});
+  if (method == Method::kRegisterDriver) {
+    const auto driver = actors::from_bytes<actors::RegisterDriver>(request.body);
+    const auto* const job = driver ? state_.job(driver->job) : nullptr;
+    return job != nullptr && !actors::ended(job->state);
   }
+  return false;
 }
 
 Result<actors::RegisteredDriver> Head::register_driver(Client& client, const actors::RegisterDriver& driver) {
@@ -237,7 +241,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
       happened(DriverGone{job});
     });
   }
-  if (job != driver.job) commits_.set_undo([this, job](const Error& why) { undo_job(job, why); });
+  commits_.set_made(job == driver.job ? Made() : Made{.jobs = {job}});
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
   // Prefers a node of the driver's host if the driver runs on the head's host. A driver on another host finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {

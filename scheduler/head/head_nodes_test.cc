@@ -32,6 +32,17 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   network->crash();
 }
 
+// Such a node ignores the notice of a drain, whose number is newer than it.
+TEST_F(HeadTest, ADrainedNodeOfAnEarlierVersionIsAskedToEnd) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 1), NodeId{5});
+  std::optional<Result<runtime::Message>> drained;
+  call(Method::kSetNodeScheduling, to_bytes(actors::SetNodeScheduling{NodeId{5}, actors::NodeScheduling::kDraining, 1000}), drained);
+  world_.run_for(1s);
+  EXPECT_TRUE(drained && *drained);
+  EXPECT_EQ(num_ended_nodes_, 1);
+}
+
 TEST_F(HeadTest, TheEndOfTheClusterReachesANodeThatIsAboutToJoinAgain) {
   FakeNode stays, away, again;
   join(stays, "stays", 3, runtime::Endpoint::tcp("stays", 1), NodeId{5});

@@ -98,6 +98,123 @@ TEST_F(HeadTest, ARefusedRequestDoesNotGetTheRoomOfAnother) {
   head_->state().check_invariants();
 }
 
+// The head of 20,000 callers must answer heartbeats meanwhile.
+TEST_F(HeadTest, ManyRequestsAreRefusedInSeveralTurnsOfTheLoop) {
+  const std::size_t most = Commits::Options().max_refused, all = 2 * most + 50;
+  store_.locked = true;
+  std::vector<std::optional<Result<runtime::Message>>> answers(all);
+  for (auto& answer : answers) call(Method::kSubmitJob, to_bytes(waiting()), answer);
+  world_.run_for(1s);
+  const auto waiting_jobs = [&] { return head_->state().all_records().size(); };
+  ASSERT_EQ(waiting_jobs(), all);
+  ASSERT_TRUE(world_.run_until([&] { return waiting_jobs() < all; }, 5s));
+  EXPECT_EQ(waiting_jobs(), all - most);
+  world_.run_for(100ms);
+  EXPECT_EQ(waiting_jobs(), 0u);
+  for (const auto& answer : answers) EXPECT_TRUE(answer && !*answer);
+}
+
+TEST_F(HeadTest, ARepeatedRequestGetsTheAnswerOfTheFirst) {
+  const JobId job = submit();
+  const auto gang = [&] {
+    actors::GangSpec out;
+    out.id = world_.random().id<GangId>();
+    out.job = job;
+    out.actors.emplace_back().id = world_.random().id<ActorId>();
+    return out;
+  };
+  const auto group = [&](std::uint64_t id) {
+    actors::GroupSpec out;
+    out.id = GroupId{id};
+    out.job = job;
+    out.bundles = {actors::Resources::of({{"CPU", 1}}).value()};
+    return out;
+  };
+  using Answers = std::array<std::optional<Result<runtime::Message>>, 4>;
+  const auto ask = [&](const actors::GangSpec& gang_spec, const actors::GroupSpec& group_spec, Answers& answers, std::size_t first) {
+    call(Method::kCreateGang, to_bytes(gang_spec), answers[first]);
+    call(Method::kCreateGroup, to_bytes(group_spec), answers[first + 1]);
+    world_.run_for(100ms);
+  };
+  const auto stored_gang = gang(), refused_gang = gang();
+  const auto stored_group = group(7), refused_group = group(8);
+  Answers stored, refused;
+  ask(stored_gang, stored_group, stored, 0);
+  store_.locked = true;
+  ask(refused_gang, refused_group, refused, 0);
+  ask(refused_gang, refused_group, refused, 2);
+  world_.run_for(3s);
+  for (const auto& answer : refused) {
+    ASSERT_TRUE(answer && !*answer);
+    EXPECT_EQ(answer->error().reason(), "NotDurable");
+    EXPECT_EQ(answer->error().message().find("is done once"), std::string::npos) << "it was undone";
+  }
+  ask(stored_gang, stored_group, stored, 2);  // after a lost answer
+  for (const auto& answer : stored) EXPECT_TRUE(answer && *answer);
+  Answers late;
+  ask(refused_gang, refused_group, late, 0);
+  EXPECT_TRUE(late[0] && !*late[0] && late[1] && !*late[1]);
+}
+
+TEST_F(HeadTest, HostedActorsThatWaitForTheStoreAreRefusedAndMayAskAgain) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  const JobId job = submit();
+  constexpr WorkerId kWorker{8};
+  node.peer->notify(actors::number(Method::kWorkerUpdate),
+                    {to_bytes(actors::WorkerUpdate{kWorker, actors::WorkerState::kRunning, 77, "", 0, {}, job, "rank"}), {}, {}});
+  const auto place = [&](std::uint64_t actor, std::int32_t rank, std::optional<Result<runtime::Message>>& answer) {
+    actors::HostActor asked;
+    asked.actor = ActorId{actor};
+    asked.class_name = "ShardActor";
+    asked.gang_key = "gang";
+    asked.rank = rank;
+    asked.world_size = 2;
+    asked.worker = kWorker;
+    asked.job = job;
+    call(Method::kHostActor, to_bytes(asked), answer);
+    world_.run_for(100ms);
+  };
+  std::array<std::optional<Result<runtime::Message>>, 4> answers;
+  place(11, 0, answers[0]);  // stored, and waits for the other rank
+  store_.locked = true;
+  place(12, 1, answers[1]);
+  EXPECT_FALSE(answers[0] || answers[1]);
+  world_.run_for(2500ms);
+  for (const auto& answer : {&answers[0], &answers[1]}) {
+    ASSERT_TRUE(*answer && !**answer);
+    EXPECT_EQ((*answer)->error().reason(), "NotDurable");
+  }
+  store_.locked = false;
+  node.peer->notify(actors::number(Method::kHeartbeat), {});
+  world_.run_for(500ms);
+  EXPECT_EQ(head_->state().actor(ActorId{12})->state, actors::ActorState::kDead);
+  place(13, 0, answers[2]);
+  place(14, 1, answers[3]);
+  EXPECT_TRUE(answers[2] && *answers[2] && answers[3] && *answers[3]);
+  head_->state().check_invariants();
+}
+
+TEST_F(HeadTest, AReaderDoesNotWaitForAStoreThatFails) {
+  std::optional<Result<runtime::Message>> submitted, looked, wrong;
+  store_.slow = true;
+  call(Method::kSubmitJob, to_bytes(waiting()), submitted);
+  world_.run_for(10ms);
+  call(Method::kStatus, {}, looked);
+  call(Method::kStopJob, to_bytes(actors::StopJob{JobId{1}, false}), wrong);
+  world_.run_for(10ms);
+  EXPECT_FALSE(submitted || looked || wrong);  // the commit under way may have what they show
+  store_.slow = false;
+  store_.locked = true;
+  store_.finish(fail(unavailable("database is locked")));
+  world_.run_for(10ms);
+  EXPECT_FALSE(submitted);
+  EXPECT_TRUE(looked && *looked);
+  ASSERT_TRUE(wrong && !*wrong);
+  EXPECT_EQ(wrong->error().code(), Code::kNotFound);
+  client_.reset();  // fails pending calls while the variables of their results exist
+}
+
 // If the head lost the announcement at a restart, it would take the announced end for a crash, and start the actor again.
 TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
   FakeNode node;

@@ -10,7 +10,7 @@ auto seconds(runtime::Duration time) { return std::chrono::duration_cast<std::ch
 
 }  // namespace
 
-void HeadAbsence::begins(runtime::TimePoint now) {
+void HeadAbsence::answered(runtime::TimePoint now) {
   since_ = now;
   refused_since_.reset();
 }

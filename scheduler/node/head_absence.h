@@ -15,15 +15,16 @@ namespace shoal::scheduler {
 class HeadAbsence {
  public:
   struct Limits {
-    // How long no head may register the node; nullopt: for ever, since the node itself restarts its head.
+    // How long no head may answer the node; nullopt: for ever, as for a node that restarts its head itself.
     std::optional<runtime::Duration> unreached;
-    // How long every head may refuse the node's token or certificate. Its own heads would accept them.
+    // How long every head may belong to another cluster, by its token or authority. Certificates that are not valid at present do not
+    // count: they may be those of this cluster, and be renewed.
     runtime::Duration refused = std::chrono::seconds(30);
   };
   HeadAbsence(Limits limits, runtime::TimePoint now) : limits_(limits), since_(now) {}
 
-  // The node had a head until now.
-  void begins(runtime::TimePoint now);
+  // A head of the cluster has answered, if only with an error, or has been there until now.
+  void answered(runtime::TimePoint now);
   // An attempt to reach a head has failed. Returns the reason why the node ends, if it has waited long enough.
   std::optional<std::string> failed(const std::string& heads, const Error& why, runtime::TimePoint now);
 

@@ -27,7 +27,7 @@ TEST_F(HeadAbsenceTest, ANodeThatReachesNoHeadEndsAfterAWhileAndSaysWhy) {
 
 TEST_F(HeadAbsenceTest, TheTimeCountsFromTheLastHead) {
   EXPECT_EQ(failed(gone_, 599s), "");
-  absence_.begins(kStart + 599s);
+  absence_.answered(kStart + 599s);
   EXPECT_EQ(failed(gone_, 601s), "");
   EXPECT_NE(failed(gone_, 1199s), "");
 }
@@ -38,6 +38,13 @@ TEST_F(HeadAbsenceTest, ANodeThatAnotherClusterRefusesEndsSooner) {
   EXPECT_EQ(failed(other_token_, 130s), "");
   EXPECT_EQ(failed(other_token_, 131s),
             "another cluster answers at 10.0.0.1:7460, and has refused this node for 30 s: the cluster refused this token");
+}
+
+TEST_F(HeadAbsenceTest, AnExpiredCertificateMayBeRenewedUntilTheNodeEnds) {
+  const Error expired = invalid_argument("certificate has expired").with_reason("CertificateExpired");
+  EXPECT_EQ(failed(expired, 1s), "");
+  EXPECT_EQ(failed(expired, 599s), "");
+  EXPECT_EQ(failed(expired, 600s), "no head has answered at 10.0.0.1:7460 for 600 s: certificate has expired");
 }
 
 TEST_F(HeadAbsenceTest, OneOfSeveralHeadsThatRefusesIsNoReasonToEnd) {

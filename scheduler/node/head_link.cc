@@ -54,7 +54,13 @@ void HeadLink::connect_after(runtime::Duration pause) {
 
 // Tries the next head. When all were tried, pauses first.
 void HeadLink::try_next(const Error& why) {
-  log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why.message());
+  const bool expired = why.reason() == "CertificateExpired";
+  if (!expired) {
+    log_->debug("no head at {}: {}", endpoints_.in_use().to_string(), why.message());
+  } else if (!std::exchange(expiry_reported_, true)) {
+    log_->error("the head at {} cannot be reached, and this node tries again until its limit without a head: {} ({})",
+                endpoints_.in_use().to_string(), why.message(), why.hint());
+  }
   if (gives_up(why)) return;
   endpoints_.next();
   if (++tried_ % endpoints_.size() != 0) return connect();
@@ -72,7 +78,7 @@ bool HeadLink::gives_up(const Error& why) {
 void HeadLink::closed(const Error& why) {
   const auto owned = std::move(peer_);
   log_->warn("the head is gone: {}", why.message());
-  if (std::exchange(registered_, false)) absence_.begins(clock_.now());
+  if (std::exchange(registered_, false)) absence_.answered(clock_.now());
   if (stopped_ || gives_up(why)) return;
   if (several()) endpoints_.next();
   connect_after(several() ? options_.reconnect_several : options_.reconnect);
@@ -88,6 +94,8 @@ void HeadLink::register_node() {
 void HeadLink::registered(Result<Message> answer) {
   if (!answer) {
     log_->warn("not registered: {}", answer.error().message());
+    const bool lost = answer.error().reason() == "Disconnected" || answer.error().code() == Code::kDeadlineExceeded;
+    if (!lost) absence_.answered(clock_.now());
     if (answer.error().reason() == "Fenced") {
       events_.fenced();
       exits_.clear();
@@ -98,6 +106,7 @@ void HeadLink::registered(Result<Message> answer) {
   }
   tried_ = 0;
   registered_ = true;
+  expiry_reported_ = false;
   if (const auto m = from_bytes<actors::RegisteredNode>(answer->body)) {
     if (m->heartbeat_ms > 0) heartbeat_ = std::chrono::milliseconds(m->heartbeat_ms);
     set_heads(early_heads_.value_or(m->heads));

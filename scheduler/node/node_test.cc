@@ -1,9 +1,12 @@
 #include "scheduler/node/node.h"
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 
 #include <gtest/gtest.h>
 
+#include "actors/session/open_network.h"
 #include "runtime/shm/memory.h"
 #include "runtime/sim/sim_world.h"
 
@@ -54,13 +57,14 @@ class Watches final : public Launcher {
 // A fake head, which registers the node and records its reports.
 class Head final : public runtime::PeerHandler {
  public:
-  explicit Head(runtime::SimWorld& world) : network_(world.fabric().attach("head", 1)) {
-    listener_ = *network_->listen(Endpoint::tcp("head", 1), [this, &world](std::unique_ptr<runtime::Connection> c) {
+  explicit Head(runtime::SimWorld& world, const std::string& host = "head") : network_(world.fabric().attach(host, 1)) {
+    listener_ = *network_->listen(Endpoint::tcp(host, 1), [this, &world](std::unique_ptr<runtime::Connection> c) {
       node = std::make_unique<Peer>(std::move(c), world.clock(), *this);
     });
   }
   void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
     EXPECT_EQ(request.method, number(Method::kRegisterNode));
+    if (refuses) return responder.fail(resource_exhausted("no room for this node"));
     responder.reply(body(to_bytes(actors::RegisteredNode{})));
   }
   void on_notice(Peer&, runtime::Request notice) override {
@@ -71,6 +75,7 @@ class Head final : public runtime::PeerHandler {
   }
   void on_closed(Peer&, const Error&) override {}
 
+  bool refuses = false;
   std::unique_ptr<Peer> node;
   std::map<WorkerId, actors::WorkerUpdate> exits;
   std::map<WorkerId, std::vector<actors::WorkerState>> states;
@@ -158,7 +163,13 @@ class NodeTest : public testing::Test {
   }
   Node::Options with_stops() {
     Node::Options o = options();
-    o.workers.is_stopped = [this](pid_t pid) { return stopped_.contains(pid); };
+    o.workers.find_stopped = [this](const std::vector<pid_t>& pids, const Workers::Options::FoundStopped& then) {
+      std::set<pid_t> found;
+      for (const pid_t pid : pids) {
+        if (stopped_.contains(pid)) found.insert(pid);
+      }
+      then(found);
+    };
     return o;
   }
   runtime::SimWorld world_{{}};
@@ -311,6 +322,66 @@ TEST_F(NodeTest, ANodeWithoutAHeadEndsAndSaysWhy) {
   ASSERT_TRUE(world_.run_until([&] { return !ended.empty(); }, 2min));
   EXPECT_EQ(ended, orphaned);
   EXPECT_NE(ended.find("no head has answered at nowhere:1 for 600 s"), std::string::npos) << ended;
+}
+
+TEST_F(NodeTest, AHeadThatAnswersWithAnErrorIsNotGone) {
+  auto refusing = std::make_unique<Head>(world_, "refusing");
+  refusing->refuses = true;
+  Node::Options o = options();
+  std::string ended;
+  o.listen = Endpoint::unix_at("other");
+  o.head.endpoints = {Endpoint::tcp("refusing", 1)};
+  o.head.absence.unreached = 10s;
+  o.events.on_end = [&](const std::string& why) { ended = why; };
+  const auto network = world_.fabric().attach("host", 20);
+  Watches launcher;
+  Node node(world_.clock(), world_.random(), *network, launcher, runtime::make_null_log(), o);
+  ASSERT_TRUE(node.start());
+  world_.run_for(30s);
+  EXPECT_EQ(ended, "");
+  refusing.reset();
+  EXPECT_TRUE(world_.run_until([&] { return !ended.empty(); }, 30s));
+}
+
+TEST_F(NodeTest, AWorkerThatBecameReadyAroundAStopRunsAfterIt) {
+  using actors::WorkerState;
+  constexpr WorkerId kWorker{21};
+  start(kWorker, kJob, 11);
+  stopped_ = {11};
+  const auto is = [&](WorkerState state) {
+    return [&, state] { return !head_.states[kWorker].empty() && head_.states[kWorker].back() == state; };
+  };
+  ASSERT_TRUE(world_.run_until(is(WorkerState::kStopped), 30s));
+  stopped_ = {};  // it continues, and reports itself before the next look
+  Process process(world_, 11, node_.endpoint(), kWorker);
+  actors::WorkerUpdate ready;
+  ready.worker = kWorker;
+  ready.endpoint = "unix:@worker";
+  bool answered = false;
+  process.peer->call(number(Method::kWorkerReady), body(to_bytes(ready)), Peer::kNoTimeout,
+                     [&](Result<Message> r) { answered = r.has_value(); });
+  ASSERT_TRUE(world_.run_until([&] { return answered; }, 1s));
+  world_.run_for(5s);
+  EXPECT_EQ(head_.states[kWorker].back(), WorkerState::kRunning);
+}
+
+// A process refuses larger messages of its peers, so a follower would lose its connection.
+TEST_F(NodeTest, ALogsLinesSoFarFitTheMessageThatHasThem) {
+  EXPECT_GE(actors::max_payload_bytes(runtime::FrameKind::kNotice, number(Method::kLogLines)), WorkerLogs::kSoFarBytes);
+}
+
+TEST_F(NodeTest, AReadOfALogIsBounded) {
+  constexpr std::uintmax_t kMost = 32u << 20;
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / "large.log";
+  std::ofstream(file).put('x');
+  std::filesystem::resize_file(file, kMost + 1);  // sparse
+  Process process(world_, 11, node_.endpoint());
+  std::optional<std::size_t> read;
+  process.peer->call(number(Method::kReadLogFile), body(to_bytes(actors::ReadLogFile{"large.log", ~std::uint64_t{0}})), Peer::kNoTimeout,
+                     [&](Result<Message> r) { read = r.value().payload.size(); });
+  ASSERT_TRUE(world_.run_until([&] { return read.has_value(); }, 30s));
+  EXPECT_EQ(read, kMost);
+  std::filesystem::remove(file);
 }
 
 }  // namespace node_test

@@ -16,8 +16,6 @@ using actors::to_bytes;
 using runtime::Peer;
 
 namespace {
-// Limit of a stream's earlier output that a new follower gets.
-constexpr std::size_t kSoFarBytes = 16u << 20;
 constexpr std::ptrdiff_t kMaxFollowed = 1000;  // jobs that one connection follows
 }  // namespace
 

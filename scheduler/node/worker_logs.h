@@ -3,6 +3,7 @@
 // A client that follows a job gets all output of the job once and in order, also of workers that have ended. Loop thread only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,6 +19,9 @@ namespace shoal::scheduler {
 
 class WorkerLogs {
  public:
+  // Limit of a stream's earlier output that a new follower gets, as one message if no call divides it (actors/session/open_network.h).
+  static constexpr std::size_t kSoFarBytes = 16u << 20;
+
   // `max_ended`: number of ended workers whose output is kept for later followers.
   WorkerLogs(LogBook::Options options, std::size_t max_ended) : book_(std::move(options)), max_ended_(max_ended) {}
 

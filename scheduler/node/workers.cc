@@ -48,7 +48,8 @@ std::int32_t shell_code(const Error& why) { return why.code() == Code::kNotFound
 }  // namespace
 
 actors::WorkerUpdate Worker::update(std::int32_t shell_code, const std::optional<Error>& cause) const {
-  return {spec.worker, state, pid, endpoint, shell_code, cause, spec.job, role};
+  const bool stands = stopped && state != WorkerState::kExited;
+  return {spec.worker, stands ? WorkerState::kStopped : state, pid, endpoint, shell_code, cause, spec.job, role};
 }
 
 Workers::Workers(runtime::Clock& clock, Launcher& launcher, runtime::Log log, Options options, Events events)
@@ -252,12 +253,26 @@ void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause)
 
 void Workers::start_monitors() {
   monitor_.start();
-  if (options_.is_stopped) look_for_stopped();
+  if (options_.find_stopped) look_for_stopped();
 }
 
 void Workers::look_for_stopped() {
-  for (auto& [id, w] : workers_) {
-    if (w.pid > 0) found(w, stopped_.look(id, options_.is_stopped(w.pid)));
+  std::vector<std::pair<WorkerId, pid_t>> seen;
+  std::vector<pid_t> pids;
+  for (const auto& [id, w] : workers_) {
+    if (w.pid <= 0) continue;
+    seen.emplace_back(id, w.pid);
+    pids.push_back(w.pid);
+  }
+  options_.find_stopped(std::move(pids), [this, alive = alive_, seen = std::move(seen)](const std::set<pid_t>& stopped) {
+    if (*alive) found_stopped(seen, stopped);
+  });
+}
+
+void Workers::found_stopped(const std::vector<std::pair<WorkerId, pid_t>>& seen, const std::set<pid_t>& stopped) {
+  for (const auto& [id, pid] : seen) {
+    Worker* const w = find(id);
+    if (w != nullptr && w->pid == pid) found(*w, stopped_.look(id, stopped.contains(pid)));
   }
   looking_for_stopped_ = clock_.after(options_.stopped.interval, [this] { look_for_stopped(); });
 }
@@ -269,11 +284,11 @@ void Workers::found(Worker& w, StoppedWorkers::Finding finding) {
       return;
     case StoppedWorkers::Finding::kStopped:
       log_->warn("worker={} pid={} is stopped by a signal", to_string(w.spec.worker), w.pid);
-      w.before_stop = std::exchange(w.state, WorkerState::kStopped);
+      w.stopped = true;
       return events_.changed(w);
     case StoppedWorkers::Finding::kContinues:
       log_->info("worker={} pid={} continues", to_string(w.spec.worker), w.pid);
-      w.state = w.before_stop;
+      w.stopped = false;
       return events_.changed(w);
     case StoppedWorkers::Finding::kTooLong:
       if (!w.launched()) return;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "actors/protocol/wire/head_messages.h"
@@ -40,15 +41,15 @@ struct Worker {
   Fate fate = Fate::kRuns;
   std::uint64_t order = 0;  // number of its start, larger for later ones
   pid_t pid = 0;
-  actors::WorkerState state = actors::WorkerState::kStarting;
+  actors::WorkerState state = actors::WorkerState::kStarting;  // apart from stops
+  bool stopped = false;                                        // a signal has stopped it; it is reported as kStopped
   std::string endpoint = {};
   std::string role = {};
   runtime::Peer* peer = nullptr;
-  std::int32_t member = -1;                                          // its place on the usage board; -1: none
-  std::shared_ptr<void> watch;                                       // watches its pid, if the launcher does not have the process
-  runtime::Timer kill;                                               // sends SIGKILL when the time after a first signal is over
-  actors::WorkerState before_stop = actors::WorkerState::kStarting;  // in the state kStopped: the state to which it returns
-  bool stopped_too_long = false;                                     // the node has ended it for that
+  std::int32_t member = -1;       // its place on the usage board; -1: none
+  std::shared_ptr<void> watch;    // watches its pid, if the launcher does not have the process
+  runtime::Timer kill;            // sends SIGKILL when the time after a first signal is over
+  bool stopped_too_long = false;  // the node has ended it for that
 
   bool launched() const { return origin == Origin::kLaunched; }
   actors::WorkerUpdate update(std::int32_t shell_code = 0, const std::optional<Error>& cause = {}) const;
@@ -62,7 +63,9 @@ class Workers final : private Launcher::Events {
     // How often one process may attach while it lives: each time takes a descriptor, and a row at the head.
     std::size_t max_attached = 1000;
     StoppedWorkers::Options stopped;
-    std::function<bool(pid_t)> is_stopped;                     // returns true if a signal has stopped the process; empty: no looks
+    // Called on the loop, at once or later, with those of the processes that a signal has stopped.
+    using FoundStopped = std::function<void(const std::set<pid_t>& stopped)>;
+    std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;  // reads /proc for each process; empty: no looks
     runtime::Duration torch_stays = std::chrono::seconds(60);  // for the next job, so that it does not wait until torch is imported again
     runtime::Duration stop_grace = std::chrono::seconds(2);    // when the node ends: time between SIGTERM and SIGKILL
   };
@@ -110,6 +113,7 @@ class Workers final : private Launcher::Events {
   void not_started(Worker& worker, const Error& why, runtime::Responder& responder);
   void gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
   void look_for_stopped();
+  void found_stopped(const std::vector<std::pair<WorkerId, pid_t>>& seen, const std::set<pid_t>& stopped);
   void found(Worker& worker, StoppedWorkers::Finding finding);
   void send_signal(const Worker& worker, int signal);
   std::vector<MemoryUser> memory_users() const;

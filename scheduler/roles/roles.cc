@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <tuple>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -40,8 +42,6 @@ std::string detect_accelerator() {
 }
 
 using Labels = std::map<std::string, std::string>;
-// A head's host that restarts, or a repaired network, comes back sooner as a rule.
-constexpr std::chrono::minutes kWithoutHead(10);
 constexpr const char* kObjectStoreMemory = "object_store_memory";  // Ray's name, also among the resources
 
 // Ray's default: 30% of the memory.
@@ -79,6 +79,18 @@ void measure(runtime::SideWork& side, std::vector<pid_t> pids, MemoryMonitor::Op
         for (const pid_t pid : pids) bytes->push_back(runtime::process_memory(pid));
       },
       [bytes, then = std::move(then)] { then(std::move(*bytes)); });
+}
+
+// Reads the states of these processes in a side thread: a thousand reads of /proc take tens of milliseconds.
+void find_stopped(runtime::SideWork& side, std::vector<pid_t> pids, Workers::Options::FoundStopped then) {
+  const auto stopped = std::make_shared<std::set<pid_t>>();
+  side.run(
+      [stopped, pids = std::move(pids)] {
+        for (const pid_t pid : pids) {
+          if (runtime::is_stopped(pid)) stopped->insert(pid);
+        }
+      },
+      [stopped, then = std::move(then)] { then(*stopped); });
 }
 
 // The variables by which workers use the interface that `shoal start --interface` has chosen. Those that this process has stay.
@@ -128,7 +140,9 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
       .measure = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) { measure(*side, pids, then); },
       .kernel_kills = [] { return runtime::kernel_oom_kills(); }};
   o.workers.stopped.limit = role.stopped_limit;
-  o.workers.is_stopped = [](pid_t pid) { return runtime::is_stopped(pid); };
+  o.workers.find_stopped = [side = std::make_shared<runtime::SideWork>(process.loop)](auto pids, auto then) {
+    find_stopped(*side, pids, then);
+  };
   o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
   o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](NodeReports::Measured measured) {
@@ -163,7 +177,7 @@ int run_node(const NodeRole& role) {
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
-  if (!role.keeps_head) options.head.absence.unreached = kWithoutHead;
+  if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
   options.events.on_orphaned = [&](const std::string& why) {
     (void)actors::write_orphaned(w.folder, why);
   };  // best effort: it is logged as well

@@ -48,6 +48,10 @@ struct MemoryRule {
 // How long a signal may stop a worker before its node ends it; 0: for ever (node/stopped_workers.h).
 inline constexpr std::chrono::seconds kStoppedWorkerLimit(60);
 
+// How long a node goes on without a head; 0: for ever (node/head_absence.h). A head's host that restarts, or a repaired network, comes back
+// sooner as a rule.
+inline constexpr std::chrono::seconds kHeadAbsenceLimit(600);
+
 struct NodeRole {
   std::string session;  // folder; its token is the cluster's
   std::string head;     // endpoints, tried in turn
@@ -59,6 +63,7 @@ struct NodeRole {
   std::string spill_folder = {};  // folder for spilled objects; "": the session's, or one on a disk
   MemoryRule memory;
   std::chrono::seconds stopped_limit = kStoppedWorkerLimit;
+  std::chrono::seconds head_absence_limit = kHeadAbsenceLimit;
 };
 int run_node(const NodeRole& role);
 

@@ -76,8 +76,9 @@ void hand_on(Parts& s, WorkerId from, WorkerId to) {
 // Answers a repeated request: an earlier head accepted it and ended before it answered, or the answer was lost with its connection.
 Result<void> hosted_again(Parts& s, const actors::HostActor& m, const ActorRow& row) {
   const bool same = row.worker == m.worker && row.class_name == m.class_name && row.rank == m.rank && row.world_size == m.world_size;
-  if (!same || row.state == ActorState::kDead) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
+  if (!same) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
   if (const Error* const failure = s.hosted.failure_of(m)) return fail(*failure);
+  if (row.state == ActorState::kDead) return fail(row.cause.value_or(unavailable("the actor ended").with_reason("ActorDied")));
   if (row.state != ActorState::kAlive) return {};  // answered once its gang is complete
   actors::HostedActor answer{row.gang, row.generation, std::vector<ActorId>(static_cast<std::size_t>(row.world_size))};
   for (const auto& [id, a] : s.actors) {

@@ -6,7 +6,11 @@
 namespace shoal::scheduler {
 namespace {
 
-class BoundsTest : public ClusterStateTest {};
+class BoundsTest : public ClusterStateTest {
+ protected:
+  // The reason of an error, or "" on success.
+  static std::string reason_of(const auto& result) { return result ? "" : result.error().reason(); }
+};
 
 TEST_F(BoundsTest, AttributesAreBoundedTogether) {
   const JobId job = driver();
@@ -38,18 +42,18 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
   actors::JobSpec job;
   job.wait = true;
   job.name = text;
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   job.name = "job";
   job.num_workers = 4096;
   for (int i = 0; i < 30; ++i) job.resources.set_units("name" + std::to_string(i), 1);
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   job.num_workers = 0;
   job.resources = {};
   job.submission.metadata = {{"large", std::string(70'000, 'x')}};
-  EXPECT_EQ(state_.step(JobSubmitted{job}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(JobSubmitted{job})), "TooLarge");
   auto named = gang(driving, 1, {});
   named.actors[0].class_name = text;
-  EXPECT_EQ(state_.step(GangRequested{named}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(GangRequested{named})), "TooLarge");
   actors::GroupSpec group;
   group.id = GroupId{5};
   group.job = driving;
@@ -57,14 +61,14 @@ TEST_F(BoundsTest, RequestsForRowsBeyondABoundAreRefused) {
     auto& bundle = group.bundles.emplace_back();
     for (int j = 0; j < 4; ++j) bundle.set_units("resource" + std::to_string(j), 1);
   }
-  EXPECT_EQ(state_.step(GroupRequested{group}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(GroupRequested{group})), "TooLarge");
   actors::RegisterNode node;
   node.id = NodeId{3};
   node.labels = {{"label", std::string(70'000, 'x')}};
-  EXPECT_EQ(state_.step(NodeJoined{node}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(NodeJoined{node})), "TooLarge");
   node.labels.clear();
   node.resources.set_units(std::string(301, 'x'), 1);
-  EXPECT_EQ(state_.step(NodeJoined{node}).error().reason(), "TooLarge");
+  EXPECT_EQ(reason_of(state_.step(NodeJoined{node})), "TooLarge");
   check();
 }
 
@@ -105,6 +109,25 @@ TEST_F(BoundsTest, TheSumOfHugeNodesEndsAtTheRangeOfTheType) {
   ASSERT_TRUE(status) << status.error().message();
   EXPECT_EQ(status->total.units("CPU"), INT64_MAX);
   check();
+}
+
+TEST_F(BoundsTest, SumsBeyondTheRangeOfOneAmountStayExact) {
+  constexpr double kMost = 1e14;  // bytes, of a node; ten such nodes exceed the range
+  const JobId job = driver();
+  for (std::uint64_t id = 1; id <= 10; ++id) join(id, {{"memory", kMost}});
+  const auto g = gang(job, 10, {{"memory", kMost}});
+  ASSERT_TRUE(state_.step(GangRequested{g}));
+  const auto starts = taken<StartWorkerOn>();
+  ASSERT_EQ(starts.size(), 10u);
+  EXPECT_EQ(state_.status().available.units("memory"), 0);
+  dies(starts[0], 1, "it failed");
+  check();  // also the job's share
+  const auto status = state_.status();
+  EXPECT_EQ(status.total.units("memory") - status.available.units("memory"), 9 * of({{"memory", kMost}}).units("memory"));
+  for (std::uint64_t id = 1; id <= 10; ++id) {
+    state_.step(NodeLost{NodeId{id}, unavailable("gone")});
+    check();
+  }
 }
 
 // The cause has what the process wrote last, and the reason why its actor waits again begins with it.

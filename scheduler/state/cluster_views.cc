@@ -89,12 +89,15 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
 
 actors::ClusterStatus ClusterState::resources(JobId asking) const {
   actors::ClusterStatus out;
+  ResourceSums total, available;
   for (const auto& [id, n] : parts_.nodes) {
     if (n.row.state != NodeState::kAlive) continue;
     ++out.num_nodes;
-    out.total += n.row.total;
-    out.available += n.row.available;
+    total += n.row.total;
+    available += n.row.available;
   }
+  out.total = cut(total, total);
+  out.available = cut(available, total);
   for (const auto& name : beyond_bound(out.total)) {
     out.total.set_units(name, 0);
     out.available.set_units(name, 0);
@@ -234,7 +237,7 @@ void ClusterState::check_invariants() const {
       if (!g.row.nodes[i]) SHOAL_CHECK(g.free[i].empty(), "a bundle without a node has free resources");
     }
   }
-  const auto held = [](std::map<JobId, Resources> by_job) {
+  const auto held = [](std::map<JobId, ResourceSums> by_job) {
     std::erase_if(by_job, [](const auto& job) { return job.second.empty(); });
     return by_job;
   };
@@ -248,6 +251,9 @@ void ClusterState::check_invariants() const {
       SHOAL_CHECK(units >= 0 || name == "CPU", "a node gave more than it has");
     }
   }
+  ResourceSums all;
+  for (const auto& [id, total] : parts_.nodes.index().capacity()) all += total;
+  SHOAL_CHECK(all == parts_.nodes.index().all(), "the resources of all nodes do not add up");
   for (const auto& [id, a] : parts_.actors) {
     if (a.state == ActorState::kAlive)
       SHOAL_CHECK(parts_.workers.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");

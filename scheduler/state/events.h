@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "scheduler/state/parts.h"
 
@@ -161,6 +163,29 @@ struct GroupRemoved {
 };
 Result<void> on(Parts& s, const GroupRequested& event);
 void on(Parts& s, const GroupRemoved& event);
+
+// ---- requests that are refused while what they have made waits to be stored
+struct Made {
+  std::vector<ActorId> actors = {};  // all members of gangs
+  std::vector<JobId> jobs = {};
+  std::vector<GroupId> groups = {};
+  std::vector<ActorId> hosted = {};    // in existing processes
+  std::vector<ActorId> repeated = {};  // hosted actors that were stored before: only their answers wait
+
+  bool empty() const { return actors.empty() && jobs.empty() && groups.empty() && hosted.empty() && repeated.empty(); }
+  void add(const Made& other);
+};
+// All of it ends because of `why`, as if it had not been asked for. A gang in existing processes ends as a whole.
+struct RequestsUndone {
+  const Made& made;
+  const Error& why;
+};
+// The head drops the actions that start these workers, and refuses the requests of these hosted actors.
+struct Undone {
+  std::set<WorkerId> workers;
+  std::set<ActorId> hosted;
+};
+Undone on(Parts& s, const RequestsUndone& event);
 
 // The living actor of this name. Returns NotFound if there is none.
 Result<actors::FoundActor> find_actor(const Parts& s, const actors::FindActor& request);

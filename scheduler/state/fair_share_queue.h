@@ -14,6 +14,7 @@
 
 #include "actors/protocol/cluster/resources.h"
 #include "runtime/core/id.h"
+#include "scheduler/state/resource_sums.h"
 
 namespace shoal::scheduler {
 
@@ -22,19 +23,19 @@ class Shares {
  public:
   void takes(JobId job, const actors::Resources& what) { held_[job] += what; }
   void gives(JobId job, const actors::Resources& what);
-  const std::map<JobId, actors::Resources>& held() const { return held_; }
+  const std::map<JobId, ResourceSums>& held() const { return held_; }
   // The job's share of `all`, the sum over all nodes.
-  double of(JobId job, const actors::Resources& all) const;
+  double of(JobId job, const ResourceSums& all) const;
 
  private:
-  std::map<JobId, actors::Resources> held_;  // no entry for jobs that hold nothing
+  std::map<JobId, ResourceSums> held_;  // no entry for jobs that hold nothing
 };
 
 // One round, in which each added entry has one turn.
 class FairShareQueue {
  public:
   // Reads a job's share anew after each of its turns.
-  FairShareQueue(const Shares& shares, const actors::Resources& all) : shares_(shares), all_(all) {}
+  FairShareQueue(const Shares& shares, const ResourceSums& all) : shares_(shares), all_(all) {}
   // `index`: the entry's position in the queue. Callers add in ascending order.
   void add(JobId job, std::size_t index);
   std::optional<std::size_t> next();
@@ -47,7 +48,7 @@ class FairShareQueue {
   void line_up(JobId job, const Line& line) { heads_.emplace(shares_.of(job, all_), line.indices[line.next], job); }
 
   const Shares& shares_;
-  const actors::Resources& all_;
+  const ResourceSums& all_;
   std::map<JobId, Line> lines_;
   std::pair<const JobId, Line>* added_ = nullptr;           // the job that add() named last, and its line
   std::set<std::tuple<double, std::size_t, JobId>> heads_;  // (share, index, job) of the next entry of every line but turn_'s

@@ -257,6 +257,28 @@ TEST(RankPlaces, NodesAreNumberedInTheOrderOfTheirFirstRanks) {
   EXPECT_EQ(seen, (std::vector<std::array<std::int32_t, 3>>{{0, 2, 0}, {0, 1, 1}, {1, 2, 0}, {0, 1, 2}}));
 }
 
+// An earlier version stored a launch for each rank, with the rank's variables in it.
+TEST(RankPlaces, AJobThatAnEarlierVersionStoredKeepsTheVariablesOfEachRank) {
+  rows::Job job;
+  job.row.id = JobId{9};
+  job.row.num_workers = 2;
+  job.launch.env = {{"RANK", "of the submitter"}, {"MODE", "fast"}};
+  job.wants.resize(2);
+  job.placed = {NodeId{7}, NodeId{3}};
+  job.processes = {WorkerId{1}, WorkerId{2}};
+  job.address = "10.0.0.7";
+  job.port = 29'500;
+  rows::Job earlier = job;
+  earlier.launch = rank_launch(job, rank_places(job)[0]);
+  earlier.address.clear();
+  earlier.port = 0;
+  for (const rows::Job& stored : {earlier, job}) {
+    const auto read = rows::from_record<rows::Job>(rows::to_record(stored));
+    ASSERT_TRUE(read) << read.error().message();
+    for (const RankPlace& place : rank_places(job)) EXPECT_EQ(rank_launch(*read, place), rank_launch(job, place));
+  }
+}
+
 // ---- rows that the store has lost
 
 class SetAsideTest : public RestoreTest {

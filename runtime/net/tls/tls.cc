@@ -149,9 +149,10 @@ Error refused_certificate(long why, const Fingerprint& wanted) {
         .with_reason("CertificateRefused")
         .with_hint("compare address and fingerprint with what `shoal start --head` printed; nothing was sent to it");
   }
+  const bool at_present = why == X509_V_ERR_CERT_HAS_EXPIRED || why == X509_V_ERR_CERT_NOT_YET_VALID;
   return invalid_argument("the certificate of the process that listens there cannot be trusted: " +
                           std::string(X509_verify_cert_error_string(why)))
-      .with_reason("CertificateRefused")
+      .with_reason(at_present ? "CertificateExpired" : "CertificateRefused")
       .with_hint("if it has expired, let its host join again (shoal start --address); compare the clocks of both hosts");
 }
 

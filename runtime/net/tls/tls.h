@@ -54,7 +54,8 @@ class TlsSession {
 
   // Outcome of an operation: progress, or the socket's event that it waits for.
   enum class Step { kDone, kReadable, kWritable };
-  // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/TlsVersion, Unavailable/HungUp.
+  // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/CertificateExpired (also for one that is not valid
+  // yet), InvalidArgument/TlsVersion, Unavailable/HungUp.
   Result<Step> handshake();
 
   struct Moved {

@@ -352,11 +352,13 @@ TEST_F(TlsTest, CertificatesThatTheAuthorityDidNotSignOrThatAreOverAreRefused) {
   // A self-signed certificate.
   KeyedCertificate own = impostor;
   own.certificate += certificates_.authority.certificate;
-  for (const auto& bad : {signed_by(certificates_.authority, {now - 2 * kDay, now - kDay}),
-                          signed_by(certificates_.authority, {now + kDay, now + 2 * kDay}), forged, own}) {
+  const KeyedCertificate expired = signed_by(certificates_.authority, {now - 2 * kDay, now - kDay});
+  const KeyedCertificate early = signed_by(certificates_.authority, {now + kDay, now + 2 * kDay});
+  for (const auto& [bad, reason] : {std::pair(expired, "CertificateExpired"), std::pair(early, "CertificateExpired"),
+                                    std::pair(forged, "CertificateRefused"), std::pair(own, "CertificateRefused")}) {
     const auto there = side(with(Tls::make(certificates_.fingerprint, bad).value()));
     const Endpoint at = there->listen();
-    EXPECT_EQ(refusal(*caller(), at), "CertificateRefused");
+    EXPECT_EQ(refusal(*caller(), at), reason);
     EXPECT_TRUE(there->peers.empty());
   }
 }

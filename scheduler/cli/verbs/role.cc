@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ int run_role(const Environment& environment, int argc, char** argv) {
   add_store_options(app, store_access);
   app.add_flag("--fsync", fsync);
   double threshold = -1;
+  std::optional<unsigned> absence;
+  app.add_option("--head-absence-limit", absence);
   app.add_option("--memory-usage-threshold", threshold);
   const std::string role = argc > 2 ? argv[2] : "";
   CLI11_PARSE(app, argc - 2, argv + 2);
@@ -68,6 +71,9 @@ int run_role(const Environment& environment, int argc, char** argv) {
   if (role == "local") defaults["GPU"] = static_cast<double>(detect_resources().units("GPU")) / actors::Resources::kUnit;
   const auto stopped = stopped_limit(environment);
   if (!stopped) return refuse_role(ready_fd, stopped.error());
+  auto without_head = head_absence_limit(environment);
+  if (!without_head) return refuse_role(ready_fd, without_head.error());
+  if (absence) without_head = std::chrono::seconds(*absence);
   const auto amounts = parse_amounts(resources, std::move(defaults));
   if (!amounts) {
     print_error(amounts.error(), false);
@@ -79,7 +85,9 @@ int run_role(const Environment& environment, int argc, char** argv) {
   const std::string home = environment.get("HOME");
   http.around = {python, environment.get("PATH"), environment.get("PYTHONPATH"), home.empty() ? "/" : home};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync, store_access});
-  if (role == "node") return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory, *stopped});
+  if (role == "node") {
+    return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory, *stopped, *without_head});
+  }
   if (role == "local") {
     if (session.empty()) {
       const auto root = SessionFolder::root(environment.get("SHOAL_HOME").c_str());

@@ -44,7 +44,9 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   std::vector<std::string> words = {"node", "--head", head, "--python", common.python};
   for (const auto& w : resource_words(resources)) words.push_back(w);
   for (const auto& label : options.labels) words.insert(words.end(), {"--label", label});
-  if (options.memory_threshold >= 0) words.insert(words.end(), {"--memory-usage-threshold", std::to_string(options.memory_threshold)});
+  if (options.limits.memory_threshold >= 0)
+    words.insert(words.end(), {"--memory-usage-threshold", std::to_string(options.limits.memory_threshold)});
+  if (options.limits.head_absence) words.insert(words.end(), {"--head-absence-limit", std::to_string(*options.limits.head_absence)});
   if (keeps_head) words.push_back("--keeps-head");
   if (!options.spill_folder.empty()) words.insert(words.end(), {"--spill-folder", std::filesystem::absolute(options.spill_folder)});
   return start_role(common, folder, std::move(words));
@@ -322,9 +324,12 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
                   "Folder on a disk for these files (default: the session's folder, or /var/tmp where that is in memory)")
       ->check(CLI::ExistingDirectory);
   verb.add_option(
-          "--memory-usage-threshold", options.memory_threshold,
+          "--memory-usage-threshold", options.limits.memory_threshold,
           "Share of the memory in use beyond which the node ends a worker; 0 or 1: never (default: $SHOAL_MEMORY_USAGE_THRESHOLD, or 0.95)")
       ->check(CLI::Range(0.0, 1.0));
+  verb.add_option("--head-absence-limit", options.limits.head_absence,
+                  "With --address: seconds without a head after which the node ends, and its workers; 0: never (default: "
+                  "$SHOAL_HEAD_ABSENCE_LIMIT, or 600)");
   verb.add_option("--resource", options.resources, "Another resource that the node offers: NAME=AMOUNT; may be repeated");
   verb.add_option("--label", options.labels, "Label of the node, which actors may request: NAME=VALUE; may be repeated");
   verb.add_option_function<std::string>(

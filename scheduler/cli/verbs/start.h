@@ -12,6 +12,12 @@ namespace shoal::scheduler::cli {
 
 class CommandLine;
 
+// Limits at which a node ends a worker, or itself. One that is not set comes from the environment, or is the default.
+struct NodeLimits {
+  double memory_threshold = -1;          // -1: not set
+  std::optional<unsigned> head_absence;  // seconds; 0: never
+};
+
 struct StartOptions {
   bool head = false;
   std::string host;            // listening address of a head, public address of a joining node; "": loopback, or detected
@@ -20,10 +26,10 @@ struct StartOptions {
   std::string dashboard_host;  // "": loopback
   std::uint16_t port = 7460;
   double num_cpus = -1, num_gpus = -1, memory = -1;  // -1: all of the machine's
-  double memory_threshold = -1;                      // -1: from the environment, or the default
-  std::vector<std::string> resources;                // NAME=AMOUNT
-  std::vector<std::string> labels;                   // NAME=VALUE
-  std::string store;                                 // etcd://.. or etcds://..; "": a database in the session's folder
+  NodeLimits limits;
+  std::vector<std::string> resources;  // NAME=AMOUNT
+  std::vector<std::string> labels;     // NAME=VALUE
+  std::string store;                   // etcd://.. or etcds://..; "": a database in the session's folder
   etcd::Access store_access;
   std::string authority;               // tls folder of another head; "": a new authority
   std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut

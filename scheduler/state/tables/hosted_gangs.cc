@@ -43,6 +43,17 @@ std::vector<ActorId> HostedGangs::fail_gang_of(ActorId member, const Error& caus
   return out;
 }
 
+std::vector<ActorId> HostedGangs::forget_gang_of(ActorId member) {
+  std::vector<ActorId> out;
+  std::erase_if(gangs_, [&](const auto& entry) {
+    const auto& members = entry.second.members;
+    if (std::ranges::none_of(members, [&](const auto& m) { return m.second == member; })) return false;
+    for (const auto& [rank, id] : members) out.push_back(id);
+    return true;
+  });
+  return out;
+}
+
 void HostedGangs::end_job(JobId job) {
   std::erase_if(gangs_, [&](const auto& gang) { return gang.first.first == job; });
 }

@@ -33,6 +33,8 @@ class HostedGangs {
   const Error* failure_of(const actors::HostActor& member) const;
   // Fails the gang of this member, if it still gathers, and returns all members that have asked.
   std::vector<ActorId> fail_gang_of(ActorId member, const Error& cause);
+  // Forgets the gang of this member, so that its ranks can ask for a new one. Returns all members that have asked.
+  std::vector<ActorId> forget_gang_of(ActorId member);
   void end_job(JobId job);
   // The actors in an existing process.
   void put_in(WorkerId process, ActorId actor) { in_process_[process].push_back(actor); }

@@ -1,6 +1,8 @@
 #include "scheduler/state/tables/job_table.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <utility>
 
 namespace shoal::scheduler {
 
@@ -171,6 +173,24 @@ Launch rank_launch(const Job& job, const RankPlace& place) {
   Launch out = job.launch;
   if (job.row.num_workers != 0) add_rank_env(out, place, job.address, job.port, job.row.id);
   return out;
+}
+
+void take_meeting_from_launch(Job& job) {
+  auto& env = job.launch.env;
+  if (job.row.num_workers == 0 || env.empty() ||
+      env.back() != std::pair<std::string, std::string>("TORCHELASTIC_RUN_ID", to_string(job.row.id)))
+    return;
+  Launch ranks;
+  add_rank_env(ranks, {}, "", 0, job.row.id);
+  if (env.size() < ranks.env.size()) return;
+  const auto first = env.end() - static_cast<std::ptrdiff_t>(ranks.env.size());
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (!std::equal(first, env.end(), ranks.env.begin(), same_name)) return;
+  for (auto it = first; it != env.end(); ++it) {
+    if (it->first == "MASTER_ADDR") job.address = it->second;
+    if (it->first == "MASTER_PORT") job.port = static_cast<std::uint16_t>(std::strtoul(it->second.c_str(), nullptr, 10));
+  }
+  env.erase(first, env.end());
 }
 
 }  // namespace shoal::scheduler

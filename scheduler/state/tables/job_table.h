@@ -67,5 +67,8 @@ struct RankPlace {
 std::vector<RankPlace> rank_places(const rows::Job& job);
 // The launch of one process of a submitted job: with torchrun's environment variables, if the job has ranks.
 actors::Launch rank_launch(const rows::Job& job, const RankPlace& place);
+// For a row that an earlier version stored, whose launch is that of rank 0: moves the meeting place of the ranks from its environment to
+// the row, and removes rank 0's variables. No effect on other rows.
+void take_meeting_from_launch(rows::Job& job);
 
 }  // namespace shoal::scheduler

@@ -2,6 +2,7 @@
 
 #include "actors/protocol/wire/head_messages.h"
 #include "actors/protocol/wire/pieces.h"
+#include "scheduler/state/tables/job_table.h"
 #include "scheduler/state/tables/records.capnp.h"
 #include "scheduler/state/tables/rows.h"
 
@@ -114,6 +115,7 @@ Result<Job> from_record(const Bytes& record) {
     }
     v.address = runtime::text(m.getAddress());
     v.port = m.getPort();
+    if (v.port == 0) take_meeting_from_launch(v);
     v.placed = read_ids<NodeId>(m.getPlaced());
     v.processes = read_ids<WorkerId>(m.getProcesses());
     v.driver = WorkerId{m.getDriver()};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "scheduler/state/placement.h"
+#include "scheduler/state/resource_sums.h"
 #include "scheduler/state/tables/rows.h"
 #include "scheduler/state/tables/table.h"
 
@@ -33,7 +34,7 @@ class ResourceIndex {
   // Total resources of living nodes that are not draining.
   const NodeResources& capacity() const { return capacity_; }
   // The sum of capacity() over all nodes.
-  const actors::Resources& all() const { return all_; }
+  const ResourceSums& all() const { return all_; }
   // A counter that grows whenever an entry of the queue that did not fit may fit.
   std::uint64_t growth() const { return growth_; }
 
@@ -46,7 +47,7 @@ class ResourceIndex {
   NodeResources free_, free_cpus_, capacity_;
   std::set<std::pair<std::size_t, NodeId>> by_workers_;
   std::map<NodeId, std::size_t> ranked_;  // the number of processes of each node in by_workers_
-  actors::Resources all_;
+  ResourceSums all_;
   std::uint64_t growth_ = 1;
 };
 
