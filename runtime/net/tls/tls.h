@@ -56,6 +56,7 @@ class TlsSession {
   enum class Step { kDone, kReadable, kWritable };
   // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/TlsVersion, Unavailable/HungUp.
   Result<Step> handshake();
+  bool begun() const;  // the peer has sent its first message of the handshake
 
   struct Moved {
     std::size_t bytes = 0;
