@@ -71,16 +71,24 @@ Result<void> MemoryTable::admit(JobId job, std::uint64_t bytes) const {
 }
 
 Result<void> MemoryTable::may_hold(WorkerId worker) const {
-  const auto held = num_held_.find(worker);
-  if (held == num_held_.end() || held->second < options_.max_arenas_of_worker) return {};
-  return fail(resource_exhausted(
-                  fmt::format("process {} holds {} arenas, which is the most that one process may hold", to_string(worker), held->second))
-                  .with_reason("TooManyArenas"));
+  const auto it = held_.find(worker);
+  if (it == held_.end()) return {};
+  const Held& held = it->second;
+  const std::size_t least = options_.min_arenas_of_worker;
+  const std::size_t most = std::clamp(least + held.bytes / options_.bytes_of_arena, least, std::max(least, options_.max_arenas / 2));
+  if (held.arenas < most) return {};
+  return fail(
+      resource_exhausted(
+          fmt::format("process {} holds {} arenas with {} KiB, and may hold no more", to_string(worker), held.arenas, held.bytes >> 10))
+          .with_reason("TooManyArenas")
+          .with_hint("wrap larger modules, so that the model has fewer units, or raise the node's limit of descriptors (ulimit -n)"));
 }
 
-void MemoryTable::held_no_more(WorkerId worker) {
-  const auto held = num_held_.find(worker);
-  if (held != num_held_.end() && --held->second == 0) num_held_.erase(held);
+void MemoryTable::held_no_more(WorkerId worker, std::uint64_t bytes) {
+  const auto it = held_.find(worker);
+  if (it == held_.end()) return;
+  it->second.bytes -= bytes;
+  if (--it->second.arenas == 0) held_.erase(it);
 }
 
 Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting) {
@@ -94,7 +102,7 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
     SHOAL_OK(may_hold(worker));
     SHOAL_TRY(Fd copy, runtime::duplicate(it->second.memory));
     it->second.holders.insert(worker);
-    ++num_held_[worker];
+    held_[worker].add(it->second.bytes);
     it->second.lasting |= lasting;
     if (lasting) join_group(job, key, worker);
     return Opened{std::move(copy), false};
@@ -109,7 +117,7 @@ Result<MemoryTable::Opened> MemoryTable::open(JobId job, const std::string& key,
   SHOAL_TRY(Fd memory, runtime::make_memory("shoal:" + key.substr(0, 200), bytes));
   SHOAL_TRY(Fd copy, runtime::duplicate(memory));
   arenas_[{job, key}] = Arena{std::move(memory), bytes, {worker}, {}, {}, lasting};
-  ++num_held_[worker];
+  held_[worker].add(bytes);
   if (lasting) join_group(job, key, worker);
   bytes_ += bytes;
   return Opened{std::move(copy), true};
@@ -121,7 +129,7 @@ void MemoryTable::drop(JobId job, const std::string& key, WorkerId worker) {
   auto& holders = it->second.holders;
   if (const auto holder = holders.find(worker); holder != holders.end()) {
     holders.erase(holder);
-    held_no_more(worker);
+    held_no_more(worker, it->second.bytes);
   }
   if (!holders.empty()) return;
   bytes_ -= it->second.bytes;
@@ -155,7 +163,7 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
       ++it;
     }
   }
-  num_held_.erase(worker);
+  held_.erase(worker);
   leave_groups(worker);
   for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
     Object& object = objects_.at(it->second);
@@ -352,7 +360,7 @@ void MemoryTable::end_job(JobId job) {
   for (auto it = arenas_.begin(); it != arenas_.end();) {
     if (it->first.first == job) {
       bytes_ -= it->second.bytes;
-      for (const WorkerId holder : it->second.holders) held_no_more(holder);
+      for (const WorkerId holder : it->second.holders) held_no_more(holder, it->second.bytes);
       it = arenas_.erase(it);
     } else {
       ++it;

@@ -27,8 +27,11 @@ class MemoryTable {
     // open() refuses arenas that would leave less than this many bytes available; 0: no check.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
-    std::size_t max_arenas = 4096;            // each takes a descriptor of the node
-    std::size_t max_arenas_of_worker = 1000;  // held by one process
+    std::size_t max_arenas = 4096;  // each takes a descriptor of the node
+    // One process may hold this many arenas, and one more for each `bytes_of_arena` of their memory, up to half of max_arenas. So a model
+    // may have thousands of units, and a process that opens small arenas takes few of the node's descriptors.
+    std::size_t min_arenas_of_worker = 1000;
+    std::uint64_t bytes_of_arena = 16 << 10;
     // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
     std::size_t max_ended_jobs = 1000;
     std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
@@ -138,14 +141,22 @@ class MemoryTable {
   using Objects = std::map<std::pair<JobId, ObjectId>, Object>;
   Objects::iterator erase(Objects::iterator it);
   Result<void> may_hold(WorkerId worker) const;
-  void held_no_more(WorkerId worker);
+  void held_no_more(WorkerId worker, std::uint64_t bytes);
   void join_group(JobId job, const std::string& key, WorkerId worker);
   void leave_groups(WorkerId worker);
   void settled(Objects::iterator it);  // the object is no longer movable: removes it from the sums and maps of movable ones
 
   Options options_;
   std::map<std::pair<JobId, std::string>, Arena> arenas_;
-  std::map<WorkerId, std::size_t> num_held_;                            // how often each living worker has opened arenas that it holds
+  struct Held {
+    std::size_t arenas = 0;
+    std::uint64_t bytes = 0;
+    void add(std::uint64_t more) {
+      ++arenas;
+      bytes += more;
+    }
+  };
+  std::map<WorkerId, Held> held_;                                       // by living worker; an arena counts as often as it has opened it
   std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;

@@ -338,7 +338,7 @@ TEST_F(MemoryTableTest, FreedObjectsAreNotAccepted) {
 }
 
 TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
-  MemoryTable table({.spare_bytes = 0, .max_arenas = 3, .max_arenas_of_worker = 2, .available_bytes = {}});
+  MemoryTable table({.spare_bytes = 0, .max_arenas = 3, .min_arenas_of_worker = 2, .available_bytes = {}});
   const WorkerId other{101};
   const auto reason = [&](const char* key, WorkerId worker, JobId job = kJob) {
     const auto opened = table.open(job, key, 4096, worker);
@@ -357,6 +357,21 @@ TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
   EXPECT_EQ(reason("c", kWorker), "TooManyArenas");
   table.mark_gone(kWorker, "was killed by SIGKILL");
   EXPECT_EQ(reason("c", kWorker), "");
+}
+
+TEST(MemoryTableBoundsTest, AProcessWithMuchMemoryHoldsMoreArenas) {
+  MemoryTable table({.spare_bytes = 0, .max_arenas = 20, .min_arenas_of_worker = 4, .bytes_of_arena = 16 << 10, .available_bytes = {}});
+  const auto num_opened = [&](std::uint64_t bytes) {
+    int n = 0;
+    while (table.open(kJob, "arena-" + std::to_string(n), bytes, kWorker)) ++n;
+    table.mark_gone(kWorker, "was killed by SIGKILL");
+    return n;
+  };
+  EXPECT_EQ(num_opened(4 << 10), 5);    // 4, and one for their 16 KiB
+  EXPECT_EQ(num_opened(16 << 10), 10);  // half of the node's
+  ASSERT_TRUE(table.open(kJob, "large", 1 << 20, kWorker));
+  table.drop(kJob, "large", kWorker);
+  EXPECT_EQ(num_opened(4 << 10), 5);  // the memory of a dropped arena counts no more
 }
 
 TEST(MemoryTableBoundsTest, AGetOfARefusedObjectFails) {

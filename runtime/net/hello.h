@@ -34,10 +34,13 @@ class Token {
   std::array<std::uint8_t, kBytes> bytes_{};
 };
 
+// Wire versions in which something changed that the other side has to know.
+inline constexpr std::uint16_t kPartsHaveMethods = 2;  // a message in parts announces its method and kind (socket/part.h)
+
 // Wire versions that this build speaks: the newest and its predecessor (N and N-1).
 struct VersionRange {
   std::uint16_t oldest = 1;
-  std::uint16_t newest = 1;
+  std::uint16_t newest = kPartsHaveMethods;
   bool operator==(const VersionRange&) const = default;
 };
 

@@ -134,8 +134,8 @@ void Node::on_closed(Peer& peer, const Error& why) {
   const NodeClient owned = clients_.take(peer.number());  // the connection is destroyed when this function returns
   // A closed connection is not a death, which the pidfd reports. A forked child may hold the socket open, or user code may have closed it.
   if (Worker* const w = workers_.find(owned.worker); w != nullptr && w->peer == &peer) {
-    w->peer = nullptr;
     reports_.metrics().left(owned.worker);
+    workers_.disconnected(*w, memory_.ended(w->spec.job));
   }
   logs_.left(peer.number());
   objects_.parts().closed(peer.number());

@@ -224,6 +224,28 @@ TEST_F(NodeTest, AConnectionAttachesOneProcessAndAProcessFewOfThem) {
   EXPECT_EQ(*reason, "TooManyAttached");
 }
 
+TEST_F(NodeTest, ASessionEndsWithItsJobAndItsConnectionThoughItsProcessLives) {
+  constexpr pid_t kPid = 11;
+  ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
+  for (int i = 0; i < 3; ++i) {  // more sessions than one process may have at a time
+    std::vector<WorkerId> ids;
+    {
+      const Process last(world_, kPid, node_.endpoint());
+      {
+        const Process first(world_, kPid, node_.endpoint());
+        ids = {first.id, last.id};
+      }
+      bool ended = false;
+      head_.node->call(number(Method::kEndJob), body(to_bytes(actors::JobRef{kJob})), Peer::kNoTimeout,
+                       [&](const Result<Message>&) { ended = true; });
+      ASSERT_TRUE(world_.run_until([&] { return ended; }, 10s));
+      EXPECT_FALSE(head_.exits.contains(last.id));
+    }
+    ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(ids[0]) && head_.exits.contains(ids[1]); }, 10s));
+    EXPECT_EQ(head_.exits[ids[0]].shell_code, 0);
+  }
+}
+
 // The launcher may lose a worker that it has started, for instance when the zygote dies before it reports the pid.
 TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   constexpr WorkerId kWorker{21};

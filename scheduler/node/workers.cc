@@ -146,9 +146,9 @@ Result<void> Workers::may_adopt(pid_t pid) const {
   const auto attached =
       std::ranges::count_if(workers_, [pid](const auto& entry) { return !entry.second.launched() && entry.second.pid == pid; });
   if (static_cast<std::size_t>(attached) < options_.max_attached) return {};
-  return fail(resource_exhausted(fmt::format("process {} has joined this node {} times, which is the most for one process", pid, attached))
+  return fail(resource_exhausted(fmt::format("process {} has {} sessions at this node, which is the most for one process", pid, attached))
                   .with_reason("TooManyAttached")
-                  .with_hint("keep one session open, or start another process"));
+                  .with_hint("close sessions, or start another process"));
 }
 
 Worker& Workers::adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role) {
@@ -172,6 +172,11 @@ void Workers::ready(Worker& w, const std::string& endpoint) {
   w.endpoint = endpoint;
   w.state = WorkerState::kRunning;
   events_.changed(w);
+}
+
+void Workers::disconnected(Worker& w, bool job_ended) {
+  w.peer = nullptr;
+  if (job_ended && !w.launched()) end_session(w);
 }
 
 // ---- ends --------------------------------------------------------------------------------------------------------------------------
@@ -205,6 +210,11 @@ void Workers::kill_launched(std::optional<JobId> job) {
 
 void Workers::end_job(JobId job) {
   kill_launched(job);
+  std::vector<WorkerId> left;
+  for (const auto& [id, w] : workers_) {
+    if (!w.launched() && w.spec.job == job && w.peer == nullptr) left.push_back(id);
+  }
+  for (const WorkerId id : left) end_session(workers_.at(id));
   if (torch_jobs_.erase(job) == 0 || !torch_jobs_.empty()) return;
   retiring_ = clock_.after(options_.torch_stays, [this] {
     if (torch_jobs_.empty()) launcher_.retire_torch();
@@ -247,6 +257,10 @@ void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause)
   w.state = WorkerState::kExited;
   log_->info("worker={} pid={} ended code={}", to_string(worker), w.pid, shell_code);
   events_.ended(w, w.update(shell_code, cause));
+}
+
+void Workers::end_session(const Worker& w) {
+  gone(w.spec.worker, 0, cancelled(fmt::format("{} (pid {}) has left the cluster", w.role, w.pid)).with_reason("JobEnded"));
 }
 
 // ---- looks at the host -------------------------------------------------------------------------------------------------------------

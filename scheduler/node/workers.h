@@ -60,7 +60,8 @@ class Workers final : private Launcher::Events {
   struct Options {
     std::vector<std::string> gpus;  // devices for CUDA_VISIBLE_DEVICES; none: workers see all that the node sees
     MemoryMonitor::Options monitor;
-    // How often one process may attach while it lives: each time takes a descriptor, and a row at the head.
+    // The sessions that one process may have: each takes a descriptor, and a row at the head. A session has ended when its job has, and its
+    // connection is closed.
     std::size_t max_attached = 1000;
     StoppedWorkers::Options stopped;
     // Called on the loop, at once or later, with those of the processes that a signal has stopped.
@@ -92,11 +93,13 @@ class Workers final : private Launcher::Events {
 
   // Starts a worker, and answers once it runs or has failed. `env` is added to the environment in `spec`.
   void start(const actors::StartWorker& spec, Launcher::Env env, runtime::Responder responder);
-  // Returns ResourceExhausted if a process has attached too often (Options::max_attached).
+  // Returns ResourceExhausted if a process has too many sessions (Options::max_attached).
   Result<void> may_adopt(pid_t pid) const;
   // Adds a process that attached, and that this node has not launched.
   Worker& adopt(WorkerId id, JobId job, pid_t pid, Worker::Origin origin, const std::string& role);
   void ready(Worker& worker, const std::string& endpoint);
+  // The worker's connection has closed. `job_ended`: the session of a process that attached ends with this, though the process lives.
+  void disconnected(Worker& worker, bool job_ended);
   void stop(const actors::StopWorker& stop);
   // Kills the workers that this node has launched; with a `job`, only those of that job.
   void kill_launched(std::optional<JobId> job = {});
@@ -112,6 +115,7 @@ class Workers final : private Launcher::Events {
   void started(WorkerId id, Result<pid_t> pid, runtime::Responder& responder);
   void not_started(Worker& worker, const Error& why, runtime::Responder& responder);
   void gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
+  void end_session(const Worker& worker);
   void look_for_stopped();
   void found_stopped(const std::vector<std::pair<WorkerId, pid_t>>& seen, const std::set<pid_t>& stopped);
   void found(Worker& worker, StoppedWorkers::Finding finding);

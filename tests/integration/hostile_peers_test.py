@@ -65,7 +65,7 @@ def token_of(cluster) -> bytes:
     return bytes.fromhex((cluster.session / "token").read_text().strip())
 
 
-def greet(connection, token: bytes, newest=1, oldest=1, role=CLIENT) -> bytes:
+def greet(connection, token: bytes, newest=2, oldest=1, role=CLIENT) -> bytes:
     """Sends the client's part of the hello, made with `token`; returns the server's verdict."""
     challenge = read(connection, 64)
     assert challenge[:5] == MAGIC + bytes([CHALLENGE])
@@ -89,21 +89,22 @@ def test_the_right_hello_is_accepted_and_a_request_answered(shoal_command, clust
         assert len(read(connection, body)) == body > 0
 
 
-@pytest.mark.parametrize(("newest", "oldest"), [(0, 0), (9, 8), (65535, 2), (2, 2)])
+@pytest.mark.parametrize(("newest", "oldest"), [(0, 0), (9, 8), (65535, 3), (3, 3)])
 def test_another_wire_version_is_refused_with_our_version(shoal_command, cluster, newest, oldest):
     with dial(cluster) as connection:
         verdict = greet(connection, token_of(cluster), newest, oldest)
         assert verdict[4:6] == bytes([VERDICT, VERSION_REFUSED])
-        assert struct.unpack("<HH", verdict[6:10]) == (1, 1)
+        assert struct.unpack("<HH", verdict[6:10]) == (2, 1)
         assert is_dropped(connection)
     lives(shoal_command, cluster)
 
 
-def test_a_newer_client_with_a_common_version_is_accepted(shoal_command, cluster):
+@pytest.mark.parametrize(("newest", "oldest", "agreed"), [(3, 2, 2), (1, 1, 1)])
+def test_a_client_with_a_common_version_is_accepted(shoal_command, cluster, newest, oldest, agreed):
     with dial(cluster) as connection:
-        verdict = greet(connection, token_of(cluster), newest=2, oldest=1)
+        verdict = greet(connection, token_of(cluster), newest, oldest)
         assert verdict[5] == ACCEPTED
-        assert struct.unpack("<H", verdict[8:10]) == (1,)
+        assert struct.unpack("<H", verdict[8:10]) == (agreed,)
 
 
 def test_another_token_is_refused_without_a_proof(shoal_command, cluster):
@@ -336,7 +337,7 @@ def that_hangs_up(token, connection):
 @pytest.mark.parametrize(
     ("impostor", "code", "submit_code", "text"),
     [
-        (of_another_version, 1, 122, "this side speaks 1 to 1, the other 8 to 9"),
+        (of_another_version, 1, 122, "this side speaks 1 to 2, the other 8 to 9"),
         (without_the_token, 4, 123, "does not have the cluster's token"),
         (that_speaks_http, 1, 120, "does not speak Shoal's protocol"),
         (that_hangs_up, 5, 124, "closed the connection"),

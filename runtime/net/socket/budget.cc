@@ -3,13 +3,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace shoal::runtime {
 
 namespace {
-constexpr std::uint64_t kUnsentDivisor = 8;     // part of the free memory that one connection's answers may take
-constexpr std::uint64_t kProgressDivisor = 16;  // part of a message that has to arrive within the patience
+constexpr std::uint64_t kUnsentDivisor = 8;  // part of the free memory that one connection's answers may take
 }  // namespace
 
 std::size_t descriptor_limit() {
@@ -28,63 +28,101 @@ Result<std::unique_ptr<Budget::Account>> Budget::admit(const std::string& peer) 
                                    std::to_string(connections_) + " of at most " + std::to_string(most))
                     .with_reason("TooManyConnections"));
   }
-  auto out = outgoing();
-  out->peer_ = peer;
-  out->use_ = &peers_[peer];
-  ++out->use_->connections;
+  Account::Use& use = peers_[peer];
+  ++use.connections;
   ++connections_;
-  return out;
+  return std::unique_ptr<Account>(new Account(shared_from_this(), next_number_++, peer, use, true));
 }
 
-std::unique_ptr<Budget::Account> Budget::outgoing() { return std::unique_ptr<Account>(new Account(shared_from_this(), next_number_++)); }
+std::unique_ptr<Budget::Account> Budget::outgoing() {
+  return std::unique_ptr<Account>(new Account(shared_from_this(), next_number_++, "", outgoing_, false));
+}
 
 // ---- messages that arrive
 
-bool Budget::fits(const Account& account, std::uint64_t bytes) const {
+Budget::Room Budget::room_for(const Account& account, std::uint64_t bytes) const {
   const auto within = [bytes](std::uint64_t used, std::uint64_t most) { return used == 0 || used + bytes <= most; };
-  return within(arriving_, options_.max_arriving_bytes) &&
-         (!account.accepted() || within(account.use_->arriving, options_.max_arriving_bytes / options_.peer_divisor));
+  if (account.accepted_ && !within(account.use_->arriving, options_.max_arriving_bytes / options_.peer_divisor)) return Room::kPeerHasNone;
+  return within(arriving_, options_.max_arriving_bytes) ? Room::kHere : Room::kNone;
 }
 
 void Budget::grant(Account& account, std::uint64_t bytes) {
   account.arriving_ += bytes;
   arriving_ += bytes;
-  if (account.accepted()) account.use_->arriving += bytes;
+  account.use_->arriving += bytes;
   account.is_fresh_ = true;
+  account.seen_bytes_ = account.owner_->received_bytes();
   arrivals_[account.number_] = &account;
 }
 
 bool Budget::Account::take(std::uint64_t bytes) {
-  if (left_ || arriving_ >= bytes) return true;  // granted while it waited
-  if (urgent_ || budget_->fits(*this, bytes)) {
-    if (std::exchange(waiting_, false)) budget_->waiting_.remove(this);
+  if (left_ || arriving_ >= bytes) {
+    is_unused_ = false;
+    return true;
+  }
+  if (urgent_) {
+    budget_->stop_waiting(*this);
     budget_->grant(*this, bytes);
     return true;
   }
-  wanted_ = bytes;
-  if (!std::exchange(waiting_, true)) budget_->waiting_.push_back(this);
-  budget_->watch();
+  if (paused_) return false;
+  // Nothing overtakes: a large message would wait forever while small ones take the room that it needs.
+  const bool others_first = budget_->first_waits_for_all_ || use_->waiting > 0;
+  const Room room = budget_->room_for(*this, bytes);
+  if (!others_first && room == Room::kHere) {
+    budget_->grant(*this, bytes);
+    return true;
+  }
+  budget_->first_waits_for_all_ |= !others_first && room == Room::kNone;
+  budget_->wait(*this, bytes);
   return false;
 }
 
 void Budget::Account::give_all_back() {
   budget_->arriving_ -= arriving_;
-  if (accepted()) use_->arriving -= arriving_;
+  use_->arriving -= arriving_;
+  use_->progress += owner_->received_bytes() - seen_bytes_;
   arriving_ = 0;
   budget_->arrivals_.erase(number_);
   budget_->grant_waiting();
 }
 
+void Budget::wait(Account& account, std::uint64_t bytes) {
+  account.wanted_ = bytes;
+  if (std::exchange(account.waiting_, true)) return;
+  waiting_.push_back(&account);
+  ++account.use_->waiting;
+  watch();
+}
+
+void Budget::stop_waiting(Account& account) {
+  if (!std::exchange(account.waiting_, false)) return;
+  waiting_.remove(&account);
+  --account.use_->waiting;
+  grant_waiting();
+}
+
+// In the order of the messages. One for which the sum has no room stops all behind it, one beyond its peer's share those of this peer.
 void Budget::grant_waiting() {
+  first_waits_for_all_ = false;
+  ++round_;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Account& account = **it;
-    if (!fits(account, account.wanted_)) {
+    const Room room = account.use_->full_at == round_ ? Room::kPeerHasNone : room_for(account, account.wanted_);
+    if (room == Room::kNone) {
+      first_waits_for_all_ = true;
+      return;
+    }
+    if (room == Room::kPeerHasNone) {
+      account.use_->full_at = round_;
       ++it;
       continue;
     }
     it = waiting_.erase(it);
     account.waiting_ = false;
+    --account.use_->waiting;
     grant(account, account.wanted_);
+    account.is_unused_ = true;
     account.owner_->on_room();
   }
   if (waiting_.empty()) progress_ = {};
@@ -94,22 +132,28 @@ void Budget::watch() {
   if (waiting_.size() == 1) progress_ = clock_.after(options_.patience, [this] { check_progress(); });
 }
 
-// A message that others wait for has to arrive at a least speed.
+// While messages wait, those that arrive have to make progress. A peer with some progress keeps all its messages, also one that stands
+// still. No message waits forever for that one: new messages of its peer wait as well, so in the end it is alone.
 void Budget::check_progress() {
-  std::vector<Account*> stalled;
+  struct Progress {
+    std::uint64_t bytes = 0;
+    std::vector<Account*> messages;
+  };
+  std::map<std::string_view, Progress> of_peers;
   for (const auto& [number, account] : arrivals_) {
+    Progress& progress = of_peers[account->peer_];
+    progress.bytes += std::exchange(account->use_->progress, 0);
     const std::uint64_t received = account->owner_->received_bytes();
-    if (std::exchange(account->is_fresh_, false)) {  // its patience begins with this check
-      account->seen_bytes_ = received;
-      continue;
-    }
-    const std::uint64_t least = std::clamp(account->arriving_ / kProgressDivisor, options_.min_progress_bytes, options_.max_progress_bytes);
-    if (received - std::exchange(account->seen_bytes_, received) < least) stalled.push_back(account);
+    progress.bytes += received - std::exchange(account->seen_bytes_, received);
+    if (!std::exchange(account->is_fresh_, false)) progress.messages.push_back(account);  // a fresh one's patience begins with this check
   }
-  for (Account* account : stalled) {
-    account->owner_->on_refused(resource_exhausted("a peer has begun a message of " + std::to_string(account->arriving_) +
-                                                   " bytes and sends no more of it, while others wait for memory")
-                                    .with_reason("MessageStalled"));
+  for (const auto& [peer, progress] : of_peers) {
+    if (progress.bytes > 0 && progress.bytes >= options_.min_progress_bytes / of_peers.size()) continue;
+    for (Account* account : progress.messages) {
+      account->owner_->close_later(resource_exhausted("a peer has begun a message of " + std::to_string(account->arriving_) +
+                                                      " bytes and sends no more of it, while others wait for memory")
+                                       .with_reason("MessageStalled"));
+    }
   }
   if (!waiting_.empty()) progress_ = clock_.after(options_.patience, [this] { check_progress(); });
 }
@@ -117,22 +161,21 @@ void Budget::check_progress() {
 // ---- answers that wait
 
 void Budget::Account::change_unsent(std::uint64_t bytes) {
-  if (left_ || !accepted()) return;
+  if (left_ || !accepted_) return;
   const bool more = bytes > unsent_;
-  if (paused_ && !more) set_paused(true);  // the peer reads: it has its whole patience again
   budget_->unsent_ += bytes - unsent_;
-  unsent_ = bytes;
   if (bytes == 0) {
     budget_->unread_.erase(number_);
-  } else {
-    budget_->unread_[number_] = this;
+  } else if (unsent_ == 0) {
+    budget_->unread_.emplace(number_, this);
   }
+  unsent_ = bytes;
   if (more && budget_->unsent_ > budget_->options_.max_unsent_bytes) budget_->refuse_largest();
 }
 
 // The allowance shrinks as the sum grows, so that some memory is always left for others.
 std::uint64_t Budget::Account::allowance() const {
-  if (left_ || !accepted()) return ~std::uint64_t{0};
+  if (left_ || !accepted_) return ~std::uint64_t{0};
   const std::uint64_t most = budget_->options_.max_unsent_bytes;
   const std::uint64_t left = most - std::min(most, budget_->unsent_);
   return std::max<std::uint64_t>(kSmallBytes, left / kUnsentDivisor);
@@ -141,18 +184,28 @@ std::uint64_t Budget::Account::allowance() const {
 void Budget::refuse_largest() {
   const auto largest = std::ranges::max_element(unread_, {}, [](const auto& entry) { return entry.second->unsent_; });
   Account& account = *largest->second;
-  account.owner_->on_refused(resource_exhausted("a peer does not read: " + std::to_string(account.unsent_) + " bytes wait for it, and " +
-                                                std::to_string(unsent_) + " for all peers")
-                                 .with_reason("AnswersNotRead"));
+  account.owner_->close_later(resource_exhausted("a peer does not read: " + std::to_string(account.unsent_) + " bytes wait for it, and " +
+                                                 std::to_string(unsent_) + " for all peers")
+                                  .with_reason("AnswersNotRead"));
 }
 
 void Budget::Account::set_paused(bool paused) {
-  paused_ = paused && !left_;
+  paused &= !left_;
+  if (std::exchange(paused_, paused) == paused) return;
   reading_ = {};
   if (!paused_) return;
+  // A message that waits takes its memory after the pause.
+  budget_->stop_waiting(*this);
+  if (std::exchange(is_unused_, false)) give_all_back();
+  taken_bytes_ = owner_->taken_bytes();
+  watch_reading();
+}
+
+void Budget::Account::watch_reading() {
   reading_ = budget_->clock_.after(budget_->options_.reading_patience, [this] {
-    owner_->on_refused(resource_exhausted("a peer has read none of the " + std::to_string(unsent_) + " bytes that wait for it")
-                           .with_reason("AnswersNotRead"));
+    const std::uint64_t taken = owner_->taken_bytes();
+    if (taken != std::exchange(taken_bytes_, taken)) return watch_reading();
+    owner_->close_later(resource_exhausted("a peer reads none of the answers that wait for it").with_reason("AnswersNotRead"));
   });
 }
 
@@ -162,18 +215,14 @@ void Budget::Account::leave() {
   if (std::exchange(left_, true)) return;
   Budget& budget = *budget_;
   set_paused(false);
-  if (waiting_) budget.waiting_.remove(this);
   budget.unsent_ -= unsent_;
   budget.unread_.erase(number_);
-  if (accepted()) --budget.connections_;
-  const bool held = arriving_ != 0 || waiting_;
-  waiting_ = false;
-  if (arriving_ != 0) {
-    give_all_back();
-  } else if (held && budget.waiting_.empty()) {
-    budget.progress_ = {};
+  budget.stop_waiting(*this);
+  give_back();
+  if (accepted_) {
+    --budget.connections_;
+    if (--use_->connections == 0) budget.peers_.erase(peer_);
   }
-  if (accepted() && --use_->connections == 0) budget.peers_.erase(peer_);
   use_ = nullptr;
 }
 

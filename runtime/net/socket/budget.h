@@ -3,7 +3,7 @@
 //
 // Small frames are not counted, so calls cost nothing here. Back-pressure comes first: a message waits for memory in its sender's socket,
 // and a connection whose answers are not read takes no further requests (socket_connection.cc). A peer that keeps others waiting, or keeps
-// too much, is refused with ResourceExhausted. Loop thread only.
+// too much, is refused with ResourceExhausted. A slow peer is not refused as long as it makes progress. Loop thread only.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,10 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     std::uint64_t max_arriving_bytes = 256u << 20;         // messages that have begun to arrive; one at a time may be larger
     std::uint64_t max_unsent_bytes = 256u << 20;           // answers that wait for peers to read
     std::uint64_t peer_divisor = 4;                        // one peer (a process here, or another host) gets this part of each sum
-    Duration patience = std::chrono::seconds(2);           // time in which a message that others wait for has to make progress
+    Duration patience = std::chrono::seconds(4);           // while messages wait: time in which those that arrive make progress
     Duration reading_patience = std::chrono::seconds(10);  // time in which a peer with too many unread answers has to read some
-    std::uint64_t min_progress_bytes = 64u << 10;          // progress in that time, or a sixteenth of the message if that is more
-    std::uint64_t max_progress_bytes = 4u << 20;           // but no more than this is demanded
+    // The progress in `patience`. Each peer has to make an equal part of it with all its messages together: they may share a slow link.
+    std::uint64_t min_progress_bytes = 64u << 10;
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
   static constexpr std::size_t kSmallBytes = 64 << 10;
@@ -42,9 +42,10 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   // The connection that an account belongs to.
   class Owner {
    public:
-    virtual void on_room() = 0;              // the message that waited has its memory; not called from inside take()
-    virtual void on_refused(Error why) = 0;  // the connection has to close, but not within this call
+    virtual void on_room() = 0;               // the message that waited has its memory; not called from inside take()
+    virtual void close_later(Error why) = 0;  // refuses the peer, but calls no handler of the connection
     virtual std::uint64_t received_bytes() const = 0;
+    virtual std::uint64_t taken_bytes() = 0;  // changes whenever the peer reads
 
    protected:
     ~Owner() = default;
@@ -58,8 +59,9 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Account& operator=(const Account&) = delete;
 
     void set_owner(Owner& owner) { owner_ = &owner; }
-    // Takes memory for a message that begins to arrive. Returns false if it has to wait for on_room().
+    // Takes memory for a message that begins to arrive. Returns false if it has to wait: for on_room(), or for the end of a pause.
     bool take(std::uint64_t bytes);
+    bool holds_memory() const { return arriving_ != 0; }
     // The message has arrived.
     void give_back() {
       if (arriving_ != 0) give_all_back();
@@ -67,7 +69,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     // While set, no message waits, and any number of answers may.
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
-    // Sets the bytes of this connection's answers that wait. May call on_refused() of any connection.
+    // Sets the bytes of this connection's answers that wait. May call close_later() of any connection.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }
@@ -75,7 +77,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     std::uint64_t allowance() const;
     bool is_beyond_allowance(std::uint64_t bytes) const { return bytes > kSmallBytes && !urgent_ && bytes > allowance(); }
 
-    // The connection takes no further requests until its peer reads answers. Refuses the peer if it reads none within the patience.
+    // The connection takes no further requests until its peer reads answers, so it gets no memory for messages. Refuses the peer if it
+    // reads nothing within the patience.
     void set_paused(bool paused);
 
     // Returns all that it holds. From then on nothing waits, and nothing is counted.
@@ -84,26 +87,32 @@ class Budget final : public std::enable_shared_from_this<Budget> {
    private:
     friend class Budget;
     struct Use {
-      std::size_t connections = 0;
+      std::size_t connections = 0, waiting = 0;
       std::uint64_t arriving = 0;
+      std::uint64_t progress = 0;  // bytes of messages that have arrived since the last check
+      std::uint64_t full_at = 0;   // the last round of grant_waiting() in which one of its messages had to wait for its share
     };
-    Account(std::shared_ptr<Budget> budget, std::uint64_t number) : budget_(std::move(budget)), number_(number) {}
-    bool accepted() const { return use_ != nullptr; }
+    Account(std::shared_ptr<Budget> budget, std::uint64_t number, std::string peer, Use& use, bool accepted)
+        : budget_(std::move(budget)), number_(number), peer_(std::move(peer)), use_(&use), accepted_(accepted) {}
     void give_all_back();
     void change_unsent(std::uint64_t bytes);
+    void watch_reading();
 
     std::shared_ptr<Budget> budget_;
     const std::uint64_t number_;
-    std::string peer_;
-    Use* use_ = nullptr;  // its peer's, for an accepted connection
+    const std::string peer_;
+    Use* use_;  // its peer's; all connections that this process has made have one in common
+    const bool accepted_;
     Owner* owner_ = nullptr;
     bool urgent_ = false, waiting_ = false, left_ = false;
     std::uint64_t wanted_ = 0;
     std::uint64_t arriving_ = 0, unsent_ = 0;
     bool paused_ = false;
     Timer reading_;
-    std::uint64_t seen_bytes_ = 0;  // received_bytes() at the last check of its progress
-    bool is_fresh_ = false;         // got its memory after the last check
+    std::uint64_t seen_bytes_ = 0;   // received_bytes() at the last check of its progress
+    std::uint64_t taken_bytes_ = 0;  // taken_bytes() at the last check of its reading
+    bool is_fresh_ = false;          // got its memory after the last check
+    bool is_unused_ = false;         // got its memory while it waited, and has not come for it
   };
 
   // The account of a connection from `peer`. Returns ResourceExhausted/TooManyConnections.
@@ -115,8 +124,11 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   std::span<std::byte> scratch() { return scratch_; }
 
  private:
-  bool fits(const Account& account, std::uint64_t bytes) const;
+  enum class Room { kHere, kPeerHasNone, kNone };
+  Room room_for(const Account& account, std::uint64_t bytes) const;
   void grant(Account& account, std::uint64_t bytes);
+  void wait(Account& account, std::uint64_t bytes);
+  void stop_waiting(Account& account);
   void grant_waiting();
   void watch();
   void check_progress();
@@ -128,8 +140,11 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   std::uint64_t next_number_ = 1;
   std::size_t connections_ = 0;
   std::uint64_t arriving_ = 0, unsent_ = 0;
-  std::map<std::string, Account::Use> peers_;            // by peer, for accepted connections
-  std::list<Account*> waiting_;                          // in the order of their messages
+  std::map<std::string, Account::Use> peers_;  // by peer, for accepted connections
+  Account::Use outgoing_;
+  std::list<Account*> waiting_;                          // in the order of their messages, which is that of grants
+  bool first_waits_for_all_ = false;                     // a waiting message fits its peer's share, and the sum has no room for it
+  std::uint64_t round_ = 0;                              // number of the last grant_waiting()
   std::map<std::uint64_t, Account*> arrivals_, unread_;  // accounts with messages that arrive, and with answers that wait; by number
   Timer progress_;
 };

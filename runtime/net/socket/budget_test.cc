@@ -17,14 +17,15 @@ class Held final : public Budget::Owner {
   Held(const Held&) = delete;
   explicit Held(std::unique_ptr<Budget::Account> account) : account(std::move(account)) { this->account->set_owner(*this); }
   void on_room() override { has_room = true; }
-  void on_refused(Error why) override {
+  void close_later(Error why) override {
     refused = why.reason();
     account->leave();
   }
   std::uint64_t received_bytes() const override { return received; }
+  std::uint64_t taken_bytes() override { return taken; }
 
   std::unique_ptr<Budget::Account> account;
-  std::uint64_t received = 0;
+  std::uint64_t received = 0, taken = 0;
   bool has_room = false;
   std::string refused;
 };
@@ -36,6 +37,11 @@ class BudgetTest : public testing::Test {
   Held of(const std::string& peer) { return Held(budget_->admit(peer).value()); }
   static std::unique_ptr<Held> kept(Result<std::unique_ptr<Budget::Account>> account) {
     return std::make_unique<Held>(std::move(account).value());
+  }
+
+  void allow_connections(std::size_t most) {
+    options_.max_connections = most;
+    budget_ = std::make_shared<Budget>(clock_, options_);
   }
 
   SimClock clock_;
@@ -90,6 +96,89 @@ TEST_F(BudgetTest, AStalledMessageIsRefusedOnlyWhileOthersWait) {
   EXPECT_TRUE(waits.has_room);
 }
 
+TEST_F(BudgetTest, ALargeMessageIsNotOvertakenBySmallOnesThatTakeItsRoom) {
+  std::vector<std::unique_ptr<Held>> held;
+  for (const char* peer : {"a", "b", "c", "d"}) {
+    held.push_back(kept(budget_->admit(peer)));
+    ASSERT_TRUE(held.back()->account->take(15 * kMiB));
+  }
+  Held large = of("e"), small = of("f");
+  EXPECT_FALSE(large.account->take(16 * kMiB));
+  EXPECT_FALSE(small.account->take(kMiB));  // has room, but comes later
+  held[0]->account->give_back();
+  EXPECT_TRUE(large.has_room);
+  EXPECT_TRUE(small.has_room);
+}
+
+TEST_F(BudgetTest, AMessageBeyondItsPeersShareStopsLaterOnesOfThatPeerOnly) {
+  Held first = of("a"), large = of("a"), small = Held(budget_->outgoing()), other = of("b");
+  ASSERT_TRUE(first.account->take(10 * kMiB));
+  EXPECT_FALSE(large.account->take(16 * kMiB));
+  EXPECT_TRUE(small.account->take(kMiB));
+  EXPECT_TRUE(other.account->take(kMiB));
+  first.account->leave();
+  EXPECT_TRUE(large.has_room);
+}
+
+TEST_F(BudgetTest, AWaitingMessageThatGoesMakesWayForThoseBehindIt) {
+  Held holds = of("a"), others = of("b");
+  ASSERT_TRUE(holds.account->take(60 * kMiB));
+  Held large = of("c"), small = of("d");
+  EXPECT_FALSE(large.account->take(16 * kMiB));
+  EXPECT_FALSE(small.account->take(kMiB));
+  large.account->leave();
+  EXPECT_TRUE(small.has_room);
+}
+
+// Each of many connections gets little of a slow link.
+TEST_F(BudgetTest, MessagesThatShareASlowLinkAreNotRefused) {
+  allow_connections(16);
+  std::vector<std::unique_ptr<Held>> held;
+  for (const char* peer : {"a", "a", "b", "b"}) {
+    held.push_back(kept(budget_->admit(peer)));
+    ASSERT_TRUE(held.back()->account->take(8 * kMiB));
+  }
+  Held waits = of("a");
+  ASSERT_FALSE(waits.account->take(8 * kMiB));
+  for (int check = 0; check < 10; ++check) {
+    held[static_cast<std::size_t>(check % 2)]->received += 40 << 10;  // a's, by turns
+    held[2]->received += 40 << 10;                                    // b's: the other one gets nothing for long
+    clock_.fire_next();
+  }
+  for (const auto& h : held) EXPECT_EQ(h->refused, "");
+  held[2]->received += 40 << 10;
+  clock_.fire_next();
+  EXPECT_EQ(held[0]->refused + held[1]->refused, "MessageStalledMessageStalled");
+  EXPECT_TRUE(waits.has_room);
+  EXPECT_EQ(held[2]->refused + held[3]->refused, "");
+}
+
+TEST_F(BudgetTest, APausedConnectionGetsNoMemory) {
+  allow_connections(16);
+  Held holds = of("a"), paused = of("a"), other = of("a");
+  ASSERT_TRUE(holds.account->take(16 * kMiB));
+  EXPECT_FALSE(paused.account->take(10 * kMiB));
+  paused.account->set_paused(true);
+  EXPECT_FALSE(other.account->take(10 * kMiB));
+  holds.account->give_back();
+  EXPECT_FALSE(paused.has_room);
+  EXPECT_TRUE(other.has_room);
+  other.account->give_back();
+  EXPECT_FALSE(paused.account->take(10 * kMiB));
+  paused.account->set_paused(false);
+  EXPECT_TRUE(paused.account->take(10 * kMiB));
+}
+
+TEST_F(BudgetTest, AConnectionThatPausesBeforeItUsesItsMemoryGivesItBack) {
+  Held holds = of("a"), paused = of("a");
+  ASSERT_TRUE(holds.account->take(16 * kMiB));
+  EXPECT_FALSE(paused.account->take(16 * kMiB));
+  holds.account->give_back();
+  EXPECT_TRUE(paused.has_room);
+  paused.account->set_paused(true);
+  EXPECT_TRUE(holds.account->take(16 * kMiB));
+}
+
 TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefused) {
   Held first = of("a"), second = of("b"), third = of("c");
   const std::uint64_t alone = first.account->allowance();
@@ -109,9 +198,11 @@ TEST_F(BudgetTest, APeerThatReadsNoneOfItsAnswersIsRefusedWithinThePatience) {
     held->account->set_unsent(10 * kMiB);
     held->account->set_paused(true);
   }
-  clock_.advance_to(clock_.now() + 9s);
-  reads.account->set_unsent(9 * kMiB);
-  clock_.fire_next();
+  for (int period = 0; period < 3; ++period) {
+    reads.taken += 1000;  // they are part of one large answer
+    clock_.fire_next();
+    if (clock_.num_timers() > 1) clock_.fire_next();
+  }
   EXPECT_EQ(sleeps.refused, "AnswersNotRead");
   EXPECT_EQ(reads.refused, "");
   reads.account->set_paused(false);

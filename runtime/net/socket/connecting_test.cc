@@ -1,13 +1,18 @@
 // How sockets are connected, accepted and refused.
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <ctime>
+
 #include <gtest/gtest.h>
 
 #include "runtime/net/socket/socket_fixture.h"
+#include "runtime/net/tls/certificates.h"
 #include "runtime/net/tls/tls.h"
+#include "runtime/sim/sim_clock.h"
 
 namespace shoal::runtime {
 namespace {
@@ -162,7 +167,6 @@ TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {
   EXPECT_EQ(side_.network.listen(taken, [](std::unique_ptr<Connection>) {}).error().reason(), "AddressInUse");
 }
 
-// The minimal path: two processes, a call over Asio, and a Cap'n Proto error in the answer.
 // As if a link lost the packets of the answer: the kernel accepts the connection, and the loop of its process does not run.
 TEST(Tls, AHandshakeWithoutAnAnswerHasAHintAboutLargePackets) {
   SeededRandom seeded(3);
@@ -179,6 +183,39 @@ TEST(Tls, AHandshakeWithoutAnAnswerHasAHintAboutLargePackets) {
   EXPECT_NE(why->hint().find("MTU"), std::string::npos) << why->to_string();
 }
 
+TEST(Tls, AHandshakeOverALongLinkIsNotClosedToMakeRoomForStrangers) {
+  const auto valid = valid_from(std::time(nullptr), 24 * 3600);
+  const KeyedCertificate authority = make_authority("test", valid).value();
+  const Fingerprint fingerprint = Fingerprint::of(authority.certificate).value();
+  SeededRandom seeded(3);
+  SimClock timers;
+  SocketOptions options;
+  options.tls = Tls::make(fingerprint, make_certificate(authority, "127.0.0.1", valid).value()).value();
+  options.max_hellos = 2;
+  Side side(Token::random(seeded), options, Role::kClient, &timers);
+  const Endpoint to = side.listen(Endpoint::tcp("127.0.0.1", 0));
+  const auto readable = [&](const Fd& fd) {
+    char byte = 0;
+    side.run_until([&] { return recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN; });
+    return recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+  };
+  const Fd slow = raw_connect(to);
+  fcntl(slow.get(), F_SETFL, O_NONBLOCK);
+  TlsSession session(Tls::make(fingerprint).value(), slow.get(), TlsSession::Side::kCalls);
+  ASSERT_EQ(session.handshake().value(), TlsSession::Step::kReadable);
+  ASSERT_TRUE(readable(slow));  // the listener's part of the handshake is on its way for long
+  const Fd stranger = raw_connect(to);
+  for (int i = 0; i < 100; ++i) side.loop.poll_one();
+  timers.advance_to(timers.now() + options.hello_patience + 20ms);
+  const Fd next = raw_connect(to);
+  EXPECT_FALSE(readable(stranger));  // closed for `next`
+  ASSERT_EQ(session.handshake().value(), TlsSession::Step::kDone);
+  HelloMessage challenge;
+  ASSERT_TRUE(readable(slow));
+  EXPECT_EQ(session.read(std::as_writable_bytes(std::span(challenge))).value().bytes, challenge.size());
+}
+
+// The minimal path: two processes, a call over Asio, and a Cap'n Proto error in the answer.
 TEST(TwoProcesses, GreetEachOther) {
   SeededRandom seeded(3);
   const Token token = Token::random(seeded);

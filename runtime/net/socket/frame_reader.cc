@@ -78,7 +78,12 @@ Result<bool> FrameReader::begin(const FrameHeader& header) {
   }
   // The parts arrive consecutively; the first frame that is no part carries the rest.
   const std::size_t left = message_.size() - message_filled_;
-  const bool fits = is_part(header) ? header.id == parts_.encode() && header.payload_bytes < left && header.body_bytes == 0
+  if (!PartOf::has_method(limits_.version) && !is_part(header)) {  // version 1 announces the bytes alone
+    SHOAL_OK(check_payload(header.kind, header.method, message_.size()));
+    parts_.method = header.method;
+    parts_.kind = header.kind;
+  }
+  const bool fits = is_part(header) ? header.id == part_id_ && header.payload_bytes < left && header.body_bytes == 0
                                     : header.payload_bytes == left && header.kind == parts_.kind && header.method == parts_.method;
   if (!fits) return fail(invalid_argument("the parts of a message differ from their announcement"));
   SHOAL_OK(begin(header, message_.data() + message_filled_));
@@ -87,19 +92,20 @@ Result<bool> FrameReader::begin(const FrameHeader& header) {
 }
 
 Result<bool> FrameReader::begin_message(const FrameHeader& header) {
-  const PartOf announced = PartOf::decode(header.id);
+  const PartOf announced = PartOf::decode(header.id, limits_.version);
   if (announced.kind < FrameKind::kRequest || announced.kind >= FrameKind::kLink) {
     return fail(invalid_argument("a part does not announce the kind of its message"));
   }
   if (announced.total <= header.payload_bytes || announced.total > limits_.max_message_bytes) {
     return fail(invalid_argument("a part of a message is too large"));
   }
-  SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
+  if (PartOf::has_method(limits_.version)) SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
   if (!account_.take(announced.total)) return false;
   auto place = allocate(announced.total);
   if (!place) return fail(resource_exhausted("no memory for a message of " + std::to_string(announced.total) + " bytes"));
   message_ = *std::move(place);
   parts_ = announced;
+  part_id_ = header.id;
   message_filled_ = 0;
   return true;
 }

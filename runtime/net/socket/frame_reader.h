@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/net/frame.h"
+#include "runtime/net/hello.h"
 #include "runtime/net/socket/budget.h"
 #include "runtime/net/socket/part.h"
 
@@ -26,6 +27,7 @@ class FrameReader {
     std::uint64_t max_message_bytes = 0;
     // The payload of a message by its kind and method; null: only the limits above apply.
     std::uint64_t (*max_payload_bytes)(FrameKind kind, std::uint16_t method) = nullptr;
+    std::uint16_t version = VersionRange{}.newest;  // the wire version of the connection
   };
   // `account`: gives the memory for messages beyond Budget::kSmallBytes.
   FrameReader(const Limits& limits, Budget::Account& account) : limits_(limits), account_(account) {}
@@ -34,7 +36,7 @@ class FrameReader {
   std::span<std::byte> room(std::span<std::byte> scratch);
   // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out);
-  // True while a message waits for memory. Once the account has it, go_on() continues with what has arrived.
+  // True while a message waits for its memory (Account::take). Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
   Result<void> go_on(std::vector<Frame>& out);
 
@@ -83,6 +85,7 @@ class FrameReader {
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
   PartOf parts_;   // its announcement
+  std::uint64_t part_id_ = 0;
   std::size_t message_filled_ = 0;
   std::deque<Descriptors> descriptors_;
 };

@@ -50,13 +50,14 @@ class FrameReaderTest : public testing::Test, public Budget::Owner {
     }
     return {};
   }
-  static FrameHeader part(const PartOf& of, std::size_t bytes) {
-    return {0, static_cast<std::uint32_t>(bytes), of.encode(), static_cast<std::uint16_t>(LinkMethod::kPart), FrameKind::kLink, 0};
+  static FrameHeader part(const PartOf& of, std::size_t bytes, std::uint16_t version = VersionRange{}.newest) {
+    return {0, static_cast<std::uint32_t>(bytes), of.encode(version), static_cast<std::uint16_t>(LinkMethod::kPart), FrameKind::kLink, 0};
   }
 
   void on_room() override { has_room_ = true; }
-  void on_refused(Error) override {}
+  void close_later(Error) override {}
   std::uint64_t received_bytes() const override { return 0; }
+  std::uint64_t taken_bytes() override { return 0; }
 
   static constexpr std::uint64_t kMiB = 1 << 20;
   SimClock clock_;
@@ -88,8 +89,27 @@ TEST_F(FrameReaderTest, TheFrameThatEndsAMessageHasTheAnnouncedMethod) {
   EXPECT_FALSE(send({0, static_cast<std::uint32_t>(kMiB - 1000), 1, 12, FrameKind::kRequest, 0}, 0));
 }
 
+TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAnnounceTheirBytesAlone) {
+  const FrameReader::Limits limits{
+      {}, 16ull << 30, [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : 1000; }, 1};
+  const auto answer = [&](std::uint16_t method) {
+    make(budget_->admit("a").value(), limits);
+    for (int i = 0; i < 2; ++i) {
+      if (const auto sent = send(part({kMiB}, 100'000, 1), 100'000); !sent) return sent.error().message();
+    }
+    const auto sent = send({0, static_cast<std::uint32_t>(kMiB - 200'000), 1, method, FrameKind::kRequest, 0}, kMiB - 200'000);
+    return sent ? std::string() : sent.error().message();
+  };
+  EXPECT_EQ(answer(100), "");
+  ASSERT_EQ(frames_.size(), 1u);
+  EXPECT_EQ(frames_[0].method, 100);
+  EXPECT_EQ(frames_[0].payload.size(), kMiB);
+  EXPECT_NE(answer(12).find("limit of that method"), std::string::npos);
+}
+
 TEST_F(FrameReaderTest, AMessageWaitsForMemoryAndArrivesWhole) {
   auto other = budget_->admit("a").value();
+  other->set_owner(*this);
   ASSERT_TRUE(other->take(2 * kMiB));
   make(budget_->admit("a").value(), {{}, 16ull << 30, nullptr});
   const FrameHeader header{0, 100'000, 9, 12, FrameKind::kRequest, 0};
@@ -143,6 +163,7 @@ TEST_F(FrameReaderTest, AFrameForWhichThereIsNoMemoryEndsTheConnectionAndNotTheP
   for (const FrameHeader header :
        {FrameHeader{0, 3u << 30, 1, 1, FrameKind::kRequest, 0}, FrameHeader{3u << 30, 0, 1, 1, FrameKind::kRequest, 0}}) {
     const auto account = budget_->outgoing();
+    account->set_owner(*this);
     FrameReader reader({limits}, *account);
     const auto head = header.encode();
     std::memcpy(reader.room(budget_->scratch()).data(), head.data(), head.size());

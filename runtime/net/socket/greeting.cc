@@ -45,11 +45,13 @@ Task<void> wait_for(Line& line, TlsSession::Step step) {
   co_return Result<void>();
 }
 
-Task<void> begin_tls(Line& line, std::shared_ptr<const Tls> tls, TlsSession::Side side) {
+Task<void> begin_tls(Line& line, std::shared_ptr<const Tls> tls, TlsSession::Side side, std::function<void()> stepped) {
   line.tls.emplace(std::move(tls), line.socket.native_handle(), side);
-  for (;;) {
+  for (bool begun = false;;) {
     SHOAL_CO_TRY(const auto step, line.tls->handshake());
+    if (step == TlsSession::Step::kDone || begun != line.tls->begun()) stepped();
     if (step == TlsSession::Step::kDone) co_return Result<void>();
+    begun = line.tls->begun();
     SHOAL_CO_OK(co_await wait_for(line, step));
   }
 }
@@ -86,8 +88,8 @@ Task<void> write_message(Line& line, HelloMessage message) {
 }  // namespace
 
 Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
-                                Admit admit) {
-  if (tls) SHOAL_CO_OK(co_await begin_tls(line, std::move(tls), TlsSession::Side::kListens));
+                                Admit admit, std::function<void()> stepped) {
+  if (tls) SHOAL_CO_OK(co_await begin_tls(line, std::move(tls), TlsSession::Side::kListens, stepped));
   SHOAL_CO_TRY(PeerIdentity identity, local_peer(line.socket.native_handle()));
   HelloListener hello(token, versions, random, line.binding());
   SHOAL_CO_OK(co_await write_message(line, hello.challenge()));
@@ -110,7 +112,8 @@ Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, cons
 
 Task<PeerIdentity> greet_listener(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Role role,
                                   Random& random) {
-  if (tls) SHOAL_CO_OK(co_await begin_tls(line, std::move(tls), TlsSession::Side::kCalls));
+  const std::function<void()> no_limit = [] {};
+  if (tls) SHOAL_CO_OK(co_await begin_tls(line, std::move(tls), TlsSession::Side::kCalls, no_limit));
   SHOAL_CO_TRY(PeerIdentity identity, local_peer(line.socket.native_handle()));
   HelloCaller hello(token, versions, role, random, line.binding());
   HelloMessage message;

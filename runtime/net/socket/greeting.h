@@ -42,8 +42,9 @@ struct Line {
 using Admit = std::function<Result<void>(const std::string& peer)>;
 
 // Each ends without a result when the line is closed meanwhile. `tls`: null for clear text.
+// `stepped` is called after each step of the caller that needs another: the beginning of TLS, and its end.
 Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
-                                Admit admit);
+                                Admit admit, std::function<void()> stepped);
 Task<PeerIdentity> greet_listener(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Role role,
                                   Random& random);
 

@@ -33,7 +33,7 @@ void SendQueue::push(Frame frame) {
   for (; payload->size() - at > max_frame_payload_; at += max_frame_payload_) {
     const FrameHeader part{0,
                            static_cast<std::uint32_t>(max_frame_payload_),
-                           announced.encode(),
+                           announced.encode(version_),
                            static_cast<std::uint16_t>(LinkMethod::kPart),
                            FrameKind::kLink,
                            0};
@@ -51,6 +51,7 @@ std::span<const std::byte> SendQueue::front() const {
 
 void SendQueue::consume(std::size_t n) {
   bytes_ -= n;
+  sent_bytes_ += n;
   while (n > 0) {
     auto& c = chunks_.front();
     const std::size_t take = std::min(n, c.data().size() - c.sent);

@@ -15,9 +15,11 @@ namespace shoal::runtime {
 // own. A payload beyond a frame's limit goes in parts, ahead of its frame.
 class SendQueue {
  public:
-  // `counts_newest`: see waiting_bytes().
-  SendQueue(std::uint64_t max_frame_payload, bool counts_newest) : max_frame_payload_(max_frame_payload), counts_newest_(counts_newest) {}
+  // `version`: the wire version of the connection. `counts_newest`: see waiting_bytes().
+  SendQueue(std::uint64_t max_frame_payload, std::uint16_t version, bool counts_newest)
+      : max_frame_payload_(max_frame_payload), version_(version), counts_newest_(counts_newest) {}
   std::size_t bytes() const { return bytes_; }
+  std::uint64_t sent_bytes() const { return sent_bytes_; }
   // The bytes to compare with bounds. Between hosts, a large value travels inside its frame, so the newest frame is not counted: it may
   // exceed any bound although the peer reads.
   std::size_t waiting_bytes() const { return counts_newest_ ? bytes_ : bytes_ - std::min(bytes_, newest_bytes_); }
@@ -49,9 +51,11 @@ class SendQueue {
   void add_whole(Slice slice);
 
   const std::uint64_t max_frame_payload_;
+  const std::uint16_t version_;
   const bool counts_newest_;
   std::deque<Chunk> chunks_;
   std::size_t bytes_ = 0, newest_bytes_ = 0;
+  std::uint64_t sent_bytes_ = 0;
 };
 
 }  // namespace shoal::runtime

@@ -1,5 +1,6 @@
 #include "runtime/net/socket/socket_connection.h"
 
+#include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -123,6 +124,37 @@ FrameLimits limits_of(const PeerIdentity& identity, const SocketOptions& options
   return out;
 }
 
+// Keeps the requests of a peer that does not read its answers.
+class Pause {
+ public:
+  explicit Pause(Budget::Account& account) : account_(account) {}
+  bool lasts() const { return lasts_; }
+  // A message that has memory arrives whole also in a pause, since others may wait for that memory.
+  bool stops_reading() const { return lasts_ && !account_.holds_memory(); }
+  // Begins if so many bytes of answers are too many. Returns lasts().
+  bool begin_if_beyond(std::size_t unsent) {
+    if (!lasts_ && account_.is_beyond_allowance(unsent)) {
+      lasts_ = true;
+      account_.set_paused(true);
+    }
+    return lasts_;
+  }
+  void keep(std::span<Frame> frames) {
+    kept_.insert(kept_.end(), std::make_move_iterator(frames.begin()), std::make_move_iterator(frames.end()));
+  }
+  // Returns the requests that have arrived meanwhile.
+  std::vector<Frame> end() {
+    lasts_ = false;
+    account_.set_paused(false);
+    return std::exchange(kept_, {});
+  }
+
+ private:
+  Budget::Account& account_;
+  bool lasts_ = false;
+  std::vector<Frame> kept_;  // two reads full of them at most, and the message that had its memory
+};
+
 // Shared with the handlers that wait for the socket, which may outlive the Connection for one turn of the loop.
 //
 // epoll always watches the socket. Between hosts, an otherwise idle loop also polls it (BusyPoller) while it is in use. Data that arrives
@@ -138,8 +170,9 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
         uses_(std::move(uses)),
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
-        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes}, *uses_.account),
-        queue_(options.limits.max_payload_bytes, identity_.local) {
+        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes, identity_.version}, *uses_.account),
+        queue_(options.limits.max_payload_bytes, identity_.version, identity_.local),
+        pause_(*uses_.account) {
     loop_.track(descriptor_.native_handle());
     uses_.account->set_owner(*this);
   }
@@ -179,9 +212,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (!identity_.local || closed_ || handler_ == nullptr || ioctl(descriptor_.native_handle(), FIONREAD, &waiting) != 0) return;
     const std::uint64_t until = read_bytes_ + static_cast<std::uint64_t>(std::max(waiting, 0));
     uses_.account->set_urgent(true);  // a process may have died: nothing that it has sent waits
-    paused_ = false;
-    uses_.account->set_paused(false);
-    if (!deliver(std::exchange(kept_, {})) || (reader_.waits() && !read_on())) return;
+    if (!go_on()) return;
     while (!closed_ && read_bytes_ < until && read_some()) {
     }
     uses_.account->set_urgent(false);
@@ -221,47 +252,56 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
 
   void on_room() override {
     loop_.post([self = this->shared_from_this()] {
-      if (!self->closed_ && self->reader_.waits() && self->read_on()) self->read();
+      if (!self->closed_ && !self->pause_.lasts() && self->reader_.waits() && self->go_on()) self->read();
     });
   }
-  void on_refused(Error why) override { close_later(std::move(why)); }
+  // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
+  void close_later(Error why) override {
+    shut();
+    loop_.post([self = this->shared_from_this(), why = std::move(why)] { self->tell(why); });
+  }
   std::uint64_t received_bytes() const override { return read_bytes_; }
+  std::uint64_t taken_bytes() override {
+    int in_kernel = 0;
+    (void)ioctl(descriptor_.native_handle(), SIOCOUTQ, &in_kernel);
+    return queue_.sent_bytes() - static_cast<std::uint64_t>(in_kernel);
+  }
 
   // ---- reading
 
   // True while nothing is read: a message waits for memory, or the peer does not read the answers to its requests.
-  bool blocked() const { return paused_ || reader_.waits(); }
+  bool blocked() const { return reader_.waits() || pause_.stops_reading(); }
 
   // Passes frames to the handler, and keeps the rest once the answers are beyond the allowance. Returns false if the connection is closed.
   bool deliver(std::vector<Frame> frames) {
     for (auto frame = frames.begin(); frame != frames.end(); ++frame) {
       if (handler_ == nullptr || closed_) return false;
-      if (uses_.account->is_beyond_allowance(queue_.bytes())) {
-        kept_.assign(std::make_move_iterator(frame), std::make_move_iterator(frames.end()));
-        break;
+      if (pause_.begin_if_beyond(queue_.bytes())) {
+        pause_.keep({frame, frames.end()});
+        return true;
       }
       ++uses_.traffic->received;
       handler_->on_frame(std::move(*frame));
     }
     if (handler_ == nullptr || closed_) return false;
-    paused_ = uses_.account->is_beyond_allowance(queue_.bytes());
-    if (paused_) uses_.account->set_paused(true);
+    pause_.begin_if_beyond(queue_.bytes());
     return true;
   }
 
-  // Continues with a message that waited for memory. Returns false if the connection is closed.
-  bool read_on() {
+  // Continues after a pause or a wait for memory. Returns false if the connection is closed.
+  bool go_on() {
+    if (!deliver(pause_.end())) return false;
+    if (pause_.lasts() || !reader_.waits()) return true;
     std::vector<Frame> frames;
-    return take(reader_.go_on(frames), std::move(frames));
+    const auto parsed = reader_.go_on(frames);
+    return take(parsed, std::move(frames));
   }
 
   // Delivers what the reader returned. Returns false if the connection is closed.
   bool take(const Result<void>& parsed, std::vector<Frame> frames) {
-    if (!parsed) uses_.account->set_urgent(true);  // the frames before the malformed one are delivered now, or never
     if (!deliver(std::move(frames))) return false;
-    if (parsed) return true;
-    close(parsed.error());
-    return false;
+    if (!parsed) end(parsed.error());
+    return parsed.has_value();
   }
 
   void wait_to_read() {
@@ -315,8 +355,10 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     loop_.post([self = this->shared_from_this()] { self->read(); });
   }
 
+  // Closes the connection after the frames that have arrived: they are delivered now, or never.
   bool end(Error why) {
-    close(std::move(why));
+    uses_.account->set_urgent(true);
+    if (!pause_.lasts() || deliver(pause_.end())) close(std::move(why));
     return true;
   }
 
@@ -339,10 +381,8 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     write();
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
     // The peer has read: continues with the requests that were kept.
-    if (!paused_ || closed_ || handler_ == nullptr || queue_.bytes() > uses_.account->allowance() / 2) return;
-    paused_ = false;
-    uses_.account->set_paused(false);
-    if (deliver(std::exchange(kept_, {})) && !blocked()) read();
+    if (!pause_.lasts() || closed_ || handler_ == nullptr || queue_.bytes() > uses_.account->allowance() / 2) return;
+    if (go_on()) read();
   }
 
   // The peer is gone: nothing more is sent, but the frames that it sent before are delivered.
@@ -352,12 +392,6 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
       self->read_arrived();
       self->close(why);
     });
-  }
-
-  // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
-  void close_later(Error why) {
-    shut();
-    loop_.post([self = this->shared_from_this(), why = std::move(why)] { self->tell(why); });
   }
 
   void close(Error why) {
@@ -388,15 +422,14 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   Transport transport_;
   FrameReader reader_;
   SendQueue queue_;
+  Pause pause_;
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;
   bool looked_at_ = false;  // polled by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
-  bool unheard_ = false;     // peer gone: sends are dropped
-  bool paused_ = false;      // the peer does not read its answers
-  std::vector<Frame> kept_;  // requests that wait for the pause's end; at most one read full of them
+  bool unheard_ = false;  // peer gone: sends are dropped
   bool closed_ = false;
   std::uint64_t read_bytes_ = 0;
 };

@@ -1,6 +1,7 @@
 // Two ends of a connection on one loop, over each kind of connection within a host.
 #pragma once
 
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -34,6 +35,17 @@ inline sockaddr_un address_of(const Endpoint& at) {
 
 // Connects a raw socket that sends nothing by itself.
 inline Fd raw_connect(const Endpoint& at) {
+  if (!at.is_unix()) {
+    Fd out(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int small = 64 << 10;  // so that the kernel keeps little that was not read
+    setsockopt(out.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(at.port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(out.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+    return out;
+  }
   Fd out(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_un to = address_of(at);
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + at.unix_name.size());
@@ -60,8 +72,9 @@ class NoDescriptorsLeft {
 // One side: a loop, a network, and a handler that echoes requests.
 class Side : public PeerHandler {
  public:
-  explicit Side(const Token& token, SocketOptions options = {}, Role role = Role::kClient)
-      : network(loop, *clock, *random, token, options), role(role) {}
+  // `timers`: the clock of the network, if the test moves it.
+  explicit Side(const Token& token, SocketOptions options = {}, Role role = Role::kClient, Clock* timers = nullptr)
+      : network(loop, timers != nullptr ? *timers : *clock, *random, token, options), role(role) {}
   ~Side() {
     peers.clear();
     bool drained = false;
@@ -91,6 +104,7 @@ class Side : public PeerHandler {
 
   void on_request(Peer&, Request request, Responder responder) override {
     ++requests;
+    numbers.push_back(responder.number());
     if (request.method == kHold) return held.push_back(std::move(responder));
     if (request.method == kRefuse) return responder.fail(not_found("nothing here").with_hint("look elsewhere"));
     if (answer_bytes > 0) return responder.reply({{}, Bytes(answer_bytes), {}});
@@ -115,6 +129,7 @@ class Side : public PeerHandler {
   std::unique_ptr<Listener> listener;
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Responder> held;
+  std::vector<std::uint64_t> numbers;  // those of requests
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
   std::function<void()> react;   // run for each notice

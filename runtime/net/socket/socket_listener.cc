@@ -1,7 +1,9 @@
 #include "runtime/net/socket/socket_listener.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <asio/io_context.hpp>
 #include <asio/posix/stream_descriptor.hpp>
 #include <cerrno>
@@ -53,7 +55,8 @@ class SocketListener final : public Listener {
 
     void accept() {
       for (int i = 0; descriptor.is_open(); ++i) {
-        if (i == kAcceptsAtOnce) return wait();
+        // room() may close a hello, so it needs a caller that waits.
+        if (i == kAcceptsAtOnce || !has_caller()) return wait();
         if (const Duration pause = room(); pause > Duration::zero()) {  // the caller stays in the backlog
           full = true;
           again = clock.after(pause, [self = shared_from_this()] { self->go_on(); });
@@ -70,6 +73,11 @@ class SocketListener final : public Listener {
           return;
         }
       }
+    }
+
+    bool has_caller() {
+      pollfd caller{descriptor.native_handle(), POLLIN, 0};
+      return poll(&caller, 1, 0) > 0;
     }
 
     void go_on() {
@@ -104,29 +112,36 @@ class TwoListeners final : public Listener {
 
 }  // namespace
 
-Duration Door::wait_for_room(std::size_t max, TimePoint now, Duration patience) {
+Duration Door::wait_for_room(std::size_t max, TimePoint now, Duration pause) {
   if (greeting.size() < max) return Duration::zero();
   for (auto it = greeting.begin(); it != greeting.end(); ++it) {
-    const Duration left = it->since + patience - now;
-    if (left > Duration::zero()) return left;
+    if (it->first > now) return it->first - now;
     std::error_code ignored;
-    if (it->line->socket.available(ignored) > 0) continue;
-    it->line->close();
+    if (it->second->socket.available(ignored) > 0) continue;
+    it->second->close();
     greeting.erase(it);
     return Duration::zero();
   }
-  return patience;
+  return pause;
 }
 
-void Door::ended(const std::shared_ptr<Line>& line) {
-  greeting.remove_if([&](const Greeting& g) { return g.line == line; });
+void Door::stepped(const Line& line, TimePoint until) {
+  const auto it = std::ranges::find_if(greeting, [&](const auto& entry) { return entry.second.get() == &line; });
+  if (it == greeting.end()) return;
+  auto node = greeting.extract(it);
+  node.key() = until;
+  greeting.insert(std::move(node));
+}
+
+void Door::ended(const Line& line) {
+  std::erase_if(greeting, [&](const auto& entry) { return entry.second.get() == &line; });
   if (goes_on) goes_on();
 }
 
 void Door::close() {
   accepted = nullptr;
   goes_on = nullptr;
-  for (const auto& g : std::exchange(greeting, {})) g.line->close();
+  for (const auto& [until, line] : std::exchange(greeting, {})) line->close();
 }
 
 std::unique_ptr<Listener> make_socket_listener(Loop& loop, Clock& clock, Fd fd, Endpoint endpoint, std::shared_ptr<Door> door,

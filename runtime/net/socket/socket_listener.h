@@ -2,7 +2,7 @@
 #pragma once
 
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
 
 #include "runtime/core/fd.h"
@@ -16,18 +16,17 @@ class Loop;
 
 // State shared by a listener and the hellos that it began.
 struct Door {
-  struct Greeting {
-    std::shared_ptr<Line> line;
-    TimePoint since;
-  };
   Network::Accepted accepted;     // empty once the listener is gone
-  std::list<Greeting> greeting;   // hellos under way, oldest first
   std::function<void()> goes_on;  // resumes a listener that waits for room
+  // Hellos under way, by the time until which their callers have to do the next step. Later ones may be closed to make room.
+  std::multimap<TimePoint, std::shared_ptr<Line>> greeting;
 
   // Returns how long to wait before the next connection is accepted; zero: accept it now. At most `max` connections may be in their hello.
-  // To make room, closes the oldest of them that is older than `patience` and has no unread bytes.
-  Duration wait_for_room(std::size_t max, TimePoint now, Duration patience);
-  void ended(const std::shared_ptr<Line>& line);
+  // To make room, closes the first whose time is over and that has no unread bytes. `pause`: how long to wait if all have some.
+  Duration wait_for_room(std::size_t max, TimePoint now, Duration pause);
+  // The caller has done a step, and has until then for the next.
+  void stepped(const Line& line, TimePoint until);
+  void ended(const Line& line);
   // Also ends the hellos under way.
   void close();
 };

@@ -75,7 +75,7 @@ struct SocketNetwork::Impl {
 
   void arrived(const std::shared_ptr<Door>& door, Fd fd) {
     auto line = std::make_shared<Line>(make_socket(std::move(fd)));
-    door->greeting.push_back({line, clock.now()});
+    door->greeting.emplace(clock.now() + options.hello_patience, line);
     tasks.spawn("accept", accepted(std::move(line), door));
   }
 
@@ -87,8 +87,9 @@ struct SocketNetwork::Impl {
       SHOAL_TRY(account, budget->admit(peer));
       return {};
     };
-    const auto greeted = co_await greet_caller(*line, tls, token, options.versions, random, admit);
-    door->ended(line);
+    const std::function<void()> stepped = [&] { door->stepped(*line, clock.now() + options.step_patience); };
+    const auto greeted = co_await greet_caller(*line, tls, token, options.versions, random, admit, stepped);
+    door->ended(*line);
     SHOAL_CO_TRY(const PeerIdentity identity, greeted);
     if (!door->accepted || !line->socket.is_open()) co_return Result<void>();  // no listener, or closed to make room
     const auto accept = door->accepted;                                        // a copy: the call may destroy the listener

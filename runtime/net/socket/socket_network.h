@@ -22,10 +22,12 @@ struct SocketOptions {
   Budget::Options budget;  // bounds for all peers together, and for each of them
   Duration hello_timeout = std::chrono::seconds(5);
   // Limit of concurrent hellos per listener, and of a sixteenth of the process's descriptors. Further callers wait in the backlog until a
-  // hello completes, or one that has sent nothing for `hello_patience` is closed. So silent callers delay no other by more than a few
-  // tenths of a second, and no caller of a burst is refused.
+  // hello completes, or one that has sent nothing for `hello_patience` is closed. A caller that has done a step of the TLS handshake has
+  // `step_patience` for the next, enough for a link between continents. So others delay no caller by more than half a second, and no
+  // caller of a burst is refused.
   std::size_t max_hellos = 1024;
   Duration hello_patience = std::chrono::milliseconds(100);
+  Duration step_patience = std::chrono::milliseconds(250);
   RingOptions rings;
   // For connections between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
   std::shared_ptr<const Tls> tls;

@@ -212,6 +212,8 @@ Result<TlsSession::Step> TlsSession::handshake() {
   }
 }
 
+bool TlsSession::begun() const { return SSL_get_state(ssl(ssl_)) != TLS_ST_BEFORE; }
+
 Error TlsSession::failure(const char* what) {
   const int error = errno;
   const auto code = ERR_peek_error();

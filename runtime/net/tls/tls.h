@@ -57,6 +57,7 @@ class TlsSession {
   // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/CertificateExpired (also for one that is not valid
   // yet), InvalidArgument/TlsVersion, Unavailable/HungUp.
   Result<Step> handshake();
+  bool begun() const;  // the peer has sent its first message of the handshake
 
   struct Moved {
     std::size_t bytes = 0;
