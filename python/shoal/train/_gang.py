@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._core.process import session
 from shoal._distributed import ranks
-from shoal._distributed.communicator import Exchange, make_communicator
+from shoal._distributed.communicator import Exchange, form_communicator
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
@@ -215,8 +215,7 @@ class Gang:
     def _connect(self) -> None:
         everyone = tuple(range(self.size))
         host, name = ranks.attach(everyone), ranks.gang_name("gang", everyone, self.rank)
-        self._communicator = make_communicator(name, everyone, self.rank, host.shared)
-        Exchange(name, self.size, self.rank)("made", b"")  # from now on each worker's death is known to the others
+        self._communicator = form_communicator(name, everyone, self.rank, host.shared)
 
     def close(self) -> None:
         if self._communicator is not None:
