@@ -18,6 +18,8 @@ from shoal.torch._messages import Messages
 from shoal.torch._window import Window
 from shoal.torch._work import DONE
 
+_OF_CALLBACKS = (-1, 0)  # the channel of collectives, which has no peer
+
 
 class Generations(Messages):
     """A group of ranks over a communicator, with a store that its members share."""
@@ -45,6 +47,15 @@ class Generations(Messages):
             return form_communicator(self._base, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
         except ShoalError as error:
             raise as_torch(error) from None
+
+    def of_callbacks(self) -> _native.Communicator:
+        native = self._channels.get(_OF_CALLBACKS)
+        if native is None:  # callbacks run one at a time, so no other thread opens it
+            name, ranks, limit = f"{self._base}/callbacks", tuple(range(self._size)), self._timeout.total_seconds()
+            store = self._store.clone()  # the program may wait in the other one
+            native = form_communicator(name, ranks, self._rank, self._host.shared, store=store, timeout=limit)
+            self._channels[_OF_CALLBACKS] = native
+        return native
 
     def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
         return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
