@@ -91,18 +91,11 @@ def make_communicator(
 
 
 def form_communicator(
-    name: str,
-    ranks: tuple[int, ...],
-    rank: int,
-    shares_memory: bool,
-    *,
-    store: dist.Store | None = None,
-    timeout: float = TIMEOUT,
-    spins: bool = True,
+    name: str, ranks: tuple[int, ...], rank: int, shares: bool, *, store: dist.Store | None = None, timeout: float = TIMEOUT, **more: bool
 ) -> _native.Communicator:
     """As ``make_communicator``, and waits for all ranks. From then on each rank's death is known to the others. A rank may leave at once,
     and end a process that has the store: none needs it any more to open its communicator."""
-    native = make_communicator(name, ranks, rank, shares_memory, store=store, timeout=timeout, spins=spins)
+    native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, **more)
     try:
         if native.transport == "shm":  # networks connect all ranks when they begin
             Exchange(name, len(ranks), rank, store, timeout)("made", b"")
