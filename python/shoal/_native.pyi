@@ -1187,6 +1187,9 @@ class UnitOptions:
 
     def __init__(self, *, lease_guard: bool = False) -> None: ...
 
+    @property
+    def lease_guard(self) -> bool: ...
+
 class ShardActor:
     """The actor that owns this rank's rows."""
 

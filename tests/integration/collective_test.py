@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -324,3 +325,88 @@ def test_a_rank_that_connects_gives_up_on_the_word_of_a_death():
 
     with pytest.raises(Unavailable, match="rank 1 was killed"):
         make_communicator("doomed", (0, 1), 0, False, store=Meeting())
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_leaves_its_group_at_once_fails_no_slower_one(monkeypatch, transport):
+    """Rank 1 goes on when rank 0 waits for it, or has left and ended the store."""
+    from shoal._distributed import communicator
+
+    make, waits_or_left, left, store = communicator.make_communicator, threading.Event(), threading.Event(), torch.distributed.HashStore()
+
+    def be_slow():
+        assert waits_or_left.wait(LIMIT_S)
+        if left.is_set():
+            raise torch.distributed.DistNetworkError("rank 0 and the store have ended")
+
+    class Watched:
+        def __init__(self, native):
+            self.transport, self.leave, self._native = native.transport, native.leave, native
+
+        def barrier(self, call):
+            waits_or_left.set()
+            return self._native.barrier(call)
+
+    class SlowlyRead:
+        """The store, for rank 1."""
+
+        set, get, wait = store.set, store.get, store.wait
+
+        def check(self, keys):
+            if "/made/" in keys[0]:
+                be_slow()
+            return store.check(keys)
+
+    def make_slowly(name, ranks, rank, *words, **more):
+        native = make(name, ranks, rank, *words, **more)
+        if rank == 1 and transport == "tcp":  # it has connected, which rank 0 waits for
+            be_slow()
+        return native if rank == 1 else Watched(native)
+
+    def form(rank, store):
+        communicator.form_communicator("left", (0, 1), rank, transport == "shm", store=store).leave()
+
+    def rank_0():
+        try:
+            form(0, store)
+        finally:
+            left.set()
+            waits_or_left.set()
+
+    monkeypatch.setattr(communicator, "make_communicator", make_slowly)
+    thread = threading.Thread(target=rank_0)
+    thread.start()
+    try:
+        form(1, SlowlyRead())
+    finally:
+        thread.join()
+
+
+def making_other_groups(config):
+    import torch.distributed as dist
+
+    from shoal.torch import _generations
+
+    events, rank, destroy, sums = dist.FileStore(config["events"], 2), dist.get_rank(), dist.destroy_process_group, []
+    if rank == 0:  # it leaves its first group when rank 1 forms the second one
+        dist.destroy_process_group = lambda: (events.wait(["rank 1 forms a group"]), destroy())
+    else:
+        attach = _generations.attach
+        _generations.attach = lambda *words: (events.set("rank 1 forms a group", ""), attach(*words))[1]
+    for backend in ("shoal", "gloo", "shoal", "gloo"):
+        if sums:
+            destroy()
+        dist.init_process_group(backend)
+        dist.all_reduce(x := torch.ones(1))
+        sums.append(x.item())
+    if rank == 0:  # its loop ends before rank 1 forms a group of its own
+        dist.destroy_process_group = lambda: (destroy(), events.set("rank 0 has left", ""))
+    else:
+        events.wait(["rank 0 has left"])
+        dist.all_reduce(x := torch.ones(1), group=dist.new_group([1], backend="shoal", use_local_synchronization=True))
+        sums.append(x.item())
+    return sums
+
+
+def test_a_training_makes_other_groups_however_slow_a_rank_is(tmp_path):
+    assert run(making_other_groups, 2, events=str(tmp_path / "events")) == [[2.0] * 4, [2.0] * 4 + [1.0]]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.exceptions import Unavailable
+from shoal.exceptions import ActorDiedError, TaskError, Unavailable
 from shoal.train import _membership as m
 from shoal.train import _run
 from shoal.train._ranks import Place
@@ -87,3 +87,29 @@ def test_a_doubt_ends_the_wait_to_which_it_belongs_if_nobody_has_died(ticket, re
     run._on_doubted("call", 0, ticket)
     assert reasons == refused
     assert (0 in run._interrupted) == (not refused)
+
+
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        ActorDiedError("rank 0 is gone"),
+        RuntimeError("Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
+        RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:12345"),
+    ],
+)
+def test_an_error_about_another_rank_waits_for_that_ranks_own(monkeypatch, consequence):
+    first, later = SimpleNamespace(ready=False), SimpleNamespace(ready=True)
+    errors = {id(first): ActorDiedError("rank 0 was killed"), id(later): TaskError(consequence, "its traceback", "rank 1")}
+    monkeypatch.setattr(_run, "failure", lambda run, where: errors[id(run._ref)] if run._ref.ready else None)
+    waits = []
+
+    def wait_some(refs, *_):
+        waits.append(refs)
+        first.ready = True
+
+    workers = {w: SimpleNamespace(run=SimpleNamespace(_ref=ref)) for w, ref in enumerate((first, later))}
+    membership = SimpleNamespace(members=(0, 1), published=None)
+    assert _run._first_cause(SimpleNamespace(wait_some=wait_some), membership, workers) is errors[id(first)]
+    assert waits == [[first]]
+    first.ready, errors[id(later)] = False, TaskError(RuntimeError("its own"), "its traceback", "rank 1")
+    assert _run._first_cause(SimpleNamespace(wait_some=wait_some), membership, workers) is errors[id(later)]

@@ -157,13 +157,23 @@ def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
     backward(model)
     assert not gang.boundary()
     optimizer.step()
-    monkeypatch.setattr(gang, "agree", lambda own: max(own, _gang._WAITS))  # another worker's gradients
+    words = []
+    monkeypatch.setattr(gang, "agree", lambda own: words.append(own) or 1)  # another worker's gradients
     assert not gang.boundary()
+    assert words == [True, False]
     monkeypatch.undo()
     monkeypatch.setattr(_gang, "get", lambda ref: "the transition")
     monkeypatch.setattr(gang, "_change", entered.append)
     assert gang.boundary()
     assert entered == ["the transition"]
+
+
+def test_gradients_are_looked_at_only_where_a_change_comes(monkeypatch):
+    model, optimizer, _ = setting()
+    gang = Gang(State(model=model, optimizer=optimizer))
+    gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=False))
+    monkeypatch.setattr(gang._unstepped, "_parameters", lambda: pytest.fail("the parameters"))
+    assert not gang.boundary()
 
 
 def test_the_hook_ends_with_its_training():

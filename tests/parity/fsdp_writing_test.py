@@ -324,6 +324,18 @@ def replacing_the_data_of_a_parameter_inside_a_forward_is_refused():
 
 
 @use
+def writing_through_data_inside_a_forward_is_refused():
+    model = shard(Net())
+
+    def halve(module, args):
+        module[0].weight.data.mul_(0.5)
+
+    model.blocks[0].register_forward_pre_hook(halve)
+    with pytest.raises(ValueError, match=r"the whole parameter 0.weight of blocks.0 was written"):
+        model(batch(0, 0))
+
+
+@use
 def rows_among_dtensors_are_refused_as_plain_tensors_are():
     weight = shard(Net()).blocks[1][0].weight.detach()
     for write in (lambda: weight.to_local().copy_(weight), lambda: torch._foreach_mul_([weight.to_local(), weight], 2)):

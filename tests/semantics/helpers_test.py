@@ -1,6 +1,7 @@
 """A2 of COVERAGE.md, helpers: ActorPool and Queue."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from leak_check import wait_until
@@ -10,6 +11,7 @@ import shoal as ray
 from shoal._core.process import session
 from shoal.exceptions import ActorDiedError
 from shoal.util import ActorPool
+from shoal.util import queue as queues
 from shoal.util.queue import Empty, Full, Queue
 
 
@@ -318,6 +320,36 @@ def test_a_cancelled_get_takes_no_item(queue):
         ray.get(waiting, timeout=GUARD_S)
     q.put("kept")
     assert q.get(timeout=GUARD_S) == "kept"
+
+
+@pytest.fixture
+def queue_actor(monkeypatch):
+    """The queue's actor without a process of its own."""
+    monkeypatch.setattr(queues, "current_call", lambda: SimpleNamespace(incoming=None))
+    monkeypatch.setattr(queues, "session", lambda: SimpleNamespace(has_caller=lambda call: True))
+    return queues._QueueActor(0)
+
+
+def test_an_item_goes_back_if_its_call_is_cancelled_before_it_answers(queue_actor):
+    async def main():
+        getting = asyncio.ensure_future(queue_actor.get())
+        await asyncio.sleep(0)
+        queue_actor.put_nowait("kept")
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        return queue_actor.get_nowait()
+
+    assert asyncio.run(main()) == "kept"
+
+
+def test_an_item_that_comes_with_the_timeout_counts(queue_actor, monkeypatch):
+    async def wait_for(future, timeout):
+        queue_actor.put_nowait("kept")
+        raise asyncio.TimeoutError
+
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+    assert asyncio.run(queue_actor.get(timeout=1)) == "kept"
 
 
 def test_calls_that_end_by_their_timeout_leave_no_entry(queue):

@@ -2,13 +2,12 @@
 
 import sys
 import threading
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import shoal.torch  # noqa: F401 (registers the backend)
-from shoal.exceptions import DeadlineExceeded
+from shoal.torch._futures import OrderedFuture
 from shoal.torch._work import Work
 
 PAUSE_S = 0.3  # for a thread that a lock keeps out: it does not come
@@ -154,10 +153,9 @@ def chains(group):
             work.wait()
         results.append(work.get_future().then(again).then(doubled_later))
         store.set(f"registered/{i}", "")
-        if i % 3 == 2:  # the program's own collective has its place after the callbacks
+        if i % 3 == 2:  # the program's own collective, while callbacks run
             dist.all_reduce(x := torch.ones(3 + i))
             assert x.tolist() == [2] * (3 + i)
-            assert results[-1].done()
     for i, result in enumerate(results):
         sum_of_two = (2 * i + 1) * 2
         assert result.wait().tolist() == [[(sum_of_two + n) * 4] * (1 + 37 * i) for n in range(2)], i
@@ -178,27 +176,75 @@ def callbacks_of_torch(group):
     assert outer.wait().tolist() == [10.0] * 5
 
 
-def a_callback_that_does_not_return(group):
-    """The collective after it has the group's time limit."""
-    returns = threading.Event()
-    group.set_timeout(timedelta(milliseconds=300))
-    store = dist.distributed_c10d._get_default_store()
-    if group.rank() == 0:
-        late = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-        future = late.then(lambda f: returns.wait() and f.value()[0])
-        error = None
-        try:
-            store.set("registered", "")
-            dist.all_reduce(torch.ones(1))
-        except DeadlineExceeded as raised:
-            error = raised
-        assert "a callback of a future has not returned" in str(error), error
-        returns.set()
-        assert future.wait().tolist() == [2]
-    else:
-        store.wait(["registered"])
-        dist.all_reduce(torch.ones(1))
-    group.set_timeout(timedelta(seconds=60))
+def a_program_that_goes_on(group):
+    """The program's collectives and those of callbacks overlap. Rank 0 starts the program's one first, rank 1 that of the callback."""
+    goes_on, begun, rank = threading.Event(), threading.Event(), group.rank()
+
+    def again(future):
+        if rank == 0:
+            goes_on.wait()
+        work = dist.all_reduce(future.value()[0].repeat(3), async_op=True)
+        begun.set()
+        return work.get_future().wait()[0]
+
+    def chain():
+        """The program's thread does not run the callback, since one before it waits."""
+        before = OrderedFuture(group._turns)
+        before.then(lambda _: None)
+        result = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(again)
+        before.set_result(None)
+        return result
+
+    goes_on.set()
+    assert chain().wait().tolist() == [4] * 3
+    goes_on.clear()
+    begun.clear()
+    result = chain()
+    if rank == 1:
+        begun.wait()
+    dist.all_reduce(x := torch.ones(5))
+    assert x.tolist() == [2] * 5
+    goes_on.set()
+    assert result.wait().tolist() == [4] * 3
+
+
+def nesting(group):
+    """A callback that is registered in a callback runs before the next line of it, also in the program's thread."""
+    turns, log, main, behind = group._turns, [], threading.current_thread(), threading.Event()
+
+    class Inner(OrderedFuture):
+        def wait(self):
+            if threading.current_thread() is not main:
+                behind.wait()
+            self.set_result(None)
+
+    def outer(_):
+        Inner(turns).then(lambda _: log.append("inner"))
+        log.append("next line")
+        behind.set()
+
+    done = OrderedFuture(turns)
+    done.set_result(None)
+    done.then(outer).wait()
+    done.then(lambda _: None).wait()
+    assert log == ["inner", "next line"]
+
+
+def turns_of_threads(group):
+    """A callback of another thread waits for the one that runs in the program's thread."""
+    log, done = [], OrderedFuture(group._turns)
+    done.set_result(None)
+    futures = []
+    second = Second(lambda: futures.append(done.then(lambda _: log.append("second"))))
+
+    def first(_):
+        second.begin()
+        log.append("first")
+
+    done.then(first).wait()
+    second.end()
+    futures[0].wait()
+    assert log == ["first", "second"]
 
 
 def main():

@@ -137,7 +137,8 @@ void bind_shard_actor(nb::module_& m) {
           "outside the arena.")
       .def_ro("name", &fsdp::Parameter::name);
   nb::class_<ShardedUnit::Options>(m, "UnitOptions", "The arguments of fully_shard that the engine takes, for one unit.")
-      .def(nb::init<bool>(), nb::kw_only(), nb::arg("lease_guard") = false);
+      .def(nb::init<bool>(), nb::kw_only(), nb::arg("lease_guard") = false)
+      .def_ro("lease_guard", &ShardedUnit::Options::lease_guard);
   nb::class_<ShardActor>(m, "ShardActor", "The actor that owns this rank's rows.")
       .def_static(
           "place", &place, nb::arg("session"), nb::arg("gang"), nb::arg("rank"), nb::arg("world_size"), nb::arg("replicas"),

@@ -15,16 +15,16 @@ from shoal._distributed.process_group import ProcessGroupBackend
 from shoal._distributed.ranks import TIMEOUT, WARN_AFTER, default_store, network
 from shoal.exceptions import DeadlineExceeded
 
-__all__ = ["Exchange", "make_communicator"]
+__all__ = ["Exchange", "form_communicator", "make_communicator"]
 
 
 class Exchange:
     """Returns what every rank has passed, by a store of all of them; if None, the default process group's. Ranks make the same calls with
-    the same names."""
+    the same names. ``timeout``: seconds to wait for them."""
 
-    def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None):
+    def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None, timeout: float = TIMEOUT):
         self._store = store or default_store()
-        self._name, self._world_size, self._rank = name, world_size, rank
+        self._name, self._world_size, self._rank, self._timeout = name, world_size, rank, timeout
         self._calls: dict[str, int] = {}
 
     def __call__(self, name: str, own: bytes) -> list[bytes]:
@@ -42,12 +42,12 @@ class Exchange:
         warn_at = began + WARN_AFTER
         while not self._store.check([key]):
             with contextlib.suppress(RuntimeError):  # it is not there yet
-                self._store.wait([key], timedelta(seconds=0.5))
+                self._store.wait([key], timedelta(seconds=min(0.5, self._timeout)))
             now = time.monotonic()
             if now > warn_at:
                 print(f"shoal: warning: rank {self._rank} waits since {now - began:.0f} s for rank {rank} to connect", file=sys.stderr)
                 warn_at = now + 6 * WARN_AFTER
-            if now - began > TIMEOUT:
+            if now - began > self._timeout:
                 raise DeadlineExceeded(
                     f"rank {self._rank} waited {now - began:.0f} s for rank {rank} to connect ({self._name})",
                     hint="look at the output of that rank: it may have failed, or it runs no forward",
@@ -79,7 +79,7 @@ def make_communicator(
         rank=rank,
         world_size=len(ranks),
         shares_memory=shares_memory,
-        exchange=Exchange(name, len(ranks), rank, store),
+        exchange=Exchange(name, len(ranks), rank, store, timeout),
         network=network(),
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
@@ -88,3 +88,19 @@ def make_communicator(
         spins=spins,
         device=device or _native.Device(transport="", number=0),
     )
+
+
+def form_communicator(
+    name: str, ranks: tuple[int, ...], rank: int, shares: bool, *, store: dist.Store | None = None, timeout: float = TIMEOUT, **more: bool
+) -> _native.Communicator:
+    """As ``make_communicator``, and waits for all ranks. From then on each rank's death is known to the others. A rank may leave at once,
+    and end a process that has the store: none needs it any more to open its communicator."""
+    native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, **more)
+    try:
+        if native.transport == "shm":  # networks connect all ranks when they begin
+            Exchange(name, len(ranks), rank, store, timeout)("made", b"")
+        native.barrier(("the group is formed", 0, 0.0, False)).wait()
+    except BaseException:
+        native.leave()
+        raise
+    return native

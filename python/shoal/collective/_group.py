@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal import _native
 from shoal._core.process import state
-from shoal._distributed.communicator import make_communicator
+from shoal._distributed.communicator import form_communicator
 from shoal._distributed.devices import Streams, open_group
 from shoal._distributed.ranks import attach, gang_name, require_process_group
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
@@ -184,7 +184,7 @@ def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None, device: torc
 
 def _open(ranks: tuple[int, ...], rank: int, device: torch.device) -> Group:
     if device == _CPU:
-        return Group(make_communicator(gang_name("group", ranks, rank), ranks, rank, attach(ranks).shared))
+        return Group(form_communicator(gang_name("group", ranks, rank), ranks, rank, attach(ranks).shared))
     if device.type != "cuda":
         raise Unimplemented(f"collectives of tensors on {device} are not in this release", hint="move them to the CPU")
     opened, choice = open_group(ranks, rank, device)

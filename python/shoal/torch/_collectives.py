@@ -29,7 +29,7 @@ from shoal.torch._tensors import (
     sizes_of,
     written,
 )
-from shoal.torch._work import DONE, Completer, Several, Work
+from shoal.torch._work import DONE, OF_CALLBACKS, Completer, Several, Work
 
 _NO_TIME = timedelta(0)
 
@@ -70,14 +70,18 @@ class Collectives(dist.ProcessGroup):
         """Sets the time limit of later operations."""
         self._now, self._later = (("", 0, timeout.total_seconds(), background) for background in (False, True))
 
-    def _call(self, opts: object) -> Call:
-        """Returns the native description of a collective with these options, which begins now: after the callbacks before it."""
-        if self._turns.pending:
-            self._turns.catch_up(self._timeout.total_seconds())
+    def _begin(self, opts: object) -> tuple[_native.Communicator, Call]:
+        """Returns the communicator for a collective with these options, which begins now, and its native description."""
+        native = self._native if self._turns.runner is None or not self._turns.inside() else self.of_callbacks()
         limit = opts.timeout
         if limit > _NO_TIME:
-            return "", 0, limit.total_seconds(), opts.asyncOp
-        return self._later if opts.asyncOp else self._now
+            return native, ("", 0, limit.total_seconds(), opts.asyncOp)
+        return native, self._later if opts.asyncOp else self._now
+
+    def of_callbacks(self) -> _native.Communicator:
+        """Returns the communicator of the collectives that callbacks of futures start. The program may start others meanwhile, at another
+        place of the order on each rank."""
+        raise NotImplementedError
 
     def elsewhere(self, device: torch.device) -> dist.ProcessGroup:
         """Returns the process group of this group's backend for another device than the CPU."""
@@ -100,6 +104,8 @@ class Collectives(dist.ProcessGroup):
 
     def started(self, natives: list, tensors: object, result: list, back: Callable[[], None] | None = None, **message) -> Work:
         """Returns the Work of operations under way, which the group keeps until they end. ``message``: see Work."""
+        if self._turns.runner is not None and self._turns.inside():
+            message.setdefault("lane", OF_CALLBACKS)
         work = Work(natives, tensors, result, back, self._completer, **message)
         pending = self._pending
         with self._keeping:
@@ -121,17 +127,17 @@ class Collectives(dist.ProcessGroup):
         """Reduces one tensor over all ranks, in place."""
         opts = self._reducing(opts, dist.AllreduceOptions)
         t = one(tensors)
-        op, call = op_of(opts.reduceOp), self._call(opts)
+        op, (native, call) = op_of(opts.reduceOp), self._begin(opts)
         if is_simple(t):
             at = (t.data_ptr(), t.nbytes)
-            return self._ended(self._native.all_reduce(at, at, reduced_dtype(t, op), op, call), call, t, [t])
+            return self._ended(native.all_reduce(at, at, reduced_dtype(t, op), op, call), call, t, [t])
         if not t.is_cpu:
             return self.elsewhere(t.device).allreduce([t], opts)
         if t.is_sparse:
-            return self._allreduce_sparse(t, op, call)
+            return self._allreduce_sparse(t, op, native, call)
         buffer, back = written(t)
         at = memory(buffer)
-        return self._ended(self._native.all_reduce(at, at, reduced_dtype(buffer, op), op, call), call, buffer, [t], back)
+        return self._ended(native.all_reduce(at, at, reduced_dtype(buffer, op), op, call), call, buffer, [t], back)
 
     def _reducing(self, opts: object, kind: type) -> object:
         """Returns the options; torch's older signatures have only the reduction in this place."""
@@ -142,7 +148,7 @@ class Collectives(dist.ProcessGroup):
             made.reduceOp = opts
         return made
 
-    def _allreduce_sparse(self, t: torch.Tensor, op: str, call: Call) -> dist.Work:
+    def _allreduce_sparse(self, t: torch.Tensor, op: str, native: _native.Communicator, call: Call) -> dist.Work:
         """Sums sparse tensors: gathers all ranks' indices and values. Ends before it returns."""
         if op != "sum":
             raise InvalidArgument(f"sparse tensors have no reduction by {op}", hint="sum, or t.to_dense()")
@@ -151,14 +157,14 @@ class Collectives(dist.ProcessGroup):
         now = (*call[:3], False)
         counts = torch.empty(self._size, dtype=torch.int64)
         mine = torch.tensor([own._nnz()])
-        self._ended(self._native.all_gather(memory(mine), memory(counts), [8] * self._size, "int64", now), now, (mine, counts), [])
+        self._ended(native.all_gather(memory(mine), memory(counts), [8] * self._size, "int64", now), now, (mine, counts), [])
         rows = counts.tolist()
 
         def gathered(part: torch.Tensor) -> torch.Tensor:
             whole = part.new_empty((sum(rows), *part.shape[1:]))
             row = part.shape[1:].numel() * part.element_size()
-            native = self._native.all_gather(memory(part), memory(whole), [n * row for n in rows], dtype_of(part), now)
-            self._ended(native, now, (part, whole), [])
+            started = native.all_gather(memory(part), memory(whole), [n * row for n in rows], dtype_of(part), now)
+            self._ended(started, now, (part, whole), [])
             return whole
 
         total = torch.sparse_coo_tensor(gathered(indices).T, gathered(values), t.shape).coalesce()
@@ -182,7 +188,7 @@ class Collectives(dist.ProcessGroup):
         t = one(tensors)
         if not t.is_cpu:
             return self.elsewhere(t.device).reduce([t], opts)
-        op, call, at_root = op_of(opts.reduceOp), self._call(opts), opts.rootRank
+        op, (native, call), at_root = op_of(opts.reduceOp), self._begin(opts), opts.rootRank
         source = dense(t)
         counts = [source.nbytes if r == at_root else 0 for r in range(self._size)]
         out, back = None, None
@@ -190,20 +196,20 @@ class Collectives(dist.ProcessGroup):
             target, out = plain(t), torch.empty_like(source)
             back = lambda: target.detach().copy_(out)  # noqa: E731
         at = NO_MEMORY if out is None else memory(out)
-        native = self._native.reduce_scatter(memory(source), at, counts, reduced_dtype(source, op), op, call)
-        return self._ended(native, call, (source, out), [t], back)
+        started = native.reduce_scatter(memory(source), at, counts, reduced_dtype(source, op), op, call)
+        return self._ended(started, call, (source, out), [t], back)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: object = None) -> dist.Work:
         """Reduces the inputs of all ranks; rank r gets the r-th of as many equal parts as there are ranks."""
         opts = self._reducing(opts, dist.ReduceScatterOptions)
         if not input.is_cpu:
             return self.elsewhere(input.device)._reduce_scatter_base(output, input, opts)
-        op, call = op_of(opts.reduceOp), self._call(opts)
+        op, (native, call) = op_of(opts.reduceOp), self._begin(opts)
         source, (target, back) = dense(input), written(output)
         _check_parts("output", target, "input", source, self._size)
         counts = [target.nbytes] * self._size
-        native = self._native.reduce_scatter(memory(source), memory(target), counts, reduced_dtype(source, op), op, call)
-        return self._ended(native, call, (source, target), [output], back)
+        started = native.reduce_scatter(memory(source), memory(target), counts, reduced_dtype(source, op), op, call)
+        return self._ended(started, call, (source, target), [output], back)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -213,12 +219,12 @@ class Collectives(dist.ProcessGroup):
         output = one(outputs)
         if not output.is_cpu:
             return self.elsewhere(output.device).reduce_scatter([output], [list(*inputs)], opts)
-        op, call = op_of(opts.reduceOp), self._call(opts)
+        op, (native, call) = op_of(opts.reduceOp), self._begin(opts)
         parts = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
         _check_number(parts, self._size)
         (whole, at), (target, back) = joined(parts), written(output)
-        native = self._native.reduce_scatter(at, memory(target), sizes_of(parts), reduced_dtype(target, op), op, call)
-        return self._ended(native, call, (whole, target), [output], back)
+        started = native.reduce_scatter(at, memory(target), sizes_of(parts), reduced_dtype(target, op), op, call)
+        return self._ended(started, call, (whole, target), [output], back)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> dist.Work:
         """Makes a ``reduce_scatter_single`` of each pair of tensors."""
@@ -238,21 +244,21 @@ class Collectives(dist.ProcessGroup):
         t = one(tensors)
         if not t.is_cpu:
             return self.elsewhere(t.device).broadcast([t], opts)
-        call = self._call(opts)
+        native, call = self._begin(opts)
         buffer, back = written(t)
-        native = self._native.broadcast(memory(buffer), opts.rootRank, DTYPES.get(t.dtype) or dtype_of(t), call)
-        return self._ended(native, call, buffer, [t], back)
+        started = native.broadcast(memory(buffer), opts.rootRank, DTYPES.get(t.dtype) or dtype_of(t), call)
+        return self._ended(started, call, buffer, [t], back)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: object = None) -> dist.Work:
         """Puts the inputs of all ranks, of one size, behind each other into ``output``. An input may be its part of the output."""
         if not input.is_cpu:
             return self.elsewhere(input.device)._allgather_base(output, input, opts or AllgatherOptions())
-        call = self._call(opts or AllgatherOptions())
+        native, call = self._begin(opts or AllgatherOptions())
         source, (target, back) = dense(input), written(output)
         _check_parts("input", source, "output", target, self._size)
         counts = [source.nbytes] * self._size
-        native = self._native.all_gather(memory(source), memory(target), counts, DTYPES.get(source.dtype) or dtype_of(source), call)
-        return self._ended(native, call, (source, target), [output], back)
+        started = native.all_gather(memory(source), memory(target), counts, DTYPES.get(source.dtype) or dtype_of(source), call)
+        return self._ended(started, call, (source, target), [output], back)
 
     _allgather_base = all_gather_single
 
@@ -271,10 +277,10 @@ class Collectives(dist.ProcessGroup):
         if not t.is_cpu:
             return self.elsewhere(t.device).allgather([list(parts)], [t], opts)
         _check_number(parts, self._size)
-        call, source = self._call(opts), dense(t)
+        (native, call), source = self._begin(opts), dense(t)
         whole, at, back = joined_to_write(parts)
-        native = self._native.all_gather(memory(source), at, sizes_of(parts), dtype_of(source), call)
-        return self._ended(native, call, (source, whole), list(parts), back)
+        started = native.all_gather(memory(source), at, sizes_of(parts), dtype_of(source), call)
+        return self._ended(started, call, (source, whole), list(parts), back)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None) -> dist.Work:
         """Gathers several inputs: ``outputs[r][i]`` becomes rank r's i-th input."""
@@ -287,30 +293,30 @@ class Collectives(dist.ProcessGroup):
         opts, t = opts or dist.GatherOptions(), one(inputs)
         if not t.is_cpu:
             return self.elsewhere(t.device).gather([list(o) for o in outputs], [t], opts)
-        call, source, root = self._call(opts), dense(t), opts.rootRank
+        (native, call), source, root = self._begin(opts), dense(t), opts.rootRank
         parts = list(outputs[0]) if self._rank == root else []
         if self._rank == root:
             _check_number(parts, self._size)
         whole, at, back = joined_to_write(parts)
         sends = [source.nbytes if r == root else 0 for r in range(self._size)]
         receives = sizes_of(parts) if parts else [0] * self._size
-        native = self._native.all_to_all(memory(source), at, sends, receives, dtype_of(source), call)
-        return self._ended(native, call, (source, whole), parts, back)
+        started = native.all_to_all(memory(source), at, sends, receives, dtype_of(source), call)
+        return self._ended(started, call, (source, whole), parts, back)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None) -> dist.Work:
         """Copies the r-th tensor of the root's ``inputs[0]`` to rank r, all of one size."""
         opts, t = opts or dist.ScatterOptions(), one(outputs)
         if not t.is_cpu:
             return self.elsewhere(t.device).scatter([t], [list(i) for i in inputs], opts)
-        call, (target, back), root = self._call(opts), written(t), opts.rootRank
+        (native, call), (target, back), root = self._begin(opts), written(t), opts.rootRank
         parts = list(inputs[0]) if self._rank == root else []
         if self._rank == root:
             _check_number(parts, self._size)
         whole, at = joined(parts)
         receives = [target.nbytes if r == root else 0 for r in range(self._size)]
         sends = sizes_of(parts) if parts else [0] * self._size
-        native = self._native.all_to_all(at, memory(target), sends, receives, dtype_of(target), call)
-        return self._ended(native, call, (whole, target), [t], back)
+        started = native.all_to_all(at, memory(target), sends, receives, dtype_of(target), call)
+        return self._ended(started, call, (whole, target), [t], back)
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: object = None
@@ -319,11 +325,11 @@ class Collectives(dist.ProcessGroup):
         opts = opts or dist.AllToAllOptions()
         if not input.is_cpu:
             return self.elsewhere(input.device).alltoall_base(output, input, list(output_sizes), list(input_sizes), opts)
-        call, source, (target, back) = self._call(opts), dense(input), written(output)
+        (native, call), source, (target, back) = self._begin(opts), dense(input), written(output)
         sends = _row_counts(source, input_sizes, self._size, "input")
         receives = _row_counts(target, output_sizes, self._size, "output")
-        native = self._native.all_to_all(memory(source), memory(target), sends, receives, dtype_of(source), call)
-        return self._ended(native, call, (source, target), [output], back)
+        started = native.all_to_all(memory(source), memory(target), sends, receives, dtype_of(source), call)
+        return self._ended(started, call, (source, target), [output], back)
 
     alltoall_base = all_to_all_single
 
@@ -334,15 +340,15 @@ class Collectives(dist.ProcessGroup):
             return self.elsewhere(inputs[0].device).alltoall(list(outputs), list(inputs), opts)
         _check_number(inputs, self._size)
         _check_number(outputs, self._size)
-        call = self._call(opts)
+        native, call = self._begin(opts)
         (source, at), (target, to, back) = joined(inputs), joined_to_write(outputs)
-        native = self._native.all_to_all(at, to, sizes_of(inputs), sizes_of(outputs), dtype_of(plain(inputs[0])), call)
-        return self._ended(native, call, (source, target), list(outputs), back)
+        started = native.all_to_all(at, to, sizes_of(inputs), sizes_of(outputs), dtype_of(plain(inputs[0])), call)
+        return self._ended(started, call, (source, target), list(outputs), back)
 
     def barrier(self, opts: object = None) -> dist.Work:
         """Waits until every rank has called it."""
-        call = self._call(opts or dist.BarrierOptions())
-        return self._ended(self._native.barrier(call), call, None, [])
+        native, call = self._begin(opts or dist.BarrierOptions())
+        return self._ended(native.barrier(call), call, None, [])
 
 
 def _check_number(tensors: Tensors, size: int) -> None:

@@ -16,6 +16,8 @@ def _reduce(self: ShoalError):
 
 def as_torch(error: ShoalError) -> ShoalError:
     """Returns the same error, as an instance of its own class and of torch's ``DistBackendError`` (a ``RuntimeError``)."""
+    if isinstance(error, dist.DistBackendError):
+        return error
     base = type(error)
     made = _classes.get(base)
     if made is None:

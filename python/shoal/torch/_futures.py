@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch.futures import Future
-
-from shoal.exceptions import DeadlineExceeded
-from shoal.torch._errors import as_torch
 
 
 class _Failure:
@@ -60,20 +57,12 @@ class OrderedFuture(OperationFuture):
         self.then(callback)
 
 
-class ApartThread(threading.Thread):
-    """A thread of this package that may run callbacks of the user. Its collectives wait for no callbacks."""
-
-
-class _CallbackThread(ApartThread):
-    pass
-
-
 class Turns:
     """Runs the callbacks of the futures of a group's collectives.
 
-    A callback may start collectives, and collectives match by their order. So a callback has a place in the program's order, the same on
-    all ranks: the place where the program registers it. A thread runs the callbacks one after another, each after the end of its future.
-    A collective that the program starts later waits for them. Inside a callback, further ones run where they are registered.
+    A callback may start collectives, and collectives match by their order. So callbacks run one after another, each after the end of its
+    future, in the order in which the program registers them, which is the same on all ranks. Their collectives have an order of their own
+    (``inside``), beside that of the program. Inside a callback, further ones run where they are registered.
     """
 
     def __init__(self, name: str):
@@ -81,38 +70,29 @@ class Turns:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[OrderedFuture, Callable[[], None]]] = deque()
         self._has_thread = self._ended = False
-        self.pending = False  # a callback waits or runs
+        self.runner: int | None = None  # the thread whose turn it is: it runs a callback, or waits for its future
+
+    def inside(self) -> bool:
+        """Returns True in a callback."""
+        return self.runner == threading.get_ident()
 
     def take(self, future: OrderedFuture, call: Callable[[], None]) -> None:
         """Runs ``call`` after the end of the future and of earlier callbacks: before it returns, if they have ended."""
-        if isinstance(threading.current_thread(), _CallbackThread):
+        if self.inside():
             _settle(future)
             call()
             return
         with self._changed:
-            if self.pending or not future.done():
-                self.pending = True
+            if self.runner is not None or self._waiting or not future.done():
                 self._waiting.append((future, call))
                 if not self._has_thread:
                     self._has_thread = True
-                    _CallbackThread(target=self._run, name=f"shoal-{self._name}-callbacks", daemon=True).start()
+                    threading.Thread(target=self._run, name=f"shoal-{self._name}-callbacks", daemon=True).start()
                 self._changed.notify_all()
                 return
-        call()
-
-    def catch_up(self, limit_s: float) -> None:
-        """Waits for all callbacks; raises ``DeadlineExceeded`` after ``limit_s``."""
-        if isinstance(threading.current_thread(), ApartThread):
-            return
-        with self._changed:
-            if self._changed.wait_for(lambda: not self.pending, limit_s):
-                return
-        raise as_torch(
-            DeadlineExceeded(
-                f"a callback of a future has not returned within {limit_s:g} s, and this collective has its turn after it",
-                hint="let callbacks wait for no later step of the program; a callback waits for its collective on all ranks",
-            )
-        )
+            self.runner = threading.get_ident()
+        with self._turn():
+            call()
 
     def end(self) -> None:
         """Ends the thread after the last callback."""
@@ -120,19 +100,26 @@ class Turns:
             self._ended = True
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.runner = None
+                self._changed.notify_all()
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
-                    self.pending = False
-                    self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._ended)
+                self._changed.wait_for(lambda: self.runner is None and (self._waiting or self._ended))
                 if not self._waiting:
                     self._has_thread = False
                     return
                 future, call = self._waiting.popleft()
-            _settle(future)
-            with contextlib.suppress(BaseException):  # the future has it
+                self.runner = threading.get_ident()
+            with self._turn(), contextlib.suppress(BaseException):  # the future has it
+                _settle(future)
                 call()
             del future, call  # no reference to the last tensors while the thread sleeps
 

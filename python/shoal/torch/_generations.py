@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shoal import _native
-from shoal._distributed.communicator import make_communicator
+from shoal._distributed.communicator import form_communicator, make_communicator
 from shoal._distributed.ranks import Host, attach, gang_name
 from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
 from shoal.torch._errors import as_torch
@@ -17,6 +17,8 @@ from shoal.torch._membership import Unformed, make_handle, meet, meeting_store, 
 from shoal.torch._messages import Messages
 from shoal.torch._window import Window
 from shoal.torch._work import DONE
+
+_OF_CALLBACKS = (-1, 0)  # the channel of collectives, which has no peer
 
 
 class Generations(Messages):
@@ -41,21 +43,19 @@ class Generations(Messages):
         """Returns the communicator of these ranks, over a store in which they have these numbers."""
         ranks, self._host = tuple(range(size)), attach(tuple(range(size)), rank, store)
         self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # groups of other stores count apart
-        native = self._communicator(self._base, ranks, rank, store)
         try:
-            self._announce(native, rank, size, store)
-        except BaseException:
-            native.leave()
-            raise
-        return native
+            return form_communicator(self._base, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
+        except ShoalError as error:
+            raise as_torch(error) from None
 
-    def _announce(self, native: _native.Communicator, rank: int, size: int, store: dist.Store) -> None:
-        """Waits until every rank has opened the shared memory: from now on each rank's death is known to the others. Networks connect all
-        ranks when they begin."""
-        if native.transport == "shm":
-            keys = [f"shoal/made/{self._base}/{r}" for r in range(size)]
-            store.set(keys[rank], "")
-            store.wait(keys, self._timeout)
+    def of_callbacks(self) -> _native.Communicator:
+        native = self._channels.get(_OF_CALLBACKS)
+        if native is None:  # callbacks run one at a time, so no other thread opens it
+            name, ranks, limit = f"{self._base}/callbacks", tuple(range(self._size)), self._timeout.total_seconds()
+            store = self._store.clone()  # the program may wait in the other one
+            native = form_communicator(name, ranks, self._rank, self._host.shared, store=store, timeout=limit)
+            self._channels[_OF_CALLBACKS] = native
+        return native
 
     def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
         return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())

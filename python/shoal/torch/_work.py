@@ -16,8 +16,9 @@ from torch.futures import Future
 from shoal import _native
 from shoal.exceptions import DeadlineExceeded, ShoalError
 from shoal.torch._errors import as_torch
-from shoal.torch._futures import ApartThread, OperationFuture, OrderedFuture, Turns
+from shoal.torch._futures import OperationFuture, OrderedFuture, Turns
 
+OF_CALLBACKS = "callbacks"  # the lane of collectives that callbacks start
 _finishing = threading.Lock()  # one thread copies results back, others that wait for the same Work wait for that
 
 
@@ -69,7 +70,7 @@ class Work(dist.Work):
         guard: Callable[[], None] | None = None,
         lane: Hashable = None,
     ):
-        """``lane``: operations of one lane end in the order in which they were started."""
+        """``lane``: operations of one lane end in the order in which they were started; None for collectives of the program."""
         super().__init__()
         self._natives, self._tensors, self._result, self._back, self._completer = natives, tensors, result, back, completer
         self._source = source
@@ -166,7 +167,7 @@ class Work(dist.Work):
     @property
     def ordered(self) -> bool:
         """True for a collective: all ranks start it at the same place of their order."""
-        return self.lane is None
+        return self.lane in (None, OF_CALLBACKS)
 
     def _complete_later(self, future: OperationFuture) -> None:
         if self.is_completed():
@@ -262,7 +263,7 @@ class _Lane:
     def _start_if_none(self) -> None:
         if self._works and not self._free:
             self._free += 1
-            ApartThread(target=self._run, name=self._name, daemon=True).start()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
         while True:

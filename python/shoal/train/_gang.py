@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._core.process import session
 from shoal._distributed import ranks
-from shoal._distributed.communicator import Exchange, make_communicator
+from shoal._distributed.communicator import Exchange, form_communicator
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
@@ -39,7 +39,6 @@ from shoal.train._unstepped import Unstepped
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(minutes=10)  # the others come at once, and the driver reports a death
 _BODY = 1  # distinguishes the seeds of the loop's body from those of the samples
-_READY, _WAITS = 1, 2  # a worker's word at a boundary: it has the next generation, or a change has to wait for its gradients
 
 
 class WorkerLeaves(BaseException):
@@ -136,9 +135,10 @@ class Gang:
             self._joining = False
             return False
         ready = bool(self._next._ref.ready)
-        word = self.agree(_WAITS if self._unstepped.any() else _READY * ready)
-        if word != _READY:
-            self._unstepped.count_wait(ready and word == _WAITS, prints=self.rank == 0)
+        comes = self.agree(ready)
+        waits = comes and self.agree(self._unstepped.any())  # only where a change comes: it looks at all parameters
+        self._unstepped.count_wait(bool(ready and waits), prints=self.rank == 0)
+        if not comes or waits:
             return False
         self._change(get(self._next))
         return True
@@ -215,8 +215,7 @@ class Gang:
     def _connect(self) -> None:
         everyone = tuple(range(self.size))
         host, name = ranks.attach(everyone), ranks.gang_name("gang", everyone, self.rank)
-        self._communicator = make_communicator(name, everyone, self.rank, host.shared)
-        Exchange(name, self.size, self.rank)("made", b"")  # from now on each worker's death is known to the others
+        self._communicator = form_communicator(name, everyone, self.rank, host.shared)
 
     def close(self) -> None:
         if self._communicator is not None:

@@ -32,6 +32,8 @@ METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "d
 _NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _LOOK_S = 1.0  # seconds between two looks at the cluster
+# In errors of gloo and of torch's stores, which have no class of their own in every version.
+_LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Connection was likely closed", "Broken pipe")
 
 
 @dataclass
@@ -394,19 +396,27 @@ def _on_nodes(workers: dict[int, _Worker], nodes: frozenset[str]) -> frozenset[i
 
 
 def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Worker]) -> BaseException:
-    """Returns the original error among those of failed ranks. An ActorDiedError may only report that another rank has died, whose own
+    """Returns the original error among those of failed ranks. An error may only report that another rank has died or failed, whose own
     error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
     members = membership.members if membership.published is None else membership.published.union
     runs = [workers[w].run for w in members if w in workers]
     until = time.monotonic() + _NEWS_S
     while True:
         errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
-        own = [e for e in errors if not (isinstance(e, TaskError) and isinstance(e.cause, ActorDiedError))]
+        own = [e for e in errors if not _is_about_another_rank(e)]
         left = until - time.monotonic()
         running = [r._ref for r in runs if not r._ref.ready]
         if own or left <= 0 or not running:
             return (own or errors)[0]
         session.wait_some(running, 1, left)
+
+
+def _is_about_another_rank(error: BaseException) -> bool:
+    """Returns True if a rank raised the error because it has lost another one, or the process with the ranks' store."""
+    cause = error.cause if isinstance(error, TaskError) else None
+    if isinstance(cause, ActorDiedError):
+        return True
+    return isinstance(cause, RuntimeError) and any(words in str(cause) for words in _LOST_CONNECTION)
 
 
 def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker], replicated: bool) -> dict[int, int]:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.optimizers import replace_by_sharded
@@ -29,15 +28,12 @@ class Unstepped:
     def __init__(self, state: State):
         self._state = state
         self._waited = 0  # batches for which a change has waited
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._used = WeakTensorKeyDictionary()  # gradient -> its version at the last step that used it
-        stepped, used = self._stepped, self._used
+        # Optimizers that have stepped, with the gradients that the last step used, and their versions. Lists, because each step makes one.
+        self._stepped: weakref.WeakKeyDictionary[Optimizer, list[tuple[weakref.ref, int]]] = weakref.WeakKeyDictionary()
+        stepped = self._stepped
 
         def record(optimizer: Optimizer, *_) -> None:
-            stepped.add(optimizer)
-            for p in _parameters_of(optimizer):
-                if p.grad is not None:
-                    used[p.grad] = _version(p.grad)
+            stepped[optimizer] = [(weakref.ref(g), _version(g)) for p in _parameters_of(optimizer) if (g := p.grad) is not None]
 
         hook = register_optimizer_step_post_hook(record)  # for all optimizers: wrappers have no hooks
         weakref.finalize(self, hook.remove)
@@ -47,20 +43,11 @@ class Unstepped:
     def any(self) -> bool:
         """Returns True if this worker has a gradient that is not zero, and that no step has used, or the graph of one that will come."""
         roots: list[Root] = list({id(s.root): s.root for s in self._sharded if s.root is not None}.values())
-        return any(_is_incomplete(root) for root in roots) or any(self._waits(p) for p in self._parameters())
-
-    def _waits(self, p: torch.Tensor) -> bool:
-        g = p.grad
-        if g is None:
-            return False
-        root = getattr(getattr(p, "_shoal_state", None), "root", None)
-        written = root is not None and root.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
-        if not written and self._used.get(g) == _version(g):
-            return False
-        return bool(_local(g).any())
+        used = {id(g): version for uses in self._stepped.values() for ref, version in uses if (g := _alive(ref)) is not None}
+        return any(_is_incomplete(root) for root in roots) or any(_waits(p, used) for p in self._parameters())
 
     def count_wait(self, waits: bool, prints: bool) -> None:
-        """Called at each boundary without a change. ``waits``: a change is ready."""
+        """Called at each boundary. ``waits``: a change is ready, and waits for gradients."""
         self._waited = self._waited + 1 if waits else 0
         if self._waited == _LONG_WAIT and prints:
             text = f"a change of the workers has waited for optimizer.step() for {_LONG_WAIT} batches: no step has used their gradients"
@@ -75,6 +62,26 @@ class Unstepped:
         if not optimizers:
             for module in (o for o in objects if isinstance(o, nn.Module)):
                 yield from module.parameters()
+
+
+def _waits(p: torch.Tensor, used: dict[int, int]) -> bool:
+    """``used``: versions of gradients that a step has used, by their ids."""
+    g = p.grad
+    if g is None:
+        return False
+    root = getattr(getattr(p, "_shoal_state", None), "root", None)
+    written = root is not None and root.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
+    if not written and used.get(id(g)) == _version(g):
+        return False
+    return bool(_local(g).any())
+
+
+def _alive(ref: weakref.ref) -> torch.Tensor | None:
+    """Returns the gradient, or None if it has ended. As torch's own weak references, it fixes one that only C++ has kept meanwhile."""
+    g = ref()
+    if hasattr(g, "_fix_weakref"):
+        g._fix_weakref()
+    return g
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -94,4 +101,4 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 
 def _version(gradient: torch.Tensor) -> int:
     """A number that grows with each write by torch's operators, to the gradient or, for a DTensor, to its local tensor."""
-    return gradient._version + _local(gradient)._version
+    return gradient._version if type(gradient) is torch.Tensor else gradient._version + _local(gradient)._version

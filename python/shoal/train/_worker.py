@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
@@ -68,6 +70,7 @@ class TrainWorker:
             if _Here.gang is not None:
                 _Here.gang.print_costs()
             leave_all()
+            _end_process_group(dist)
             return result
         except BaseException as error:
             if _Here.left:  # the others go on without this worker, whatever the loop does while it unwinds
@@ -77,6 +80,7 @@ class TrainWorker:
                     leave_all()
                 except Exception as failed:  # such as that of a save, which workers that stay have as well
                     traceback.print_exception(failed)
+                _end_process_group(dist)
                 return None
             if isinstance(error, SystemExit):  # sys.exit() in the loop becomes a TaskError with a traceback
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -84,8 +88,12 @@ class TrainWorker:
             raise
         finally:
             _Here.driver = _Here.gang = _Here.before = None
-            if dist.is_initialized():
-                dist.destroy_process_group()
+
+
+def _end_process_group(dist) -> None:
+    """Not for a loop that has failed: other ranks would fail by the end of its connections, and the driver could get their errors first."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _run(loop, arguments: tuple) -> Any:
@@ -129,26 +137,39 @@ def _backend(role: Role) -> str:
 
 
 def _init_process_group(dist, backends: str) -> None:
-    """Initialises the process group, for rendezvous and the user's collectives. Allows one further initialisation, by a loop written for
-    torchrun. An elastic training keeps its own group, which changes with its workers and ends their waits when one of them dies."""
+    """Initialises the process group, for rendezvous and the user's collectives. Keeps its store until this process ends, which is after the
+    ends of all loops: other ranks may still form a group when the loop of the store's process has ended.
+
+    Allows one further initialisation, by a loop written for torchrun. Each later group has a part of that store for itself. A new store at
+    the same port would be the former one for a rank that connects before the store's process has left its group. An elastic training keeps
+    its own group, which changes with its workers and ends their waits when one of them dies.
+    """
     if _Here.elastic:
         from shoal.train._meeting import first_process_group  # late: it imports torch
 
         _Here.store = first_process_group(backends)
     else:
-        dist.init_process_group(backends)
-    original = dist.init_process_group
+        _Here.store, rank, size = next(dist.rendezvous("env://"))
+        dist.init_process_group(backends, store=dist.PrefixStore("group/0", _Here.store), rank=rank, world_size=size)
+    original, groups = dist.init_process_group, itertools.count(1)
 
-    def init_process_group(backend=None, *args, **kwargs):
+    @wraps(original)
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, *args, **kwargs):
         if _Here.elastic:  # a loop that runs again calls it again
             on_cpu = (backend or "shoal").lower().removeprefix("cpu:").partition(",")[0]
             if dist.is_initialized() and on_cpu in ("gloo", "shoal"):
                 return
-        dist.init_process_group = original
-        if dist.is_initialized() and backend in (None, "gloo", "cpu:gloo", backends):
-            return
-        if dist.is_initialized():
+        number = next(groups)
+        if number == 1 and dist.is_initialized():
+            if backend in (None, "gloo", "cpu:gloo", backends):
+                return
             dist.destroy_process_group()
-        original(backend, *args, **kwargs)
+        if store is None and init_method in (None, "env://") and not _Here.elastic:
+            init_method, store = None, dist.PrefixStore(f"group/{number}", _Here.store.clone())
+            if timeout is not None:
+                store.set_timeout(timeout)
+            rank = int(os.environ["RANK"]) if rank < 0 else rank
+            world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+        original(backend, init_method, timeout, world_size, rank, store, *args, **kwargs)
 
     dist.init_process_group = init_process_group

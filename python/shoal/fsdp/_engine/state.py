@@ -235,6 +235,9 @@ class State:
         for u in self.units:
             u.model.forward_begin(u.index, training and not in_graph)
         self.to_unsharded()
+        if root.running is self and not in_graph:
+            for s in root.states if self.is_root else [self]:
+                s.writes.forward_begins()
         if not in_graph:
             for s in self.settings.forward_prefetch:
                 for u in s.units:
@@ -272,6 +275,8 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
+            for s in root.states if self.is_root else [self]:
+                s.writes.forward_ends()
             if not root.window_open:  # the window is still open if the forward failed at its begin
                 root.record_window(root.states if self.is_root else [self], "a forward has run, and no synchronised backward after it")
         in_backward = self.phase is Phase.BACKWARD

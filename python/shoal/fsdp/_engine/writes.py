@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 from shoal.exceptions import InvalidArgument
@@ -21,6 +22,7 @@ class WriteGuard:
         self._state = state
         # while the window is closed: the reason, and the result of ``counts`` when it closed
         self.closed_window: tuple[str, dict[str, int]] | None = None
+        self._samples: dict[ShardedParameter, bytes] = {}  # values of this rank's rows, while a forward runs
 
     def guards(self, p: ShardedParameter) -> bool:
         """Returns True if other ranks may read this parameter's rows now."""
@@ -58,6 +60,25 @@ class WriteGuard:
                     root.copies[q] = local_of(q.views.unsharded.detach()).clone()
         root.open_window(f"a write to {self._full_name(p)}")
 
+    def forward_begins(self) -> None:
+        """Called when the window is closed. Writes through ``.data`` count nowhere, so ``forward_ends`` compares some values. With a guard
+        of leases they cannot be read now."""
+        if not self._state.settings.engine.lease_guard:
+            self._samples = {p: _sample(p) for u in self._state.units for p in u.parameters if u.in_arena(p)}
+
+    def forward_ends(self) -> None:
+        """Raises InvalidArgument if the forward has written to a whole parameter through ``.data``, as far as the samples show it."""
+        samples, self._samples = self._samples, {}
+        for p, before in samples.items():
+            if _sample(p) != before:
+                raise self._whole_written(p)
+
+    def _whole_written(self, p: ShardedParameter) -> InvalidArgument:
+        return InvalidArgument(
+            f"the whole {self._full_name(p)} was written, in memory that all ranks share",
+            hint="write to the sharded parameter, before the forward or after the backward; after a forward call reshard() first",
+        )
+
     def counts(self) -> dict[str, int]:
         """Counts torch's in-place writes per arena parameter, by name. Raises InvalidArgument for a whole parameter that was written, or
         whose memory was replaced."""
@@ -65,10 +86,7 @@ class WriteGuard:
         for p in (p for u in self._state.units for p in u.parameters if u.in_arena(p)):
             views = p.views
             if version_of(views.unsharded) != views.whole_version:
-                raise InvalidArgument(
-                    f"the whole {self._full_name(p)} was written, in memory that all ranks share",
-                    hint="write to the sharded parameter, before the forward or after the backward; after a forward call reshard() first",
-                )
+                raise self._whole_written(p)
             if local_of(views.unsharded).data_ptr() != views.whole_address:
                 raise InvalidArgument(
                     f"the data of the whole {self._full_name(p)} was replaced by another tensor, which later forwards would read instead",
@@ -93,3 +111,7 @@ class WriteGuard:
                 f"{name} is written inside a forward or backward pass, in which other ranks may be, too",
                 hint="write before the forward or after the backward (register_post_accumulate_grad_hook runs there)",
             )
+
+
+def _sample(p: ShardedParameter) -> bytes:
+    return ctypes.string_at(*p.views.whole_sample)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
+_SAMPLE_BYTES = 256  # as many values show most writes to a parameter, and cost no measurable time
+
+
 def local_of(t: torch.Tensor) -> torch.Tensor:
     return t._local_tensor if isinstance(t, DTensor) else t
 
@@ -47,6 +50,7 @@ class Views:
         self.unsharded: nn.Parameter | None = None
         self.whole_version = 0  # torch's version of ``unsharded``, which must not change
         self.whole_address = 0  # its memory in the arena, which must stay
+        self.whole_sample = 0, 0  # address and bytes of the first of this rank's rows there
         self.post_forward: nn.Parameter | None = None
 
     def of_rows(self) -> torch.Tensor:
@@ -69,7 +73,10 @@ class Views:
         self.unsharded = nn.Parameter(whole, requires_grad=self.sharded.requires_grad)
         self._hooks_go_to_sharded(self.unsharded)
         self.whole_version = version_of(self.unsharded)
-        self.whole_address = 0 if self._parameter.external else local_of(whole).data_ptr()
+        if not self._parameter.external:
+            rows = self._parameter.slice(local_of(whole))
+            contiguous = rows.shape[self._parameter.dim] * rows.stride(self._parameter.dim) * rows.itemsize if rows.numel() else 0
+            self.whole_address, self.whole_sample = local_of(whole).data_ptr(), (rows.data_ptr(), min(contiguous, _SAMPLE_BYTES))
         self.post_forward = None
         self.mark()
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal._core.process import in_group
-from shoal._distributed.communicator import Exchange, make_communicator
+from shoal._distributed.communicator import Exchange, form_communicator
 from shoal._distributed.ranks import attach, default_store
 from shoal.exceptions import InvalidArgument, ShoalError, Unavailable
 
@@ -30,8 +30,7 @@ class Union:
         host = attach(self.ranks)
         self.one_host = host.shared
         self.host_of = dict(zip(self.ranks, host.host_of_rank, strict=True))
-        self.communicator = make_communicator(self.name, self.ranks, self.index, host.shared, spins=False)
-        exchange("made", b"")  # from now on a rank's death is known to the others
+        self.communicator = form_communicator(self.name, self.ranks, self.index, host.shared, spins=False)
 
     def hosts(self) -> list[int]:
         """The host of each rank of the default process group; 0 for ranks that take no part."""
