@@ -84,20 +84,37 @@ int populate(std::span<std::byte> bytes) {
 // Copies with streaming stores, because wide copies do not fit into the caches. The memcpy of glibc 2.36 is three times slower for some
 // relative page offsets of source and destination.
 #if defined(__SSE2__)
+namespace {
+constexpr std::size_t kLine = 64;
+
+void stream_line(std::byte* to, const std::byte* from) {
+  const auto* in = reinterpret_cast<const __m128i*>(from);
+  auto* out = reinterpret_cast<__m128i*>(to);
+  const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+  _mm_stream_si128(out, a);
+  _mm_stream_si128(out + 1, b);
+  _mm_stream_si128(out + 2, c);
+  _mm_stream_si128(out + 3, d);
+}
+}  // namespace
+
 void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from) {
-  constexpr std::size_t kLine = 64;
+  // A core copies four pages at a time, a line of each in turn, and reads ahead in each: from one page alone it gets a fifth fewer bytes
+  // per second, because prefetchers stop at a page's end (measured; glibc's memcpy does the same).
+  constexpr std::size_t kPages = 4, kBlock = kPages * kSourcePage, kAhead = 4 * kLine;
   const std::size_t odd = (kLine - reinterpret_cast<std::uintptr_t>(to.data()) % kLine) % kLine;
   const std::size_t head = std::min(odd, from.size()), end = from.size() - (from.size() - head) % kLine;
   copy(to.first(head), from.first(head));
-  for (std::size_t at = head; at < end; at += kLine) {
-    const auto* in = reinterpret_cast<const __m128i*>(from.data() + at);
-    auto* out = reinterpret_cast<__m128i*>(to.data() + at);
-    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-    _mm_stream_si128(out, a);
-    _mm_stream_si128(out + 1, b);
-    _mm_stream_si128(out + 2, c);
-    _mm_stream_si128(out + 3, d);
+  std::size_t at = head;
+  for (; end - at >= kBlock + kAhead; at += kBlock) {
+    for (std::size_t line = at; line < at + kSourcePage; line += kLine) {
+      for (std::size_t page = 0; page < kBlock; page += kSourcePage) {
+        _mm_prefetch(reinterpret_cast<const char*>(from.data() + line + page + kAhead), _MM_HINT_T0);
+        stream_line(to.data() + line + page, from.data() + line + page);
+      }
+    }
   }
+  for (; at < end; at += kLine) stream_line(to.data() + at, from.data() + at);
   _mm_sfence();
   copy(to.subspan(end), from.subspan(end));
 }

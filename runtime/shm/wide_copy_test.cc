@@ -46,6 +46,20 @@ TEST_P(WideCopy, CopiesEachByteAndNoOther) {
 INSTANTIATE_TEST_SUITE_P(Sizes, WideCopy,
                          testing::Values(0, 1, 4097, (std::size_t{64} << 20) - 1, std::size_t{64} << 20, (std::size_t{96} << 20) + 12345));
 
+// Sizes and offsets around a line (64 bytes), a page, and the four pages that a core copies at a time.
+TEST(CopyPastCaches, CopiesEachByteAndNoOther) {
+  for (const std::size_t bytes : {0, 1, 64, 127, 4096, 16'383, 16'384, 16'640, 16'703, 33'024, 70'001}) {
+    for (const std::size_t offset : {0, 1, 64, 100}) {
+      const auto from = numbered(bytes);
+      std::vector<std::byte> to(offset + bytes + 4096, std::byte{7});
+      copy_past_caches(std::span(to).subspan(offset, bytes), from);
+      EXPECT_TRUE(same(to.data() + offset, from)) << bytes << " at " << offset;
+      EXPECT_EQ(std::ranges::count(std::span(to).first(offset), std::byte{7}), offset);
+      EXPECT_EQ(std::ranges::count(std::span(to).subspan(offset + bytes), std::byte{7}), 4096);
+    }
+  }
+}
+
 TEST(WideCopySignals, TheMaskOfItsCallerIsAsBefore) {
   sigset_t before, after;
   pthread_sigmask(SIG_SETMASK, nullptr, &before);

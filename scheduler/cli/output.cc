@@ -79,6 +79,10 @@ actors::Resources for_people(actors::Resources resources) {
   return resources;
 }
 
+namespace {
+constexpr std::size_t kWidestColumn = 100;  // a longer cell moves the rest of its line: padding every line would print it once per row
+}
+
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::vector<std::string>> shown;
   for (const auto& row : rows) {
@@ -88,13 +92,13 @@ void print_table(const std::vector<std::string>& header, const std::vector<std::
   std::vector<std::size_t> widths;
   for (const auto& h : header) widths.push_back(h.size());
   for (const auto& row : shown) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], std::min(row[i].size(), kWidestColumn));
   }
   const auto line = [&](const std::vector<std::string>& cells) {
     std::string out;
     for (std::size_t i = 0; i < cells.size(); ++i) {
       out += cells[i];
-      if (i + 1 < cells.size()) out += std::string(widths[i] - cells[i].size() + 2, ' ');
+      if (i + 1 < cells.size()) out += std::string(std::max(widths[i], cells[i].size()) - cells[i].size() + 2, ' ');
     }
     print_bytes(stdout, out + "\n");
   };

@@ -52,8 +52,8 @@ Result<void> Head::start() {
 }
 
 Result<void> Head::restore() {
-  now();
   SHOAL_TRY(const auto records, store_.load());
+  now();  // after the rows are read, because nodes have to join again within a time from now on
   if (records.empty()) return {};
   state_.restore(records);
   log_->info("restored rows={} nodes={}", records.size(), state_.alive_nodes().size());

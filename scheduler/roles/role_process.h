@@ -106,7 +106,7 @@ class State {
   runtime::SideWork side_;  // destroyed first
 };
 
-// The HTTP interface: a client of the head, on the same loop.
+// The HTTP interface: a client of the head, on the same loop. A side thread makes the text of metrics.
 class Http {
  public:
   static Result<std::unique_ptr<Http>> start(RoleProcess& process, const HttpRole& role, const runtime::Endpoint& head);
@@ -116,13 +116,15 @@ class Http {
   Http(RoleProcess& process, const HttpRole& role, const runtime::Endpoint& head)
       : gateway_(*process.clock, process.network, {.head = head, .logs = process.folder.logs()}),
         api_(gateway_, role.around, process.folder.name()),
-        metrics_(gateway_, *process.clock) {}
+        metrics_(gateway_, *process.clock, {.aside = [this](auto work, auto then) { side_.run(std::move(work), std::move(then)); }}),
+        side_(process.loop) {}
   void metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply);
 
   runtime::Token token_;
   web::Gateway gateway_;
   web::JobsApi api_;
   web::Metrics metrics_;
+  runtime::SideWork side_;
   std::unique_ptr<web::HttpServer> server_;  // destroyed first
 };
 

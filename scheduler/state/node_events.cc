@@ -182,7 +182,7 @@ void on(Parts& s, const Tick&) {
   s.actors.forget_old(options.max_ended_rows);
   s.jobs.forget_old(options.max_ended_rows);
   s.groups.forget_old(options.max_ended_rows);
-  s.nodes.tick(now, options.longest_tick);
+  s.jobs.put_off_deadlines(s.nodes.tick(now, options.longest_tick));
   const Error silent = unavailable("its node stopped answering").with_reason("NodeLost");
   for (const NodeId id : s.nodes.silent(now, options.node_timeout)) on(s, NodeLost{id, silent});
   while (const auto job = s.jobs.take_unattached(now)) on(s, DriverGone{*job});

@@ -217,9 +217,31 @@ TEST_F(RestoreTest, ARepeatedRequestCreatesOneActor) {
 TEST_F(RestoreTest, ADriverThatDoesNotComeBackToJoinANodeFailsItsJob) {
   const JobId job = driver();
   ClusterState& head = next_head();
-  EXPECT_EQ(head.job(job)->state, JobState::kRunning);
-  head.advance(now_ + 6s, unix_ms_);
-  head.step(Tick{});
+  for (int s = 1; s <= 5; ++s) {
+    EXPECT_EQ(head.job(job)->state, JobState::kRunning);
+    head.advance(now_ + std::chrono::seconds(s), unix_ms_);
+    head.step(Tick{});
+  }
+  EXPECT_EQ(head.job(job)->state, JobState::kFailed);
+}
+
+TEST_F(RestoreTest, NodesAndDriversHaveTheirTimeAfterARestoreThatTookLong) {
+  const JobId job = driver();
+  join(1, {{"CPU", 2}});
+  ClusterState& head = next_head();
+  head.advance(now_ + 20s, unix_ms_);
+  head.step(Tick{});  // the first one: the head listens from now on
+  for (int s = 20; s <= 23; ++s) {
+    EXPECT_EQ(head.node(NodeId{1})->state, actors::NodeState::kAlive) << s;
+    EXPECT_EQ(head.job(job)->state, JobState::kRunning) << s;
+    head.advance(now_ + std::chrono::seconds(s), unix_ms_);
+    head.step(Tick{});
+  }
+  for (int s = 24; s <= 26; ++s) {
+    head.advance(now_ + std::chrono::seconds(s), unix_ms_);
+    head.step(Tick{});
+  }
+  EXPECT_EQ(head.node(NodeId{1})->state, actors::NodeState::kDead);
   EXPECT_EQ(head.job(job)->state, JobState::kFailed);
 }
 

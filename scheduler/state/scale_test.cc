@@ -4,12 +4,11 @@
 #include "actors/protocol/cluster/row_bounds.h"
 #include "actors/protocol/wire/inspection.h"
 #include "runtime/net/frame.h"
-#include "scheduler/state/cluster_state.h"
+#include "scheduler/state/many_rows.h"
 
 namespace shoal::scheduler {
 namespace {
 
-using actors::ActorState;
 using actors::from_bytes;
 using actors::ListRequest;
 using actors::Resources;
@@ -17,54 +16,10 @@ using actors::Resources;
 constexpr std::uint64_t kActors = 20'000, kJobs = 10'000, kNodes = 10'000;
 const runtime::FrameLimits kLimits;
 
-template <class Row>
-void put(std::vector<Record>& out, TableName table, std::uint64_t id, const Row& row) {
-  out.push_back({table, id, "", "", rows::to_record(row)});
-}
-
 class ScaleTest : public testing::Test {
  protected:
   ScaleTest() {
-    std::vector<Record> records;
-    for (std::uint64_t i = 1; i <= kNodes; ++i) {
-      rows::Node node;
-      node.row.id = NodeId{i};
-      node.row.host = "node-" + std::to_string(i) + ".rack-of-many.row-of-racks.cluster.datacenter.example.org";
-      node.row.endpoint = node.row.host + ":7000";
-      node.row.total = Resources::of({{"CPU", 64}, {"memory", 1e12}, {"object_store_memory", 3e11}, {"node:" + node.row.host, 1}}).value();
-      node.row.labels = {{"rack", std::string(i % 20 == 0 ? 60'000 : 10, 'r')}};
-      put(records, TableName::kNodes, i, node);
-    }
-    for (std::uint64_t i = 1; i <= kJobs; ++i) {
-      rows::Job job;
-      job.row.id = JobId{i};
-      job.row.name = "job " + std::to_string(i);
-      job.row.state = actors::JobState::kRunning;
-      job.row.submission.entrypoint = std::string(i % 100 == 0 ? 60'000 : 10, 'e');
-      job.attached = true;
-      put(records, TableName::kJobs, i, job);
-    }
-    for (std::uint64_t i = 1; i <= kActors; ++i) {
-      rows::Gang gang;
-      gang.spec.id = GangId{i};
-      gang.spec.job = JobId{i % 100 + 1};
-      const bool alike = i <= kActors - 200;
-      const std::string name = alike ? "Trainer" : "Kind" + std::to_string(i);
-      gang.spec.actors = {{ActorId{i}, name, Resources::of({{"absent", alike ? 1 : static_cast<double>(i)}}).value()}};
-      gang.order = i;
-      put(records, TableName::kGangs, i, gang);
-      actors::ActorRow actor;
-      actor.id = ActorId{i};
-      actor.class_name = name;
-      actor.job = gang.spec.job;
-      actor.gang = gang.spec.id;
-      actor.attributes = {{"rows", std::string(i % 1000 == 0 ? 60'000 : 5, '9')}};
-      if (i % 2 == 0) {
-        actor.cause = unavailable(std::string(2000, '\xff')).with_hint(std::string(2000, 'h')).in(std::string(4000, 'c')).in("d");
-      }
-      put(records, TableName::kActors, i, actor);
-    }
-    state_.restore(records);
+    state_.restore(many_rows({kActors, kJobs, kNodes}));
     EXPECT_TRUE(state_.set_aside().empty());
   }
   // Reads all pages, each of which has to fit a frame, and returns the rows.

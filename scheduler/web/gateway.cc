@@ -73,14 +73,17 @@ void Gateway::ask(Method method, Bytes bytes, Answer answer) {
   head_->call(number(method), body(std::move(bytes)), options_.timeout, std::move(answer));
 }
 
+void Gateway::list_page(const ListRequest& request, Rows rows) {
+  ask(Method::kList, to_bytes(request),
+      [rows = std::move(rows)](Result<Message> r) { rows(r ? from_bytes<ListReply>(r->body) : Result<ListReply>(fail(r.error()))); });
+}
+
 void Gateway::list(ListRequest::What what, JobId job, Rows rows) {
   list_after({what, job, 0}, std::make_shared<ListReply>(), std::move(rows));
 }
 
 void Gateway::list_after(ListRequest request, std::shared_ptr<ListReply> sofar, Rows rows) {
-  ask(Method::kList, to_bytes(request), [this, request, sofar, rows = std::move(rows)](Result<Message> r) mutable {
-    if (!r) return rows(fail(r.error()));
-    auto page = from_bytes<ListReply>(r->body);
+  list_page(request, [this, request, sofar, rows = std::move(rows)](Result<ListReply> page) mutable {
     if (!page) return rows(fail(page.error()));
     const auto append = [](auto& to, auto& from) { to.insert(to.end(), std::move_iterator(from.begin()), std::move_iterator(from.end())); };
     append(sofar->actors, page->actors);
@@ -94,11 +97,25 @@ void Gateway::list_after(ListRequest request, std::shared_ptr<ListReply> sofar, 
   });
 }
 
+void Gateway::find_node(NodeId node, std::function<void(Result<actors::NodeRow>)> found) {
+  ask(Method::kWatchNode, to_bytes(actors::NodeRef{node}), [found = std::move(found)](Result<Message> r) {
+    const auto reply = r ? from_bytes<ListReply>(r->body) : Result<ListReply>(fail(r.error()));
+    if (!reply) return found(fail(reply.error()));
+    if (reply->nodes.empty()) return found(fail(data_loss("the answer about a node has no row")));
+    found(reply->nodes.front());
+  });
+}
+
 void Gateway::find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found) {
-  list(ListRequest::What::kJobs, {}, [this, id, found = std::move(found)](Result<ListReply> r) {
+  find_job_after(0, id, std::move(found));
+}
+
+void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::function<void(Result<actors::JobRow>)> found) {
+  list_page({ListRequest::What::kJobs, {}, last}, [this, id, found = std::move(found)](Result<ListReply> r) {
     if (!r) return found(fail(r.error()));
     const auto it =
         std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return j.submission.id == id || to_string(j.id) == id; });
+    if (it == r->jobs.end() && r->last != 0) return find_job_after(r->last, id, found);
     if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
     // Fetches the whole row, because a list has only the first line of a cause.
     ask(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
@@ -179,10 +196,9 @@ void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::funct
   const auto kept = [this, worker = worker.id, stream] {
     return kept_.read(worker, static_cast<Launcher::Stream>(stream), options_.max_log_bytes).value_or("");
   };
-  list(ListRequest::What::kNodes, {}, [this, worker, stream, kept, text = std::move(text)](Result<ListReply> r) {
-    if (!r) return text("");
-    const auto node = std::find_if(r->nodes.begin(), r->nodes.end(), [&](const auto& n) { return n.id == worker.node; });
-    if (node == r->nodes.end() || node->state != actors::NodeState::kAlive) return text(kept());
+  find_node(worker.node, [this, worker, stream, kept, text = std::move(text)](Result<actors::NodeRow> node) {
+    if (!node && node.error().code() != Code::kNotFound) return text("");
+    if (!node || node->state != actors::NodeState::kAlive) return text(kept());
     const auto answered = [kept, text](Result<Message> said) {
       if (said) return text(std::string(said->payload.view()));
       text(said.error().code() == Code::kUnavailable ? kept() : std::string());
@@ -260,10 +276,9 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
   }
 
   void listen() {
-    gateway_.list(ListRequest::What::kNodes, {}, [self = shared_from_this()](Result<ListReply> r) {
-      if (!r) return self->finish();
-      const auto node = std::find_if(r->nodes.begin(), r->nodes.end(), [&](const auto& n) { return n.id == self->worker_.node; });
-      const auto to = node == r->nodes.end() ? Result<runtime::Endpoint>(fail(not_found(""))) : runtime::parse_endpoint(node->endpoint);
+    gateway_.find_node(worker_.node, [self = shared_from_this()](Result<actors::NodeRow> node) {
+      if (!node && node.error().code() != Code::kNotFound) return self->finish();
+      const auto to = node ? runtime::parse_endpoint(node->endpoint) : Result<runtime::Endpoint>(fail(node.error()));
       if (!to) return self->read_all();
       self->gateway_.network_.connect(*to, runtime::Role::kClient, self->gateway_.options_.timeout,
                                       [self, alive = self->gateway_.alive_](Result<std::unique_ptr<runtime::Connection>> connection) {

@@ -34,7 +34,11 @@ class Gateway final : public runtime::PeerHandler {
   using Answer = std::function<void(Result<runtime::Message>)>;
   void ask(actors::Method method, Bytes body, Answer answer);
   using Rows = std::function<void(Result<actors::ListReply>)>;
+  // Asks for one page of rows, or for all of them, page after page.
+  void list_page(const actors::ListRequest& request, Rows rows);
   void list(actors::ListRequest::What what, JobId job, Rows rows);
+  // Returns NotFound if the head has no such node.
+  void find_node(NodeId node, std::function<void(Result<actors::NodeRow>)> found);
   // Asks a node on a separate connection, for up to `patience`. A call that has waited that long for one of max_node_calls connections
   // gets DeadlineExceeded, so that many silent nodes together take twice the patience of one.
   void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
@@ -64,6 +68,7 @@ class Gateway final : public runtime::PeerHandler {
   void connect();
   void call_next_node();
   void list_after(actors::ListRequest request, std::shared_ptr<actors::ListReply> sofar, Rows rows);
+  void find_job_after(std::uint64_t last, const std::string& id, std::function<void(Result<actors::JobRow>)> found);
   void read_log(const actors::WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text);
   void read_next(std::shared_ptr<std::vector<std::pair<actors::WorkerRow, std::uint16_t>>> left, std::shared_ptr<std::string> sofar,
                  std::function<void(Result<std::string>)> text);

@@ -98,6 +98,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (unsent_.size() > server_->options.max_unsent_bytes) return close();
     flush();
   }
+  void when_sent(std::function<void()> next) {
+    if (!server_) return;
+    if (!writing_) return next();  // then nothing is unsent either
+    sent_ = std::move(next);
+  }
   void end_pieces() {
     if (!server_) return;
     unsent_ += chunk("");
@@ -113,6 +118,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     limit_ = {};
     std::error_code ignored;
     socket_.close(ignored);
+    const auto dropped = std::exchange(sent_, {});  // may hold the last reply to this connection
     server->connections.erase(number_);
   }
 
@@ -161,7 +167,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (!self->server_) return;
       if (error) return self->close();
       if (!self->unsent_.empty()) return self->flush();
-      if (!self->last_) return;
+      if (const auto next = std::exchange(self->sent_, {})) next();
+      if (!self->server_ || self->writing_ || !self->last_) return;
       // Closing with unread bytes would discard the answer: let the client close first, for up to two seconds.
       std::error_code ignored;
       self->socket_.shutdown(tcp::socket::shutdown_send, ignored);
@@ -175,6 +182,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpParser parser_;
   std::array<char, 16 << 10> buffer_;
   std::string unsent_, sending_;
+  std::function<void()> sent_;  // called once both are empty
   runtime::Timer limit_;
   bool asked_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
 };
@@ -202,6 +210,9 @@ class Connection::Reply final : public HttpReply {
   }
   void write(std::string_view piece) override {
     if (begun_ && !ended_) connection_->piece(piece);
+  }
+  void when_sent(std::function<void()> next) override {
+    if (begun_ && !ended_) connection_->when_sent(std::move(next));
   }
   void end() override {
     if (begun_ && !std::exchange(ended_, true)) connection_->end_pieces();

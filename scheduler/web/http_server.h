@@ -30,6 +30,9 @@ class HttpReply {
   // Begins an answer in pieces.
   virtual void begin(const std::string& content_type) = 0;
   virtual void write(std::string_view piece) = 0;
+  // Calls `next` once the kernel has all pieces so far, possibly before this returns; drops it if the client leaves. So a long answer waits
+  // for a slow client, instead of filling memory. One call at a time.
+  virtual void when_sent(std::function<void()> next) = 0;
   virtual void end() = 0;
   // Returns true if the client has left or reads too slowly, so that further output is useless.
   virtual bool gone() const = 0;

@@ -1,6 +1,10 @@
 #include "scheduler/web/jobs_api.h"
 
+#include <charconv>
 #include <map>
+#include <optional>
+
+#include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
 #include "runtime/core/version.h"
@@ -26,6 +30,96 @@ void no_such_path(const std::shared_ptr<HttpReply>& reply, const std::string& pa
   reply->send(404, error_body(not_found("the HTTP interface serves nothing at " + path)));
 }
 
+// Sends rows as the head lists them. It asks for a page once the client has read the one before, and converts no more than a page at once:
+// neither a long list nor a slow client holds up the head's loop or fills its memory.
+class Listing final : public std::enable_shared_from_this<Listing> {
+ public:
+  // The text around the rows, and the JSON array of a page's rows.
+  struct Shape {
+    std::string before;
+    json (*rows)(const ListReply& page);
+    std::string (*after)(const Listing& sent);
+  };
+  Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
+      : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}
+
+  void ask() {
+    gateway_.list_page(request_, [self = shared_from_this()](Result<ListReply> page) { self->take(std::move(page)); });
+  }
+
+  // True if rows follow the last one that was sent, whose id is last().
+  bool more() const { return total() ? num_rows_ > num_sent_ : more_; }
+  const std::string& last() const { return last_; }
+  // The number of all rows; nothing if the request began in their middle.
+  std::optional<std::size_t> total() const { return first_ == 0 ? std::optional(num_rows_) : std::nullopt; }
+
+ private:
+  void take(Result<ListReply> page) {
+    if (!page && !begun_) return reply_->fail(page.error());
+    if (!page) return;  // the answer stays without its end, which shows that it is cut off
+    std::erase_if(page->actors, actors::is_function_worker);
+    if (!std::exchange(begun_, true)) {
+      reply_->begin("application/json");
+      reply_->write(shape_.before);
+    }
+    request_.after = page->last;
+    send(*page);
+    // A full answer reads on only to count the rows that it leaves out.
+    if (page->last == 0 || (num_sent_ == limit_ && more_ && !total())) {
+      reply_->write(shape_.after(*this) + "\n");
+      return reply_->end();
+    }
+    reply_->when_sent([self = shared_from_this()] { self->ask(); });
+  }
+
+  void send(const ListReply& page) {
+    const std::size_t size = page.actors.size() + page.nodes.size() + page.workers.size() + page.jobs.size() + page.groups.size();
+    num_rows_ += size;
+    const std::size_t room = std::min(size, limit_ - num_sent_);
+    more_ = more_ || room < size || (num_sent_ + room == limit_ && page.last != 0);
+    if (room == 0) return;
+    json rows = shape_.rows(page);
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(room), rows.end());
+    const std::string text = rows.dump(-1, ' ', false, json::error_handler_t::replace);
+    reply_->write((num_sent_ > 0 ? "," : "") + text.substr(1, text.size() - 2));
+    num_sent_ += room;
+    if (const auto id = rows.back().find("id"); id != rows.back().end()) last_ = id->get<std::string>();
+  }
+
+  Gateway& gateway_;
+  ListRequest request_;
+  const std::uint64_t first_;
+  const std::size_t limit_;
+  const Shape shape_;
+  const std::shared_ptr<HttpReply> reply_;
+  std::size_t num_sent_ = 0, num_rows_ = 0;
+  std::string last_;
+  bool begun_ = false, more_ = false;
+};
+
+// The page of rows that a request asks for.
+struct Page {
+  std::size_t limit = JobsApi::kDefaultRows;
+  std::uint64_t after = 0;  // id of the last row of the page before
+};
+Result<Page> page_of(const HttpRequest& request) {
+  Page out;
+  for (const auto& [name, value] : request.query) {
+    if (name == "limit") {
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out.limit);
+      if (error != std::errc() || end != value.data() + value.size() || out.limit == 0 || out.limit > JobsApi::kMaxRows)
+        return fail(invalid_argument(fmt::format("limit is a number from 1 to {}, not '{}'", JobsApi::kMaxRows, value)));
+    } else if (name == "after") {
+      const auto id = parse_hex(value);
+      if (!id) return fail(invalid_argument("after is the id in `next` of the page before, not '" + value + "'"));
+      out.after = *id;
+    } else {
+      return fail(invalid_argument("a list takes limit and after, not '" + name + "'"));
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 void JobsApi::handle(const HttpRequest& request, Reply reply) {
@@ -44,7 +138,7 @@ void JobsApi::handle(const HttpRequest& request, Reply reply) {
   }
   if (path.starts_with(kRows)) {
     if (request.method != "GET") return not_allowed(reply);
-    return list(path.substr(kRows.size()), std::move(reply));
+    return list(path.substr(kRows.size()), request, std::move(reply));
   }
   no_such_path(reply, path);
 }
@@ -52,12 +146,13 @@ void JobsApi::handle(const HttpRequest& request, Reply reply) {
 void JobsApi::jobs(const HttpRequest& request, Reply reply) {
   if (request.method == "POST") return submit(request, std::move(reply));
   if (request.method != "GET") return not_allowed(reply);
-  gateway_.list(ListRequest::What::kJobs, {}, [reply](Result<ListReply> r) {
-    if (!r) return reply->fail(r.error());
+  const auto rows = [](const ListReply& page) {
     json out = json::array();
-    for (const auto& row : r->jobs) out.push_back(job_details(row));
-    reply->send(200, out);
-  });
+    for (const auto& row : page.jobs) out.push_back(job_details(row));
+    return out;
+  };
+  const Listing::Shape shape = {"[", rows, [](const Listing&) { return std::string("]"); }};
+  std::make_shared<Listing>(gateway_, ListRequest{ListRequest::What::kJobs, {}, 0}, SIZE_MAX, shape, std::move(reply))->ask();
 }
 
 void JobsApi::submit(const HttpRequest& request, Reply reply) {
@@ -120,7 +215,7 @@ void JobsApi::tail(const actors::JobRow& row, Reply reply) {
   gateway_.follow_logs(row.id, std::make_shared<Reader>(std::move(reply)));
 }
 
-void JobsApi::list(const std::string& what, Reply reply) {
+void JobsApi::list(const std::string& what, const HttpRequest& request, Reply reply) {
   const std::map<std::string, ListRequest::What> kinds = {{"actors", ListRequest::What::kActors},
                                                           {"nodes", ListRequest::What::kNodes},
                                                           {"workers", ListRequest::What::kWorkers},
@@ -128,11 +223,16 @@ void JobsApi::list(const std::string& what, Reply reply) {
                                                           {"placement_groups", ListRequest::What::kGroups}};
   const auto kind = kinds.find(what);
   if (kind == kinds.end()) return no_such_path(reply, std::string(kRows) + what);
-  gateway_.list(kind->second, {}, [reply](Result<ListReply> r) {
-    if (!r) return reply->fail(r.error());
-    std::erase_if(r->actors, actors::is_function_worker);
-    reply->send(200, {{"rows", rows_json(*r)}});
-  });
+  const auto page = page_of(request);
+  if (!page) return reply->fail(page.error());
+  const auto rest = [](const Listing& sent) {
+    const auto total = sent.total();
+    const json next = sent.more() ? json(sent.last()) : json(), all = total ? json(*total) : json();
+    return "],\"next\":" + next.dump() + ",\"total\":" + all.dump() + "}";
+  };
+  std::make_shared<Listing>(gateway_, ListRequest{kind->second, {}, page->after}, page->limit,
+                            Listing::Shape{"{\"rows\":[", rows_json, rest}, std::move(reply))
+      ->ask();
 }
 
 }  // namespace shoal::scheduler::web

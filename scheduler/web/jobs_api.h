@@ -1,8 +1,8 @@
 // The HTTP interface of the cluster: Ray's job API, and rows of the cluster's state.
 //
 //   GET    /api/version
-//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}
-//   GET    /api/jobs/
+//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}?limit=N&after=ID  (a page: {rows, next, total})
+//   GET    /api/jobs/              (all of them)
 //   POST   /api/jobs/              {entrypoint, submission_id, runtime_env, metadata, entrypoint_num_cpus, ..}
 //   GET    /api/jobs/ID
 //   POST   /api/jobs/ID/stop
@@ -22,6 +22,9 @@ namespace shoal::scheduler::web {
 
 class JobsApi {
  public:
+  // Rows of one answer under /api/v0; Ray's state API has the same bounds.
+  static constexpr std::size_t kDefaultRows = 100, kMaxRows = 10'000;
+
   // The gateway outlives it.
   JobsApi(Gateway& gateway, Surroundings around, std::string session)
       : gateway_(gateway), around_(std::move(around)), session_(std::move(session)) {}
@@ -32,7 +35,7 @@ class JobsApi {
   using Reply = std::shared_ptr<HttpReply>;
   void jobs(const HttpRequest& request, Reply reply);
   void job(const std::string& id, const std::string& what, const HttpRequest& request, Reply reply);
-  void list(const std::string& what, Reply reply);
+  void list(const std::string& what, const HttpRequest& request, Reply reply);
   void submit(const HttpRequest& request, Reply reply);
   void stop(const actors::JobRow& row, Reply reply);
   void tail(const actors::JobRow& row, Reply reply);

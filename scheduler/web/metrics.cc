@@ -18,9 +18,8 @@ void Metrics::ask(Callback reported) {
   pull->began = clock_.now();
   gateway_.ask(actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
     if (!*alive) return;
-    const auto of_head = r ? from_bytes<ReportedMetrics>(r->payload) : Result<ReportedMetrics>(fail(r.error()));
-    if (!of_head) return finish(fail(of_head.error()));
-    pull->sums.of_head(of_head->metrics);
+    if (!r) return finish(fail(r.error()));
+    pull->of_head = std::move(r->payload);
     gateway_.list(actors::ListRequest::What::kNodes, {}, [this, alive, pull](Result<ListReply> rows) {
       if (!*alive) return;
       if (!rows) return finish(fail(rows.error()));
@@ -32,10 +31,16 @@ void Metrics::ask(Callback reported) {
 void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes) {
   const auto answered = [this, pull] {
     if (--pull->waiting > 0) return;
-    const auto scrape = std::make_shared<Scrape>();
-    scrape->families = pull->sums.families(std::chrono::duration<double>(clock_.now() - pull->began).count());
-    scrape->text = exposition(scrape->families);
-    finish(std::shared_ptr<const Scrape>(scrape));
+    const auto made = std::make_shared<Result<std::shared_ptr<const Scrape>>>();
+    auto work = [pull, made, seconds = std::chrono::duration<double>(clock_.now() - pull->began).count()] {
+      *made = scrape_of(*pull, seconds);
+    };
+    auto then = [this, alive = alive_, made] {
+      if (*alive) finish(std::move(*made));
+    };
+    if (options_.aside) return options_.aside(std::move(work), std::move(then));
+    work();
+    then();
   };
   pull->waiting = 1;  // one more while the loop below still asks nodes, so that early answers do not end the pull
   for (const auto& row : nodes) {
@@ -53,6 +58,15 @@ void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<act
                       });
   }
   answered();
+}
+
+Result<std::shared_ptr<const Metrics::Scrape>> Metrics::scrape_of(Pull& pull, double seconds) {
+  SHOAL_TRY(const auto of_head, from_bytes<ReportedMetrics>(pull.of_head));
+  pull.sums.of_head(of_head.metrics);
+  const auto out = std::make_shared<Scrape>();
+  out->families = pull.sums.families(seconds);
+  out->text = exposition(out->families);
+  return std::shared_ptr<const Scrape>(out);
 }
 
 void Metrics::finish(Result<std::shared_ptr<const Scrape>> all) {

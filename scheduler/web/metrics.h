@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "actors/protocol/wire/inspection.h"
+#include "runtime/core/bytes.h"
 #include "scheduler/web/exposition.h"
 #include "scheduler/web/gateway.h"
 
@@ -19,6 +20,9 @@ class Metrics {
   struct Options {
     runtime::Duration patience = std::chrono::seconds(4);  // time limit per node; a node's own limit for its processes is shorter
     runtime::Duration keep = std::chrono::seconds(1);      // for which the last answer serves later requests
+    // Runs `work` in a thread of its own, then `then` on the loop, as runtime::SideWork does: a large cluster's text takes long. If it is
+    // empty, the loop waits.
+    std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};
   };
   // The clock outlives it. The gateway may end later and then fail pending requests, which are ignored.
   Metrics(Gateway& gateway, runtime::Clock& clock) : Metrics(gateway, clock, Options()) {}
@@ -39,11 +43,13 @@ class Metrics {
  private:
   // One round of requests to all nodes.
   struct Pull {
+    Bytes of_head;  // ReportedMetrics
     ClusterMetrics sums;
     std::size_t waiting = 0;  // number of nodes without an answer yet
     runtime::TimePoint began;
   };
   void ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes);
+  static Result<std::shared_ptr<const Scrape>> scrape_of(Pull& pull, double seconds);
   void finish(Result<std::shared_ptr<const Scrape>> all);
 
   Gateway& gateway_;

@@ -171,5 +171,30 @@ TEST_F(MetricsTest, WithoutAHeadEveryRequestGetsTheReason) {
   EXPECT_TRUE(says("head 1"));
 }
 
+TEST_F(MetricsTest, TheTextIsMadeBesideTheLoop) {
+  std::vector<std::pair<std::function<void()>, std::function<void()>>> aside;
+  metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock(),
+                                       Metrics::Options{.aside = [&](auto work, auto then) { aside.emplace_back(work, then); }});
+  ask();
+  world_.run_for(500ms);
+  ask();
+  EXPECT_TRUE(reported_.empty());
+  ASSERT_EQ(aside.size(), 1u);
+  aside[0].first();
+  EXPECT_TRUE(reported_.empty());
+  aside[0].second();
+  EXPECT_EQ(reported_.size(), 2u);
+  EXPECT_TRUE(says("head 1"));
+  aside.clear();
+  world_.run_for(2s);
+  ask();
+  world_.run_for(500ms);
+  metrics_.reset();  // no request waits any more
+  ASSERT_EQ(aside.size(), 1u);
+  aside[0].first();
+  aside[0].second();
+  EXPECT_EQ(reported_.size(), 2u);
+}
+
 }  // namespace
 }  // namespace shoal::scheduler::web

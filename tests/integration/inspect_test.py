@@ -56,7 +56,7 @@ def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
     assert yaml.startswith("- ")
     table = shoal_command("list", "actors", "--detail", "--format", "table").stdout
     assert table.startswith("ACTOR")
-    assert shoal_command.json("list", "placement-groups") == {"schema": "shoal.list/1", "what": "groups", "rows": []}
+    assert shoal_command.json("list", "placement-groups") == {"schema": "shoal.list/1", "what": "groups", "rows": [], "more": 0}
 
 
 def test_get_and_describe_show_one_object(shoal_command, actors):

@@ -18,6 +18,8 @@ from shoal.exceptions import InvalidArgument, NotFound, Unavailable, Unimplement
 from shoal.util._state_rows import StateRow, actor_row, group_row, job_row, node_row, object_row, runtime_env_row, task_row, worker_row
 
 TIMEOUT_S = 30.0
+_DEFAULT_LIMIT = 100  # Ray's DEFAULT_LIMIT
+_HTTP_ROWS = 10_000  # rows per answer (JobsApi::kMaxRows)
 
 
 def address_of(address: str | None) -> list[str]:
@@ -46,8 +48,17 @@ def answer_of(*words: str, timeout: float) -> dict[str, Any]:
 
 def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]:
     if address is not None and "://" in address:
-        return Http(address).ask("GET", f"/api/v0/{'placement_groups' if what == 'groups' else what}")["rows"]
+        return _over_http(Http(address), f"/api/v0/{'placement_groups' if what == 'groups' else what}?limit={_HTTP_ROWS}")
     return answer_of("list", what, *address_of(address), timeout=timeout)["rows"]
+
+
+def _over_http(http: Http, path: str) -> list[dict[str, Any]]:
+    page = http.ask("GET", path)
+    rows = page["rows"]
+    while page["next"]:
+        page = http.ask("GET", f"{path}&after={page['next']}")
+        rows += page["rows"]
+    return rows
 
 
 def _told(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
@@ -97,16 +108,19 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
     def lister(
         address: str | None = None,
         filters: list[tuple[str, str, Any]] | None = None,
-        limit: int = 100,
+        limit: int | None = None,
         timeout: float = TIMEOUT_S,
         detail: bool = False,
         raise_on_missing_output: bool = True,
         _explain: bool = False,
     ) -> list[StateRow]:
-        del _explain  # Ray's argument, without effect
         asked = what in ("objects", "runtime-envs", "tasks")
         raw = _told(what, filters, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
-        return _kept([shape(r, detail) for r in raw], filters)[:limit]
+        rows = _kept([shape(r, detail) for r in raw], filters)
+        shown = rows[: _DEFAULT_LIMIT if limit is None else limit]
+        if len(shown) < len(rows) and (limit is None or _explain):
+            warnings.warn(f"{lister.__name__} returns {len(shown)} of {len(rows)} rows; limit=N returns up to N", stacklevel=2)
+        return shown
 
     lister.__name__ = lister.__qualname__ = f"list_{what}"
     lister.__doc__ = doc

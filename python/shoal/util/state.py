@@ -2,7 +2,8 @@
 
 A call asks this process's cluster, or the one at ``address`` (``"auto"``, ``"HOST:PORT"``, ``"http://HOST:PORT"``). It needs no
 ``shoal.init``. A row is a dict with its fields as attributes. ``filters`` are ``(field, "=" or "!=", value)``; all must hold, and text is
-compared without regard to case. ``_explain`` has no effect.
+compared without regard to case. A list has the first 100 rows, or the first ``limit``. It warns of rows that the default limit leaves out,
+and with ``_explain`` also of those that ``limit`` leaves out.
 """
 
 from __future__ import annotations

@@ -40,19 +40,28 @@ std::string local_time(std::int64_t unix_ms) {
   return unix_ms == 0 ? "-" : fmt::format("{:%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(unix_ms / 1000)));
 }
 
-void keep(ListReply& r, const std::vector<Filter>& filters, std::size_t limit) {
+// Leaves the first `limit` rows that pass the filters (0: all of these), and returns the number of those beyond the limit.
+std::size_t keep(ListReply& r, const std::vector<Filter>& filters, std::size_t limit) {
+  std::size_t more = 0;
   const auto some = [&](auto& rows) {
     std::erase_if(rows, [&](const auto& row) {
       const json j = to_json(row);
       return !std::all_of(filters.begin(), filters.end(), [&](const Filter& f) { return matches(j, f); });
     });
-    if (limit > 0 && rows.size() > limit) rows.resize(limit);
+    if (limit == 0 || rows.size() <= limit) return;
+    more += rows.size() - limit;
+    rows.resize(limit);
   };
   some(r.actors);
   some(r.nodes);
   some(r.workers);
   some(r.jobs);
   some(r.groups);
+  return more;
+}
+
+void print_more(std::size_t more) {
+  if (more > 0) print(stderr, "shoal: {} rows more; --limit N shows N, --limit 0 all\n", more);
 }
 
 void print_rows(const ListReply& r, const std::string& what) {
@@ -152,7 +161,7 @@ int list_inspection(const Common& common, const ListOptions& o, const std::vecto
           "they printed: shoal logs JOB; next time: shoal timeline before the end)\n",
           listed.rows.empty() ? "no process knows of a call" : "no call is like that");
   }
-  if (more > 0) print(stderr, "shoal: {} rows more; --limit N shows N, --limit 0 all\n", more);
+  print_more(more);
   return kOk;
 }
 
@@ -172,15 +181,18 @@ int list(const Common& common, const ListOptions& o) {
     if (!resolved) return failed(common, resolved.error());
   }
   if (listed->reported) return list_inspection(common, o, filters, *listed);
-  keep(listed->reply, filters, o.limit.value_or(0));
+  const std::size_t more = keep(listed->reply, filters, o.limit.value_or(0));
   const json rows = rows_json(listed->reply);
   if (common.json || o.format == "json") {
-    print_json({{"schema", "shoal.list/1"}, {"what", listed->what}, {"rows", rows}});
-  } else if (o.format == "yaml" || (o.detail && o.format.empty())) {
+    print_json({{"schema", "shoal.list/1"}, {"what", listed->what}, {"rows", rows}, {"more", more}});
+    return kOk;
+  }
+  if (o.format == "yaml" || (o.detail && o.format.empty())) {
     print(stdout, "{}", Lines{to_yaml(rows)});
   } else {
     print_rows(listed->reply, listed->what);
   }
+  print_more(more);
   return kOk;
 }
 

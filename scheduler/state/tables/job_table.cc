@@ -146,6 +146,10 @@ void JobTable::restored(const std::map<JobId, std::size_t>& running, runtime::Ti
   for (const auto& [order, id] : over) ended_.push_back(id);
 }
 
+void JobTable::put_off_deadlines(runtime::Duration by) {
+  for (auto& [id, deadline] : unattached_) deadline += by;
+}
+
 std::optional<JobId> JobTable::take_unattached(runtime::TimePoint now) {
   if (unattached_.empty() || unattached_.begin()->second > now) return std::nullopt;
   return unattached_.extract(unattached_.begin()).key();

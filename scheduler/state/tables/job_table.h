@@ -51,6 +51,7 @@ class JobTable : public Table<JobId, rows::Job> {
   // ---- after a restore
   // `running`: processes that have not exited. Drivers have until `deadline` to attach to a node again.
   void restored(const std::map<JobId, std::size_t>& running, runtime::TimePoint deadline);
+  void put_off_deadlines(runtime::Duration by);
   // A driver whose deadline is over, or none.
   std::optional<JobId> take_unattached(runtime::TimePoint now);
 

@@ -61,13 +61,14 @@ Result<void> NodeTable::schedule(const actors::SetNodeScheduling& wish, runtime:
   return {};
 }
 
-void NodeTable::tick(runtime::TimePoint now, runtime::Duration longest) {
-  const auto still = last_tick_ ? now - *last_tick_ - longest : runtime::Duration::zero();
+runtime::Duration NodeTable::tick(runtime::TimePoint now, runtime::Duration longest) {
+  const auto still = last_tick_ ? std::max(runtime::Duration::zero(), now - *last_tick_ - longest) : runtime::Duration::zero();
   last_tick_ = now;
-  if (still <= runtime::Duration::zero()) return;
+  if (still == runtime::Duration::zero()) return still;
   for (const auto& [id, node] : *this) {
     if (node.row.state == NodeState::kAlive) scratch(id).last_beat = std::min(now, node.last_beat + still);
   }
+  return still;
 }
 
 std::vector<NodeId> NodeTable::silent(runtime::TimePoint now, runtime::Duration timeout) const {
@@ -79,6 +80,7 @@ std::vector<NodeId> NodeTable::silent(runtime::TimePoint now, runtime::Duration 
 }
 
 void NodeTable::restored(runtime::TimePoint now, std::int64_t unix_ms) {
+  last_tick_ = now;  // many rows take long: until the first tick, no node could join again
   for (const auto& [id, node] : *this) {
     Node& n = scratch(id);
     n.row.available = n.row.total;

@@ -46,8 +46,8 @@ class NodeTable : public Table<NodeId, rows::Node> {
   Result<void> schedule(const actors::SetNodeScheduling& wish, runtime::TimePoint now, std::int64_t unix_ms);
   void ask_to_leave(NodeId id) { scratch(id).leave_sent = true; }
   // Called on every tick. If the last call is longer ago than `longest`, this head stood still (a slow disk, a slow machine), and
-  // heartbeats may be unread. The excess does not count as a node's silence.
-  void tick(runtime::TimePoint now, runtime::Duration longest);
+  // heartbeats may be unread. The excess, which it returns, does not count as a node's silence.
+  runtime::Duration tick(runtime::TimePoint now, runtime::Duration longest);
   std::vector<NodeId> silent(runtime::TimePoint now, runtime::Duration timeout) const;
   // Computes the part of each restored row that is not stored (rows.h). Nodes are away until they join again.
   void restored(runtime::TimePoint now, std::int64_t unix_ms);
