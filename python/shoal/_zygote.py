@@ -72,9 +72,9 @@ def _import_torch() -> None:
     import torch.distributed
     import torch.distributed.tensor
 
-    import shoal.checkpoint
-    import shoal.fsdp
-    import shoal.train  # noqa: F401
+    import shoal.checkpoint  # late: it imports torch, as do the next two, and a worker without torch starts from another zygote
+    import shoal.fsdp  # late: as shoal.checkpoint
+    import shoal.train  # noqa: F401  # late: as shoal.checkpoint
 
     torch.set_num_threads(1)
 
