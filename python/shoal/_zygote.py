@@ -67,14 +67,12 @@ def main() -> int | None:
 
 
 def _import_torch() -> None:
+    """Imports what a training's worker needs, without Shoal's modules, some of which read the worker's variables at their import."""
     import torch
     import torch._dynamo  # the first optimizer of a process imports it
     import torch.distributed
+    import torch.distributed.fsdp
     import torch.distributed.tensor
-
-    import shoal.checkpoint  # late: it imports torch, as do the next two, and a worker without torch starts from another zygote
-    import shoal.fsdp  # late: as shoal.checkpoint
-    import shoal.train  # noqa: F401  # late: as shoal.checkpoint
 
     torch.set_num_threads(1)
 
