@@ -7,6 +7,7 @@ becomes a child of the node (a subreaper), which is notified of its death.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -28,7 +29,9 @@ from shoal._worker.main import run as run_worker
 
 _SOCKET = 3
 _MAX_REQUEST = 1 << 20
-_READ_AT_IMPORT = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_", "TORCH_COMPILE_DISABLE")  # variables that torch reads once
+# Variables that torch's modules read once, at their import, but for those that torch reads later, or sets by itself.
+_READ_AT_IMPORT = ("TORCH", "PYTORCH_", "AOT_", "ATEN_", "PARTITIONER_")
+_READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def main() -> int | None:
@@ -69,10 +72,12 @@ def main() -> int | None:
 def _import_torch() -> None:
     """Imports what a training's worker needs, without Shoal's modules, some of which read the worker's variables at their import."""
     import torch
-    import torch._dynamo  # the first optimizer of a process imports it
     import torch.distributed
     import torch.distributed.fsdp
     import torch.distributed.tensor
+
+    with contextlib.suppress(ImportError):  # a worker that needs it gets the error
+        import torch._dynamo  # the first optimizer of a process imports it
 
     torch.set_num_threads(1)
 
@@ -82,7 +87,8 @@ def _can_be_forked(env: dict[str, str]) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return _has_one_thread()
-    other = any(n.startswith(_READ_AT_IMPORT) and os.environ.get(n) != v for n, v in env.items())
+    read = ((n, v) for n, v in env.items() if n.startswith(_READ_AT_IMPORT) and not n.startswith(_READ_LATER))
+    other = any(os.environ.get(n) != v for n, v in read)
     return not other and _has_one_thread() and not torch.cuda.is_initialized()
 
 

@@ -76,6 +76,17 @@ def test_optimizers_may_alternate_and_end():
     assert unstepped.any()  # it adds to used gradients
 
 
+def test_an_optimizer_may_be_made_for_each_step():
+    model = nn.Linear(3, 1)
+    unstepped = Unstepped(State(model=model))
+    for _ in range(3):
+        backward(model)
+        assert unstepped.any()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        gc.collect()
+        assert not unstepped.any()
+
+
 def test_a_gradient_behind_the_step_waits():
     model, optimizer, unstepped = setting()
     backward(model)

@@ -275,8 +275,7 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
-            for s in root.states if self.is_root else [self]:
-                s.writes.forward_ends()
+            written = [s.writes.forward_ends() for s in (root.states if self.is_root else [self])]
             if not root.window_open:  # the window is still open if the forward failed at its begin
                 root.record_window(root.states if self.is_root else [self], "a forward has run, and no synchronised backward after it")
         in_backward = self.phase is Phase.BACKWARD
@@ -300,6 +299,8 @@ class State:
                     t.register_hook(partial(self._pre_backward, token))
         if self.settings.policy.output_dtype is not None:
             output = _apply_to_tensors(partial(_cast, self.settings.policy.output_dtype), output)
+        if outermost and output is not None and (error := next(filter(None, written), None)):
+            raise error
         return output
 
     @only_inlined

@@ -66,12 +66,10 @@ class WriteGuard:
         if not self._state.settings.engine.lease_guard:
             self._samples = {p: _sample(p) for u in self._state.units for p in u.parameters if u.in_arena(p)}
 
-    def forward_ends(self) -> None:
-        """Raises InvalidArgument if the forward has written to a whole parameter through ``.data``, as far as the samples show it."""
+    def forward_ends(self) -> InvalidArgument | None:
+        """Returns an error if the forward has written to a whole parameter through ``.data``, as far as the samples show it."""
         samples, self._samples = self._samples, {}
-        for p, before in samples.items():
-            if _sample(p) != before:
-                raise self._whole_written(p)
+        return next((self._whole_written(p) for p, before in samples.items() if _sample(p) != before), None)
 
     def _whole_written(self, p: ShardedParameter) -> InvalidArgument:
         return InvalidArgument(
