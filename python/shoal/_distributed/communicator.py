@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -20,10 +21,19 @@ __all__ = ["Exchange", "form_communicator", "make_communicator"]
 
 class Exchange:
     """Returns what every rank has passed, by a store of all of them; if None, the default process group's. Ranks make the same calls with
-    the same names. ``timeout``: seconds to wait for them."""
+    the same names. ``timeout``: seconds to wait for them. ``watch``: called twice a second or more while this rank waits; may raise an
+    error, which ends the wait."""
 
-    def __init__(self, name: str, world_size: int, rank: int, store: dist.Store | None = None, timeout: float = TIMEOUT):
-        self._store = store or default_store()
+    def __init__(
+        self,
+        name: str,
+        world_size: int,
+        rank: int,
+        store: dist.Store | None = None,
+        timeout: float = TIMEOUT,
+        watch: Callable[[], None] | None = None,
+    ):
+        self._store, self._watch = store or default_store(), watch
         self._name, self._world_size, self._rank, self._timeout = name, world_size, rank, timeout
         self._calls: dict[str, int] = {}
 
@@ -41,6 +51,8 @@ class Exchange:
     def _get(self, key: str, rank: int, began: float) -> bytes:
         warn_at = began + WARN_AFTER
         while not self._store.check([key]):
+            if self._watch is not None:
+                self._watch()
             with contextlib.suppress(RuntimeError):  # it is not there yet
                 self._store.wait([key], timedelta(seconds=min(0.5, self._timeout)))
             now = time.monotonic()
@@ -63,6 +75,7 @@ def make_communicator(
     *,
     store: dist.Store | None = None,
     timeout: float = TIMEOUT,
+    watch: Callable[[], None] | None = None,
     spins: bool = True,
     device: _native.Device | None = None,
 ) -> _native.Communicator:
@@ -70,8 +83,8 @@ def make_communicator(
 
     ``shares_memory``: all of them share memory. Otherwise a network moves the bytes: that of ``SHOAL_TRANSPORT``.
     ``store``: one of all these ranks, by default that of the default process group. ``timeout``: seconds until an operation fails that has
-    no limit of its own. ``spins``: a waiting rank polls for a moment before it sleeps. ``device``: the operations' buffers are
-    memory of it.
+    no limit of its own. ``watch``: see Exchange; gloo's waits do not call it. ``spins``: a waiting rank polls for a moment before it
+    sleeps. ``device``: the operations' buffers are memory of it.
     """
     return _native.Communicator.make(
         state.session,
@@ -79,7 +92,7 @@ def make_communicator(
         rank=rank,
         world_size=len(ranks),
         shares_memory=shares_memory,
-        exchange=Exchange(name, len(ranks), rank, store, timeout),
+        exchange=Exchange(name, len(ranks), rank, store, timeout, watch),
         network=network(),
         backend="gloo",
         open_backend=lambda: ProcessGroupBackend(store or default_store(), rank, len(ranks), name, timeout, WARN_AFTER),
@@ -91,14 +104,22 @@ def make_communicator(
 
 
 def form_communicator(
-    name: str, ranks: tuple[int, ...], rank: int, shares: bool, *, store: dist.Store | None = None, timeout: float = TIMEOUT, **more: bool
+    name: str,
+    ranks: tuple[int, ...],
+    rank: int,
+    shares: bool,
+    *,
+    store: dist.Store | None = None,
+    timeout: float = TIMEOUT,
+    watch: Callable[[], None] | None = None,
+    **more: bool,
 ) -> _native.Communicator:
     """As ``make_communicator``, and waits for all ranks. From then on each rank's death is known to the others. A rank may leave at once,
     and end a process that has the store: none needs it any more to open its communicator."""
-    native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, **more)
+    native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, watch=watch, **more)
     try:
         if native.transport == "shm":  # networks connect all ranks when they begin
-            Exchange(name, len(ranks), rank, store, timeout)("made", b"")
+            Exchange(name, len(ranks), rank, store, timeout, watch)("made", b"")
         native.barrier(("the group is formed", 0, 0.0, False)).wait()
     except BaseException:
         native.leave()

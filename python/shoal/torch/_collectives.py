@@ -64,7 +64,7 @@ class Collectives(dist.ProcessGroup):
         self._turns = self._completer.turns
         self._pending: deque[Work] = deque()  # keep alive the tensors of operations under way
         self._keeping = threading.Lock()  # one thread at a time drops the Works that have ended
-        self._coalesced: list[Work] | None = None  # the operations since _start_coalescing
+        self._lists: list[list[Work] | None] = [None, None]  # of the program and of callbacks: see _coalesced
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time limit of later operations."""
@@ -72,11 +72,23 @@ class Collectives(dist.ProcessGroup):
 
     def _begin(self, opts: object) -> tuple[_native.Communicator, Call]:
         """Returns the communicator for a collective with these options, which begins now, and its native description."""
-        native = self._native if self._turns.runner is None or not self._turns.inside() else self.of_callbacks()
+        native = self.of_callbacks() if self._in_callback() else self._native
         limit = opts.timeout
         if limit > _NO_TIME:
             return native, ("", 0, limit.total_seconds(), opts.asyncOp)
         return native, self._later if opts.asyncOp else self._now
+
+    def _in_callback(self) -> bool:
+        return self._turns.runner is not None and self._turns.inside()
+
+    @property
+    def _coalesced(self) -> list[Work] | None:
+        """The operations since ``_start_coalescing``, or None outside. A callback, which may run meanwhile, has a list of its own."""
+        return self._lists[self._in_callback()]
+
+    @_coalesced.setter
+    def _coalesced(self, works: list[Work] | None) -> None:
+        self._lists[self._in_callback()] = works
 
     def of_callbacks(self) -> _native.Communicator:
         """Returns the communicator of the collectives that callbacks of futures start. The program may start others meanwhile, at another
@@ -104,7 +116,8 @@ class Collectives(dist.ProcessGroup):
 
     def started(self, natives: list, tensors: object, result: list, back: Callable[[], None] | None = None, **message) -> Work:
         """Returns the Work of operations under way, which the group keeps until they end. ``message``: see Work."""
-        if self._turns.runner is not None and self._turns.inside():
+        in_callback = self._in_callback()
+        if in_callback:
             message.setdefault("lane", OF_CALLBACKS)
         work = Work(natives, tensors, result, back, self._completer, **message)
         pending = self._pending
@@ -112,8 +125,9 @@ class Collectives(dist.ProcessGroup):
             pending.append(work)
             while pending and pending[0].ended():
                 pending.popleft()
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        coalesced = self._lists[in_callback]
+        if coalesced is not None:
+            coalesced.append(work)
         return work
 
     def _each(self, works: list[dist.Work], result: list) -> dist.Work:

@@ -82,16 +82,16 @@ class Turns:
             _settle(future)
             call()
             return
-        with self._changed:
-            if self.runner is not None or self._waiting or not future.done():
-                self._waiting.append((future, call))
-                if not self._has_thread:
-                    self._has_thread = True
-                    threading.Thread(target=self._run, name=f"shoal-{self._name}-callbacks", daemon=True).start()
-                self._changed.notify_all()
-                return
-            self.runner = threading.get_ident()
         with self._turn():
+            with self._changed:
+                if self.runner is not None or self._waiting or not future.done():
+                    self._waiting.append((future, call))
+                    if not self._has_thread:
+                        self._has_thread = True
+                        threading.Thread(target=self._run, name=f"shoal-{self._name}-callbacks", daemon=True).start()
+                    self._changed.notify_all()
+                    return
+                self.runner = threading.get_ident()
             call()
 
     def end(self) -> None:
@@ -102,25 +102,28 @@ class Turns:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
+        """Ends the turn of this thread, if it takes one inside. An interrupt may come anywhere there."""
         try:
             yield
         finally:
-            with self._changed:
-                self.runner = None
-                self._changed.notify_all()
+            if self.inside():
+                self.runner = None  # before the lock, at which another interrupt may come
+                with self._changed:
+                    self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self.runner is None and (self._waiting or self._ended))
-                if not self._waiting:
-                    self._has_thread = False
-                    return
-                future, call = self._waiting.popleft()
-                self.runner = threading.get_ident()
-            with self._turn(), contextlib.suppress(BaseException):  # the future has it
-                _settle(future)
-                call()
+            with self._turn():
+                with self._changed:
+                    self._changed.wait_for(lambda: self.runner is None and (self._waiting or self._ended))
+                    if not self._waiting:
+                        self._has_thread = False
+                        return
+                    future, call = self._waiting.popleft()
+                    self.runner = threading.get_ident()
+                with contextlib.suppress(BaseException):  # the future has it
+                    _settle(future)
+                    call()
             del future, call  # no reference to the last tensors while the thread sleeps
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -11,7 +15,7 @@ import torch.distributed as dist
 from shoal import _native
 from shoal._distributed.communicator import form_communicator, make_communicator
 from shoal._distributed.ranks import Host, attach, gang_name
-from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
+from shoal.exceptions import ActorDiedError, InvalidArgument, ShoalError, Unavailable, Unimplemented
 from shoal.torch._errors import as_torch
 from shoal.torch._membership import Unformed, make_handle, meet, meeting_store, members_of
 from shoal.torch._messages import Messages
@@ -19,6 +23,7 @@ from shoal.torch._window import Window
 from shoal.torch._work import DONE
 
 _OF_CALLBACKS = (-1, 0)  # the channel of collectives, which has no peer
+_LOSS_KNOWN_S = 5.0  # the store of a rank that dies may break before the rank's death is known
 
 
 class Generations(Messages):
@@ -28,6 +33,7 @@ class Generations(Messages):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool):
         self._timeout = timeout
+        self._changing = threading.Lock()  # of the generation, against callbacks' threads
         self._count_anew()
         native = self._form(store, rank, size, name) if formed else Unformed()
         if not formed:
@@ -38,6 +44,8 @@ class Generations(Messages):
     def _count_anew(self) -> None:
         """Begins the counts that make names. Members of a generation have the same, whatever generations they were in before."""
         self._windows, self._splits, self._barriers = itertools.count(), itertools.count(), 0
+        self._generation: object | None = object()  # one for each; None for a group that was left
+        self._unformed: ShoalError | None = None  # why there is no communicator of callbacks in this generation
 
     def _form(self, store: dist.Store, rank: int, size: int, name: str) -> _native.Communicator:
         """Returns the communicator of these ranks, over a store in which they have these numbers."""
@@ -49,13 +57,58 @@ class Generations(Messages):
             raise as_torch(error) from None
 
     def of_callbacks(self) -> _native.Communicator:
-        native = self._channels.get(_OF_CALLBACKS)
-        if native is None:  # callbacks run one at a time, so no other thread opens it
-            name, ranks, limit = f"{self._base}/callbacks", tuple(range(self._size)), self._timeout.total_seconds()
-            store = self._store.clone()  # the program may wait in the other one
-            native = form_communicator(name, ranks, self._rank, self._host.shared, store=store, timeout=limit)
-            self._channels[_OF_CALLBACKS] = native
-        return native
+        with self._changing:
+            formed, native, generation, unformed = self._channels.get(_OF_CALLBACKS), self._native, self._generation, self._unformed
+            name, rank, size, host, store = f"{self._base}/callbacks", self._rank, self._size, self._host, self._store
+        if formed is not None:
+            return formed
+        if generation is None or isinstance(native, Unformed):
+            return native  # its operations raise the error
+        if unformed is not None:  # another attempt would find the names of the first one in the store
+            raise as_torch(unformed)
+
+        def watch() -> None:
+            self._check_generation(native, generation)
+            if lost := native.lost():
+                raise ActorDiedError(
+                    f"rank {lost[0]} is gone: rank {rank} waits for it in the first collective of a callback",
+                    reason="ActorDied",
+                    hint=f"look at the output of rank {lost[0]}",
+                )
+
+        def form() -> _native.Communicator:
+            watch()
+            own = _cloned(store, watch)  # the program may wait in the other one
+            limit = self._timeout.total_seconds()
+            return form_communicator(name, tuple(range(size)), rank, host.shared, store=own, timeout=limit, watch=watch)
+
+        try:  # callbacks run one at a time, so no other thread opens it
+            formed = _formed(form, watch)
+            with self._changing:
+                if generation is self._generation:
+                    self._channels[_OF_CALLBACKS] = formed
+            try:
+                self._check_generation(native, generation)  # an abort before it was among the channels did not end it
+            except ShoalError:
+                formed.leave()
+                raise
+        except BaseException as error:
+            cause = error if isinstance(error, ShoalError) else Unavailable(f"callbacks have no communicator: {error!r}")
+            with self._changing:
+                if generation is self._generation:
+                    self._channels.pop(_OF_CALLBACKS, None)
+                    self._unformed = cause
+            if isinstance(error, ShoalError):
+                raise as_torch(error) from None
+            raise
+        return formed
+
+    def _check_generation(self, native: _native.Communicator, generation: object) -> None:
+        """Raises an error if the communicator of a generation has failed, or if the group has left that generation."""
+        if generation is not self._generation:
+            raise Unavailable("the process group was shut down, or has other members now", reason="Closed")
+        if (failure := native.failed()) is not None:
+            raise failure
 
     def _communicator(self, name: str, ranks: tuple[int, ...], rank: int, store: dist.Store) -> _native.Communicator:
         return make_communicator(name, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
@@ -105,9 +158,10 @@ class Generations(Messages):
         store = meeting_store(members, self._store, timeout)
         meet(members, store, timeout)
         self._leave()
-        self._rank, self._size, self._store = members.rank, members.size, store
-        self._count_anew()
-        self._native = Unformed()  # until the new one is there: a member may die in between
+        with self._changing:
+            self._rank, self._size, self._store = members.rank, members.size, store
+            self._count_anew()
+            self._native = Unformed()  # until the new one is there: a member may die in between
         self._native = self._form(store, members.rank, members.size, members.name)
 
     def _check_one_backend(self) -> None:
@@ -130,7 +184,39 @@ class Generations(Messages):
 
     def _leave(self) -> None:
         """Leaves the communicators of this generation."""
-        for native in (self._native, *self._channels.values()):
+        with self._changing:
+            natives, self._generation = (self._native, *self._channels.values()), None
+            self._channels.clear()
+            self._met.clear()
+        for native in natives:
             native.leave()
-        self._channels.clear()
-        self._met.clear()
+
+
+def _cloned(store: dist.Store, watch: Callable[[], None]) -> dist.Store:
+    """Returns another client of a store, or the store itself if its class makes none, as classes written in Python do."""
+    clones, ended = [store], threading.Event()
+
+    def clone() -> None:
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            clones.append(store.clone())
+        ended.set()
+
+    # A thread of its own: if the process with the store died, the clone of a TCPStore tries to reach it until the store's time limit.
+    threading.Thread(target=clone, name="shoal-clones-a-store", daemon=True).start()
+    while not ended.wait(0.2):
+        watch()
+    return clones[-1]
+
+
+def _formed(form: Callable[[], _native.Communicator], watch: Callable[[], None]) -> _native.Communicator:
+    """Returns ``form()``. If the store fails, and ``watch`` soon finds the reason, raises that."""
+    try:
+        return form()
+    except ShoalError:
+        raise
+    except RuntimeError:
+        end = time.monotonic() + _LOSS_KNOWN_S
+        while time.monotonic() < end:
+            watch()
+            time.sleep(0.02)
+        raise

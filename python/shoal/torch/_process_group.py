@@ -177,8 +177,10 @@ class ProcessGroup(Generations):
 
     def abort(self) -> None:
         """Ends pending and later operations on every rank with an error."""
-        for native in (self._native, *self._channels.values()):
-            native.abort(f"rank {self._rank} aborted the process group {self._group_name}")
+        why = f"rank {self._rank} aborted the process group {self._group_name}"
+        self._native.abort(why)  # first: callbacks' communicator looks at it once it is among the channels
+        for native in tuple(self._channels.values()):
+            native.abort(why)
         for group in self._elsewhere.values():
             group.abort()
 

@@ -165,7 +165,11 @@ def _init_process_group(dist, backends: str) -> None:
                 return
             dist.destroy_process_group()
         if store is None and init_method in (None, "env://") and not _Here.elastic:
-            init_method, store = None, dist.PrefixStore(f"group/{number}", _Here.store.clone())
+            try:
+                own = _Here.store.clone()
+            except (AttributeError, NotImplementedError, RuntimeError):  # its class makes none
+                own = _Here.store
+            init_method, store = None, dist.PrefixStore(f"group/{number}", own)
             if timeout is not None:
                 store.set_timeout(timeout)
             rank = int(os.environ["RANK"]) if rank < 0 else rank
