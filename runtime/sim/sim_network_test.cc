@@ -36,7 +36,7 @@ TEST(SimNetwork, TheHelloVouchesForBothEnds) {
   Pair p(1);
   p.meet();
   EXPECT_EQ(p.listener().connection->identity().role, Role::kWorker);
-  EXPECT_EQ(p.caller().connection->identity().version, 1);
+  EXPECT_EQ(p.caller().connection->identity().version, VersionRange().newest);
   EXPECT_FALSE(p.caller().connection->identity().local);
   EXPECT_EQ(p.caller().connection->identity().pid, 0);
 }

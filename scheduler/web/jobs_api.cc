@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
+#include "runtime/core/printable.h"
 #include "runtime/core/version.h"
 #include "scheduler/web/rows.h"
 
@@ -80,7 +81,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
     if (room == 0) return;
     json rows = shape_.rows(page);
     rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(room), rows.end());
-    const std::string text = rows.dump(-1, ' ', false, json::error_handler_t::replace);
+    const std::string text = printable_json(rows.dump(-1, ' ', false, json::error_handler_t::replace));
     reply_->write((num_sent_ > 0 ? "," : "") + text.substr(1, text.size() - 2));
     num_sent_ += room;
     if (const auto id = rows.back().find("id"); id != rows.back().end()) last_ = id->get<std::string>();

@@ -115,6 +115,12 @@ class JobsApiTest : public testing::Test {
   std::unique_ptr<JobsApi> api_ = std::make_unique<JobsApi>(*gateway_, Surroundings(), "session");
 };
 
+TEST_F(JobsApiTest, AListHasNoCharactersThatControlATerminal) {
+  head_.jobs[0].submission.id = "job\u202e";
+  EXPECT_NE(get("/api/jobs/")->text.find("job\\u202e"), std::string::npos);
+  EXPECT_EQ(get("/api/jobs/")->text.find("\u202e"), std::string::npos);
+}
+
 TEST_F(JobsApiTest, AllJobsAreSentPageByPageAsTheClientReadsThem) {
   const auto reply = get("/api/jobs/", {}, true);
   EXPECT_EQ(head_.pages, 1);

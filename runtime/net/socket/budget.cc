@@ -3,6 +3,8 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -51,7 +53,8 @@ void Budget::grant(Account& account, std::uint64_t bytes) {
   arriving_ += bytes;
   account.use_->arriving += bytes;
   account.is_fresh_ = true;
-  account.seen_bytes_ = account.owner_->received_bytes();
+  account.due_.reset();
+  account.begun_bytes_ = account.seen_bytes_ = account.owner_->received_bytes();
   arrivals_[account.number_] = &account;
 }
 
@@ -81,15 +84,21 @@ bool Budget::Account::take(std::uint64_t bytes) {
 void Budget::Account::give_all_back() {
   budget_->arriving_ -= arriving_;
   use_->arriving -= arriving_;
-  use_->progress += owner_->received_bytes() - seen_bytes_;
+  count_arrived();
   arriving_ = 0;
   budget_->arrivals_.erase(number_);
   budget_->grant_waiting();
 }
 
+void Budget::Account::count_arrived() {
+  const std::uint64_t received = owner_->received_bytes();
+  use_->arrived += received - std::exchange(seen_bytes_, received);
+}
+
 void Budget::wait(Account& account, std::uint64_t bytes) {
   account.wanted_ = bytes;
   if (std::exchange(account.waiting_, true)) return;
+  account.waiting_since_ = clock_.now();
   waiting_.push_back(&account);
   ++account.use_->waiting;
   watch();
@@ -128,34 +137,99 @@ void Budget::grant_waiting() {
   if (waiting_.empty()) progress_ = {};
 }
 
-void Budget::watch() {
-  if (waiting_.size() == 1) progress_ = clock_.after(options_.patience, [this] { check_progress(); });
+// While messages wait, time is divided into periods of at least the patience. Each begins here.
+void Budget::begin_period() {
+  period_began_ = clock_.now();
+  for (const auto& [number, account] : arrivals_) account->count_arrived();
+  for (const auto& [number, account] : arrivals_) {
+    account->use_->seen_arrived = account->use_->arrived;
+    if (!std::exchange(account->is_fresh_, false)) continue;
+    account->watched_since_ = period_began_;
+    account->watched_arrived_ = account->use_->arrived;
+  }
 }
 
-// While messages wait, those that arrive have to make progress. A peer with some progress keeps all its messages, also one that stands
-// still. No message waits forever for that one: new messages of its peer wait as well, so in the end it is alone.
-void Budget::check_progress() {
-  struct Progress {
-    std::uint64_t bytes = 0;
-    std::vector<Account*> messages;
-  };
-  std::map<std::string_view, Progress> of_peers;
-  for (const auto& [number, account] : arrivals_) {
-    Progress& progress = of_peers[account->peer_];
-    progress.bytes += std::exchange(account->use_->progress, 0);
-    const std::uint64_t received = account->owner_->received_bytes();
-    progress.bytes += received - std::exchange(account->seen_bytes_, received);
-    if (!std::exchange(account->is_fresh_, false)) progress.messages.push_back(account);  // a fresh one's patience begins with this check
-  }
-  for (const auto& [peer, progress] : of_peers) {
-    if (progress.bytes > 0 && progress.bytes >= options_.min_progress_bytes / of_peers.size()) continue;
-    for (Account* account : progress.messages) {
-      account->owner_->close_later(resource_exhausted("a peer has begun a message of " + std::to_string(account->arriving_) +
-                                                      " bytes and sends no more of it, while others wait for memory")
-                                       .with_reason("MessageStalled"));
+void Budget::watch() {
+  if (waiting_.size() != 1) return;
+  if (period_began_ + options_.patience <= clock_.now()) {  // what has arrived while nobody waited excuses nobody
+    for (const auto& [number, account] : arrivals_) {
+      account->is_fresh_ = true;
+      account->due_.reset();
     }
+    begin_period();
   }
+  progress_ = clock_.after(options_.patience, [this] { check_progress(); });
+}
+
+void Budget::check_progress() {
+  for (const auto& [number, account] : arrivals_) account->count_arrived();
+  const std::vector<Account*> stand_still = stalled(), slow = too_slow();
+  begin_period();
+  for (Account* account : stand_still) account->refuse_message("MessageStalled", "sends no more of it");
+  for (Account* account : slow) account->refuse_message("MessageTooSlow", "sends it too slowly");
   if (!waiting_.empty()) progress_ = clock_.after(options_.patience, [this] { check_progress(); });
+}
+
+void Budget::Account::refuse_message(const char* reason, const std::string& why) {
+  if (left_) return;
+  const std::uint64_t arrived = std::min(arriving_, seen_bytes_ - begun_bytes_);
+  owner_->close_later(resource_exhausted("a peer has begun a message of " + std::to_string(arriving_) + " bytes, of which " +
+                                         std::to_string(arrived) + " have arrived, and " + why + ", while others wait for memory")
+                          .with_reason(reason));
+}
+
+// A peer with some progress keeps all its messages for now, also one that stands still: too_slow() is for that one.
+std::vector<Budget::Account*> Budget::stalled() const {
+  std::map<std::string_view, std::vector<Account*>> of_peers;
+  for (const auto& [number, account] : arrivals_) of_peers[account->peer_].push_back(account);
+  std::vector<Account*> out;
+  for (const auto& [peer, messages] : of_peers) {
+    const std::uint64_t bytes = messages.front()->use_->arrived - messages.front()->use_->seen_arrived;
+    if (bytes > 0 && bytes >= options_.min_progress_bytes / of_peers.size()) continue;
+    std::ranges::copy_if(messages, std::back_inserter(out), [](const Account* account) { return !account->is_fresh_; });
+  }
+  return out;
+}
+
+// Returns the messages that have let others wait for too long: all that are late, but only the slowest of those that will be. Peers may
+// share a slow link, and without that one the others may be in time.
+std::vector<Budget::Account*> Budget::too_slow() {
+  const TimePoint now = clock_.now();
+  bool all = false;                     // a message has waited for all others for too long
+  std::set<const Account::Use*> peers;  // or for those of its peer
+  for (const Account* waits : waiting_) {
+    if (now - waits->waiting_since_ < options_.waiting_patience) break;
+    all = room_for(*waits, waits->wanted_) == Room::kNone;
+    if (all) break;
+    peers.insert(waits->use_);
+  }
+  using Seconds = std::chrono::duration<double>;
+  std::vector<Account*> out;
+  Account* slowest = nullptr;
+  double longest = 0;
+  for (const auto& [number, account] : arrivals_) {
+    if (!all && !peers.contains(account->use_)) {
+      account->due_.reset();
+      continue;
+    }
+    if (!account->due_) {
+      account->due_ = now + options_.finishing_time + std::chrono::seconds(account->arriving_ / options_.finishing_speed);
+    }
+    if (*account->due_ <= now) {
+      out.push_back(account);
+      continue;
+    }
+    if (account->is_fresh_) continue;
+    const std::uint64_t missing = account->arriving_ - std::min(account->arriving_, account->seen_bytes_ - account->begun_bytes_);
+    const std::uint64_t arrived = account->use_->arrived - account->watched_arrived_;
+    const double needs = static_cast<double>(missing) * Seconds(now - account->watched_since_).count() /
+                         static_cast<double>(std::max<std::uint64_t>(1, arrived));
+    if (needs <= std::max(longest, Seconds(*account->due_ - now).count())) continue;
+    slowest = account;
+    longest = needs;
+  }
+  if (slowest != nullptr) out.push_back(slowest);
+  return out;
 }
 
 // ---- answers that wait

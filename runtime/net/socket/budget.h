@@ -3,7 +3,7 @@
 //
 // Small frames are not counted, so calls cost nothing here. Back-pressure comes first: a message waits for memory in its sender's socket,
 // and a connection whose answers are not read takes no further requests (socket_connection.cc). A peer that keeps others waiting, or keeps
-// too much, is refused with ResourceExhausted. A slow peer is not refused as long as it makes progress. Loop thread only.
+// too much, is refused with ResourceExhausted. A slow peer that makes progress is refused only if others wait for long. Loop thread only.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,15 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Duration reading_patience = std::chrono::seconds(10);  // time in which a peer with too many unread answers has to read some
     // The progress in `patience`. Each peer has to make an equal part of it with all its messages together: they may share a slow link.
     std::uint64_t min_progress_bytes = 64u << 10;
+    // Once a message has waited for `waiting_patience`, those that hold its memory have a bounded time for the rest: `finishing_time`, and
+    // a second for each `finishing_speed` bytes of the message. Those that would be late at their peer's speed are refused before, the
+    // slowest first.
+    // - 30 s: the largest share of a peer of a head or node (64 MiB) arrives in that time at 18 Mbit/s, so few honest ones are judged.
+    // - 60 s: for control messages (8 MiB), 1 Mbit/s is enough, while one that trickles delays nobody for hours.
+    // - 16 MiB/s: large messages are not cut where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
+    Duration waiting_patience = std::chrono::seconds(30);
+    Duration finishing_time = std::chrono::seconds(60);
+    std::uint64_t finishing_speed = 16u << 20;
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
   static constexpr std::size_t kSmallBytes = 64 << 10;
@@ -89,12 +99,15 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     struct Use {
       std::size_t connections = 0, waiting = 0;
       std::uint64_t arriving = 0;
-      std::uint64_t progress = 0;  // bytes of messages that have arrived since the last check
-      std::uint64_t full_at = 0;   // the last round of grant_waiting() in which one of its messages had to wait for its share
+      std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
+      std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
+      std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
     };
     Account(std::shared_ptr<Budget> budget, std::uint64_t number, std::string peer, Use& use, bool accepted)
         : budget_(std::move(budget)), number_(number), peer_(std::move(peer)), use_(&use), accepted_(accepted) {}
     void give_all_back();
+    void count_arrived();
+    void refuse_message(const char* reason, const std::string& why);
     void change_unsent(std::uint64_t bytes);
     void watch_reading();
 
@@ -106,13 +119,19 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Owner* owner_ = nullptr;
     bool urgent_ = false, waiting_ = false, left_ = false;
     std::uint64_t wanted_ = 0;
+    TimePoint waiting_since_{};
     std::uint64_t arriving_ = 0, unsent_ = 0;
     bool paused_ = false;
     Timer reading_;
-    std::uint64_t seen_bytes_ = 0;   // received_bytes() at the last check of its progress
     std::uint64_t taken_bytes_ = 0;  // taken_bytes() at the last check of its reading
-    bool is_fresh_ = false;          // got its memory after the last check
-    bool is_unused_ = false;         // got its memory while it waited, and has not come for it
+    // Of a message that has its memory:
+    std::uint64_t begun_bytes_ = 0;      // received_bytes() when it got it
+    std::uint64_t seen_bytes_ = 0;       // received_bytes() when count_arrived() was called last
+    bool is_unused_ = false;             // got it while it waited, and has not come for it
+    bool is_fresh_ = false;              // got it in the current period, so its progress is not judged yet
+    TimePoint watched_since_{};          // if not fresh: its peer's speed counts from here
+    std::uint64_t watched_arrived_ = 0;  // use_->arrived at that time
+    std::optional<TimePoint> due_;       // when it has to have arrived, while others have waited for it for too long
   };
 
   // The account of a connection from `peer`. Returns ResourceExhausted/TooManyConnections.
@@ -131,7 +150,10 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   void stop_waiting(Account& account);
   void grant_waiting();
   void watch();
+  void begin_period();
   void check_progress();
+  std::vector<Account*> stalled() const;
+  std::vector<Account*> too_slow();
   void refuse_largest();
 
   Clock& clock_;
@@ -147,6 +169,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   std::uint64_t round_ = 0;                              // number of the last grant_waiting()
   std::map<std::uint64_t, Account*> arrivals_, unread_;  // accounts with messages that arrive, and with answers that wait; by number
   Timer progress_;
+  TimePoint period_began_ = TimePoint::min();
 };
 
 // The largest number of descriptors that this process may open.

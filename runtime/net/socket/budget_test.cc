@@ -87,13 +87,122 @@ TEST_F(BudgetTest, AStalledMessageIsRefusedOnlyWhileOthersWait) {
   EXPECT_TRUE(slow.account->take(16 * kMiB));
   EXPECT_EQ(clock_.num_timers(), 0u);
   EXPECT_FALSE(waits.account->take(16 * kMiB));
-  clock_.fire_next();  // the patience with each begins here, because it may have got its memory just now
-  EXPECT_EQ(stalled.refused + slow.refused, "");
   slow.received += 2 * kMiB;
   clock_.fire_next();
   EXPECT_EQ(stalled.refused, "MessageStalled");
   EXPECT_EQ(slow.refused, "");
   EXPECT_TRUE(waits.has_room);
+}
+
+TEST_F(BudgetTest, WhatArrivedWhileNobodyWaitedDoesNotExcuseAStalledMessage) {
+  allow_connections(16);
+  Held stalled = of("a"), done = of("a"), waits = of("a");
+  ASSERT_TRUE(stalled.account->take(10 * kMiB));
+  ASSERT_TRUE(done.account->take(5 * kMiB));
+  stalled.received += 5 * kMiB;
+  done.received += 5 * kMiB;
+  done.account->give_back();
+  clock_.advance_to(clock_.now() + 3h);
+  ASSERT_FALSE(waits.account->take(16 * kMiB));
+  clock_.fire_next();
+  EXPECT_EQ(stalled.refused, "MessageStalled");
+  EXPECT_TRUE(waits.has_room);
+}
+
+TEST_F(BudgetTest, AMessageThatGotItsMemoryWhileOthersWaitIsNotJudgedAtOnce) {
+  Held first = of("a"), waits = of("a"), fresh = of("b");
+  ASSERT_TRUE(first.account->take(16 * kMiB));
+  ASSERT_FALSE(waits.account->take(16 * kMiB));
+  ASSERT_TRUE(fresh.account->take(kMiB));
+  first.received += kMiB;
+  clock_.fire_next();
+  EXPECT_EQ(fresh.refused, "");
+  first.received += kMiB;
+  clock_.fire_next();
+  EXPECT_EQ(fresh.refused, "MessageStalled");
+}
+
+TEST_F(BudgetTest, AMessageThatTricklesIsRefusedOnceOthersHaveWaitedForLong) {
+  Held trickles = of("a"), waits = of("b");
+  ASSERT_TRUE(trickles.account->take(1000 * kMiB));
+  trickles.received += 100 * kMiB;
+  clock_.advance_to(clock_.now() + 3h);
+  EXPECT_EQ(clock_.num_timers(), 0u);  // nobody waits
+  const TimePoint began = clock_.now();
+  ASSERT_FALSE(waits.account->take(kMiB));
+  while (trickles.refused.empty() && clock_.num_timers() > 0) {
+    trickles.received += 70 << 10;
+    clock_.fire_next();
+  }
+  EXPECT_EQ(trickles.refused, "MessageTooSlow");
+  EXPECT_GE(clock_.now() - began, options_.waiting_patience);
+  EXPECT_LE(clock_.now() - began, options_.waiting_patience + options_.patience);
+  EXPECT_TRUE(waits.has_room);
+}
+
+TEST_F(BudgetTest, ASlowMessageForWhichNobodyWaitsIsKept) {
+  Held slow = of("a"), holds = of("b"), waits = of("b");
+  ASSERT_TRUE(slow.account->take(16 * kMiB));
+  ASSERT_TRUE(holds.account->take(16 * kMiB));
+  ASSERT_FALSE(waits.account->take(16 * kMiB));  // for its own peer's
+  while (holds.refused.empty() && clock_.num_timers() > 0) {
+    for (Held* held : {&slow, &holds}) held->received += 70 << 10;
+    clock_.fire_next();
+  }
+  EXPECT_EQ(holds.refused, "MessageTooSlow");
+  EXPECT_EQ(slow.refused, "");
+}
+
+TEST_F(BudgetTest, MessagesThatWereFastAreRefusedOnceTheirTimeIsOver) {
+  allow_connections(16);
+  Held first = of("a"), second = of("a"), waits = of("a");
+  const TimePoint began = clock_.now();
+  for (Held* held : {&first, &second}) ASSERT_TRUE(held->account->take(8 * kMiB));
+  ASSERT_FALSE(waits.account->take(16 * kMiB));
+  for (Held* held : {&first, &second}) held->received += 7 * kMiB;
+  while (first.refused.empty() && clock_.num_timers() > 0) {
+    for (Held* held : {&first, &second}) held->received += 35 << 10;
+    clock_.fire_next();
+  }
+  EXPECT_EQ(first.refused, "MessageTooSlow");
+  EXPECT_EQ(second.refused, "MessageTooSlow");  // at the same time
+  EXPECT_GE(clock_.now() - began, options_.waiting_patience + options_.finishing_time);
+  EXPECT_LE(clock_.now() - began, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
+  EXPECT_TRUE(waits.has_room);
+}
+
+// Four peers, each with its whole share, get equal parts of a link of `per_second` bytes. Others wait for all of them.
+class SlowLinkTest : public BudgetTest {
+ protected:
+  void run(std::uint64_t per_second) {
+    std::vector<std::unique_ptr<Held>> held;
+    for (const char* peer : {"a", "b", "c", "d"}) {
+      held.push_back(kept(budget_->admit(peer)));
+      ASSERT_TRUE(held.back()->account->take(16 * kMiB));
+    }
+    ASSERT_FALSE(waits_.account->take(16 * kMiB));
+    while (clock_.num_timers() > 0) {
+      for (const auto& h : held) h->received += per_second;  // in 4 s
+      clock_.fire_next();
+      for (const auto& h : held) {
+        if (h->received >= 16 * kMiB) h->account->give_back();
+      }
+    }
+    for (const auto& h : held) refused_ += h->refused;
+    EXPECT_TRUE(waits_.has_room);
+  }
+  Held waits_ = of("e");
+  std::string refused_;
+};
+
+TEST_F(SlowLinkTest, PeersThatFinishInTimeAreKept) {
+  run(800'000);
+  EXPECT_EQ(refused_, "");
+}
+
+TEST_F(SlowLinkTest, OnlyAsManyAreRefusedAsTheOthersNeed) {
+  run(400'000);
+  EXPECT_EQ(refused_, "MessageTooSlow");
 }
 
 TEST_F(BudgetTest, ALargeMessageIsNotOvertakenBySmallOnesThatTakeItsRoom) {
@@ -140,7 +249,7 @@ TEST_F(BudgetTest, MessagesThatShareASlowLinkAreNotRefused) {
   }
   Held waits = of("a");
   ASSERT_FALSE(waits.account->take(8 * kMiB));
-  for (int check = 0; check < 10; ++check) {
+  for (int check = 0; check < 6; ++check) {                           // less than the waiting patience
     held[static_cast<std::size_t>(check % 2)]->received += 40 << 10;  // a's, by turns
     held[2]->received += 40 << 10;                                    // b's: the other one gets nothing for long
     clock_.fire_next();

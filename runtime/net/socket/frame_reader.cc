@@ -99,7 +99,11 @@ Result<bool> FrameReader::begin_message(const FrameHeader& header) {
   if (announced.total <= header.payload_bytes || announced.total > limits_.max_message_bytes) {
     return fail(invalid_argument("a part of a message is too large"));
   }
-  if (PartOf::has_method(limits_.version)) SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
+  if (PartOf::has_method(limits_.version)) {
+    SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
+  } else if (limits_.max_message_bytes <= limits_.frame.max_payload_bytes) {  // a head or node: whoever keeps the limits sends no parts
+    return fail(invalid_argument("a part of a message arrived where no message is larger than a frame"));
+  }
   if (!account_.take(announced.total)) return false;
   auto place = allocate(announced.total);
   if (!place) return fail(resource_exhausted("no memory for a message of " + std::to_string(announced.total) + " bytes"));

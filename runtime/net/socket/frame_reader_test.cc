@@ -107,6 +107,15 @@ TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAnnounceTheirBytesAlone) {
   EXPECT_NE(answer(12).find("limit of that method"), std::string::npos);
 }
 
+TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAreRefusedWhereNoMessageIsLargerThanAFrame) {
+  const FrameLimits frame;
+  make(budget_->admit("a").value(), {frame, frame.max_payload_bytes, nullptr, 1});
+  const auto sent = send(part({frame.max_payload_bytes}, 1000, 1), 1000);
+  ASSERT_FALSE(sent);
+  EXPECT_NE(sent.error().message().find("no message is larger than a frame"), std::string::npos);
+  EXPECT_FALSE(account_->holds_memory());
+}
+
 TEST_F(FrameReaderTest, AMessageWaitsForMemoryAndArrivesWhole) {
   auto other = budget_->admit("a").value();
   other->set_owner(*this);
