@@ -498,16 +498,3 @@ def test_workers_of_a_warm_interpreter_with_threads_are_fresh_ones(shoal_command
     shoal_command("stop", "--address", cluster.address)
     assert done.stdout == "[rank0] -c ['x'] __main__ -c\n", done
     assert (done.returncode, "ValueError: the cause" in done.stderr, "_zygote" in done.stderr) == (1, True, False), done
-
-
-def test_a_worker_with_other_values_of_variables_that_torch_reads_once_is_a_fresh_interpreter(monkeypatch):
-    import torch  # noqa: F401  as in the interpreter that workers with torch are forked from
-
-    from shoal import _zygote
-
-    monkeypatch.setattr(_zygote, "_has_one_thread", lambda: True)
-    monkeypatch.setenv("TORCH_LOGS", "all")
-    for env in ({}, {"TORCH_LOGS": "all"}, {"TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "3"}):
-        assert _zygote._can_be_forked(env), env
-    for env in ({"TORCH_LOGS": "dynamo"}, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"PYTORCH_JIT": "0"}):
-        assert not _zygote._can_be_forked(env), env

@@ -64,7 +64,7 @@ class Collectives(dist.ProcessGroup):
         self._turns = self._completer.turns
         self._pending: deque[Work] = deque()  # keep alive the tensors of operations under way
         self._keeping = threading.Lock()  # one thread at a time drops the Works that have ended
-        self._lists: list[list[Work] | None] = [None, None]  # of the program and of callbacks: see _coalesced
+        self._lists: list[list[Work] | None] = [None, None]  # the program's and the callbacks': see _coalesced
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time limit of later operations."""

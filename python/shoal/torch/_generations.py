@@ -33,7 +33,7 @@ class Generations(Messages):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool):
         self._timeout = timeout
-        self._changing = threading.Lock()  # of the generation, against callbacks' threads
+        self._changing = threading.Lock()  # the generation changes under it; threads of callbacks read it
         self._count_anew()
         native = self._form(store, rank, size, name) if formed else Unformed()
         if not formed:

@@ -52,15 +52,15 @@ void Budget::grant(Account& account, std::uint64_t bytes) {
   account.arriving_ += bytes;
   arriving_ += bytes;
   account.use_->arriving += bytes;
-  account.is_fresh_ = true;
-  account.due_.reset();
-  account.begun_bytes_ = account.seen_bytes_ = account.owner_->received_bytes();
+  account.arrival_.is_fresh = true;
+  account.arrival_.due.reset();
+  account.arrival_.begun_bytes = account.arrival_.seen_bytes = account.owner_->received_bytes();
   arrivals_[account.number_] = &account;
 }
 
 bool Budget::Account::take(std::uint64_t bytes) {
   if (left_ || arriving_ >= bytes) {
-    is_unused_ = false;
+    arrival_.is_unused = false;
     return true;
   }
   if (urgent_) {
@@ -92,7 +92,7 @@ void Budget::Account::give_all_back() {
 
 void Budget::Account::count_arrived() {
   const std::uint64_t received = owner_->received_bytes();
-  use_->arrived += received - std::exchange(seen_bytes_, received);
+  use_->arrived += received - std::exchange(arrival_.seen_bytes, received);
 }
 
 void Budget::wait(Account& account, std::uint64_t bytes) {
@@ -131,7 +131,7 @@ void Budget::grant_waiting() {
     account.waiting_ = false;
     --account.use_->waiting;
     grant(account, account.wanted_);
-    account.is_unused_ = true;
+    account.arrival_.is_unused = true;
     account.owner_->on_room();
   }
   if (waiting_.empty()) progress_ = {};
@@ -143,18 +143,18 @@ void Budget::begin_period() {
   for (const auto& [number, account] : arrivals_) account->count_arrived();
   for (const auto& [number, account] : arrivals_) {
     account->use_->seen_arrived = account->use_->arrived;
-    if (!std::exchange(account->is_fresh_, false)) continue;
-    account->watched_since_ = period_began_;
-    account->watched_arrived_ = account->use_->arrived;
+    if (!std::exchange(account->arrival_.is_fresh, false)) continue;
+    account->arrival_.watched_since = period_began_;
+    account->arrival_.watched_arrived = account->use_->arrived;
   }
 }
 
 void Budget::watch() {
   if (waiting_.size() != 1) return;
-  if (period_began_ + options_.patience <= clock_.now()) {  // what has arrived while nobody waited excuses nobody
+  if (period_began_ + options_.patience <= clock_.now()) {  // bytes that arrived before any message waited do not count
     for (const auto& [number, account] : arrivals_) {
-      account->is_fresh_ = true;
-      account->due_.reset();
+      account->arrival_.is_fresh = true;
+      account->arrival_.due.reset();
     }
     begin_period();
   }
@@ -172,7 +172,7 @@ void Budget::check_progress() {
 
 void Budget::Account::refuse_message(const char* reason, const std::string& why) {
   if (left_) return;
-  const std::uint64_t arrived = std::min(arriving_, seen_bytes_ - begun_bytes_);
+  const std::uint64_t arrived = std::min(arriving_, arrival_.seen_bytes - arrival_.begun_bytes);
   owner_->close_later(resource_exhausted("a peer has begun a message of " + std::to_string(arriving_) + " bytes, of which " +
                                          std::to_string(arrived) + " have arrived, and " + why + ", while others wait for memory")
                           .with_reason(reason));
@@ -186,7 +186,7 @@ std::vector<Budget::Account*> Budget::stalled() const {
   for (const auto& [peer, messages] : of_peers) {
     const std::uint64_t bytes = messages.front()->use_->arrived - messages.front()->use_->seen_arrived;
     if (bytes > 0 && bytes >= options_.min_progress_bytes / of_peers.size()) continue;
-    std::ranges::copy_if(messages, std::back_inserter(out), [](const Account* account) { return !account->is_fresh_; });
+    std::ranges::copy_if(messages, std::back_inserter(out), [](const Account* account) { return !account->arrival_.is_fresh; });
   }
   return out;
 }
@@ -209,22 +209,23 @@ std::vector<Budget::Account*> Budget::too_slow() {
   double longest = 0;
   for (const auto& [number, account] : arrivals_) {
     if (!all && !peers.contains(account->use_)) {
-      account->due_.reset();
+      account->arrival_.due.reset();
       continue;
     }
-    if (!account->due_) {
-      account->due_ = now + options_.finishing_time + std::chrono::seconds(account->arriving_ / options_.finishing_speed);
+    if (!account->arrival_.due) {
+      account->arrival_.due = now + options_.finishing_time + std::chrono::seconds(account->arriving_ / options_.finishing_speed);
     }
-    if (*account->due_ <= now) {
+    if (*account->arrival_.due <= now) {
       out.push_back(account);
       continue;
     }
-    if (account->is_fresh_) continue;
-    const std::uint64_t missing = account->arriving_ - std::min(account->arriving_, account->seen_bytes_ - account->begun_bytes_);
-    const std::uint64_t arrived = account->use_->arrived - account->watched_arrived_;
-    const double needs = static_cast<double>(missing) * Seconds(now - account->watched_since_).count() /
+    if (account->arrival_.is_fresh) continue;
+    const std::uint64_t missing =
+        account->arriving_ - std::min(account->arriving_, account->arrival_.seen_bytes - account->arrival_.begun_bytes);
+    const std::uint64_t arrived = account->use_->arrived - account->arrival_.watched_arrived;
+    const double needs = static_cast<double>(missing) * Seconds(now - account->arrival_.watched_since).count() /
                          static_cast<double>(std::max<std::uint64_t>(1, arrived));
-    if (needs <= std::max(longest, Seconds(*account->due_ - now).count())) continue;
+    if (needs <= std::max(longest, Seconds(*account->arrival_.due - now).count())) continue;
     slowest = account;
     longest = needs;
   }
@@ -270,7 +271,7 @@ void Budget::Account::set_paused(bool paused) {
   if (!paused_) return;
   // A message that waits takes its memory after the pause.
   budget_->stop_waiting(*this);
-  if (std::exchange(is_unused_, false)) give_all_back();
+  if (std::exchange(arrival_.is_unused, false)) give_all_back();
   taken_bytes_ = owner_->taken_bytes();
   watch_reading();
 }

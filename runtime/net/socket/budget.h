@@ -36,7 +36,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     // a second for each `finishing_speed` bytes of the message. Those that would be late at their peer's speed are refused before, the
     // slowest first.
     // - 30 s: the largest share of a peer of a head or node (64 MiB) arrives in that time at 18 Mbit/s, so few honest ones are judged.
-    // - 60 s: for control messages (8 MiB), 1 Mbit/s is enough, while one that trickles delays nobody for hours.
+    // - 60 s: for control messages (8 MiB), 1 Mbit/s is enough, while one that trickles delays no other for hours.
     // - 16 MiB/s: large messages are not cut where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
     Duration waiting_patience = std::chrono::seconds(30);
     Duration finishing_time = std::chrono::seconds(60);
@@ -103,6 +103,16 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
     };
+    // A message that has its memory.
+    struct Arrival {
+      std::uint64_t begun_bytes = 0;      // received_bytes() when it got it
+      std::uint64_t seen_bytes = 0;       // received_bytes() when count_arrived() was called last
+      bool is_unused = false;             // got it while it waited, and has not come for it
+      bool is_fresh = false;              // got it in the current period, so its progress is not judged yet
+      TimePoint watched_since{};          // if not fresh: its peer's speed counts from here
+      std::uint64_t watched_arrived = 0;  // use_->arrived at that time
+      std::optional<TimePoint> due;       // when it has to have arrived, while others have waited for it for too long
+    };
     Account(std::shared_ptr<Budget> budget, std::uint64_t number, std::string peer, Use& use, bool accepted)
         : budget_(std::move(budget)), number_(number), peer_(std::move(peer)), use_(&use), accepted_(accepted) {}
     void give_all_back();
@@ -124,14 +134,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     bool paused_ = false;
     Timer reading_;
     std::uint64_t taken_bytes_ = 0;  // taken_bytes() at the last check of its reading
-    // Of a message that has its memory:
-    std::uint64_t begun_bytes_ = 0;      // received_bytes() when it got it
-    std::uint64_t seen_bytes_ = 0;       // received_bytes() when count_arrived() was called last
-    bool is_unused_ = false;             // got it while it waited, and has not come for it
-    bool is_fresh_ = false;              // got it in the current period, so its progress is not judged yet
-    TimePoint watched_since_{};          // if not fresh: its peer's speed counts from here
-    std::uint64_t watched_arrived_ = 0;  // use_->arrived at that time
-    std::optional<TimePoint> due_;       // when it has to have arrived, while others have waited for it for too long
+    Arrival arrival_;
   };
 
   // The account of a connection from `peer`. Returns ResourceExhausted/TooManyConnections.

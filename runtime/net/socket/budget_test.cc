@@ -127,7 +127,7 @@ TEST_F(BudgetTest, AMessageThatTricklesIsRefusedOnceOthersHaveWaitedForLong) {
   ASSERT_TRUE(trickles.account->take(1000 * kMiB));
   trickles.received += 100 * kMiB;
   clock_.advance_to(clock_.now() + 3h);
-  EXPECT_EQ(clock_.num_timers(), 0u);  // nobody waits
+  EXPECT_EQ(clock_.num_timers(), 0u);  // no message waits
   const TimePoint began = clock_.now();
   ASSERT_FALSE(waits.account->take(kMiB));
   while (trickles.refused.empty() && clock_.num_timers() > 0) {

@@ -101,7 +101,7 @@ Result<bool> FrameReader::begin_message(const FrameHeader& header) {
   }
   if (PartOf::has_method(limits_.version)) {
     SHOAL_OK(check_payload(announced.kind, announced.method, announced.total));
-  } else if (limits_.max_message_bytes <= limits_.frame.max_payload_bytes) {  // a head or node: whoever keeps the limits sends no parts
+  } else if (limits_.max_message_bytes <= limits_.frame.max_payload_bytes) {  // a head or node: a peer that keeps the limits sends no parts
     return fail(invalid_argument("a part of a message arrived where no message is larger than a frame"));
   }
   if (!account_.take(announced.total)) return false;

@@ -1,0 +1,23 @@
+"""Imports of programs at their start, and of the interpreter that workers are forked from."""
+
+import subprocess
+import sys
+
+import torch  # noqa: F401  as in the interpreter that workers with torch are forked from
+
+from shoal import _zygote
+
+
+def test_drivers_and_commands_start_without_torch():
+    """`shoal scale`, `shoal chaos` and `shoal submit` run these modules."""
+    names = "shoal.train, shoal.train._scaling, shoal.train._chaos.__main__, shoal._submitting, shoal.dag, shoal.util, shoal.job_submission"
+    subprocess.run([sys.executable, "-c", f"import sys, {names}; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_worker_with_other_values_of_variables_that_torch_reads_once_is_a_fresh_interpreter(monkeypatch):
+    monkeypatch.setattr(_zygote, "_has_one_thread", lambda: True)
+    monkeypatch.setenv("TORCH_LOGS", "all")
+    for env in ({}, {"TORCH_LOGS": "all"}, {"TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "3"}):
+        assert _zygote._can_be_forked(env), env
+    for env in ({"TORCH_LOGS": "dynamo"}, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"PYTORCH_JIT": "0"}):
+        assert not _zygote._can_be_forked(env), env
