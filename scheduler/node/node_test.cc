@@ -246,21 +246,6 @@ TEST_F(NodeTest, ASessionEndsWithItsJobAndItsConnectionThoughItsProcessLives) {
   }
 }
 
-TEST_F(NodeTest, AProcessMayDieBehindTheEndOfItsJobWithItsLastMessagesUnread) {
-  ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
-  auto process = std::make_unique<Process>(world_, 11, node_.endpoint());
-  const WorkerId id = process->id;
-  bool ended = false;
-  head_.node->call(number(Method::kEndJob), body(to_bytes(actors::JobRef{kJob})), Peer::kNoTimeout,
-                   [&](const Result<Message>&) { ended = true; });
-  ASSERT_TRUE(world_.run_until([&] { return ended; }, 10s));
-  const auto dies = launcher_.watched.at(11);
-  process->put(ObjectId{5});
-  process.reset();
-  dies();
-  ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(id); }, 10s));
-}
-
 // The launcher may lose a worker that it has started, for instance when the zygote dies before it reports the pid.
 TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   constexpr WorkerId kWorker{21};
