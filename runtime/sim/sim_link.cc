@@ -266,11 +266,10 @@ void Link::send(int end, Frame frame) {
   });
 }
 
-// Within a host, frames are in the kernel as soon as they are sent, so they arrive now. A close arrives at its due time.
+// Within a host, frames and a close are in the kernel as soon as they are sent, so they arrive now.
 void Link::read_arrived(int end) {
   End& e = ends_[end];
   for (std::size_t left = e.incoming.size(); left > 0 && !e.closed && !e.held && e.handler != nullptr && !e.incoming.empty(); --left) {
-    if (e.incoming.front().kind != Kind::kFrame) return;
     e.arrival = {};
     arrive(end);
   }

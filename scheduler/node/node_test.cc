@@ -246,6 +246,25 @@ TEST_F(NodeTest, ASessionEndsWithItsJobAndItsConnectionThoughItsProcessLives) {
   }
 }
 
+// A dead process's end may be read with its last messages, while the node handles the death.
+TEST_F(NodeTest, ASessionWhoseConnectionEndsWhileItsDeathIsHandledEndsOnce) {
+  constexpr pid_t kPid = 11;
+  ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
+  WorkerId id;
+  {
+    const Process process(world_, kPid, node_.endpoint());
+    id = process.id;
+    bool ended = false;
+    head_.node->call(number(Method::kEndJob), body(to_bytes(actors::JobRef{kJob})), Peer::kNoTimeout,
+                     [&](const Result<Message>&) { ended = true; });
+    ASSERT_TRUE(world_.run_until([&] { return ended; }, 10s));
+  }
+  launcher_.watched.at(kPid)();
+  ASSERT_TRUE(world_.run_until([&] { return head_.exits.contains(id); }, 10s));
+  ASSERT_TRUE(head_.exits[id].cause);
+  EXPECT_EQ(head_.exits[id].cause->reason(), "JobEnded");
+}
+
 // The launcher may lose a worker that it has started, for instance when the zygote dies before it reports the pid.
 TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   constexpr WorkerId kWorker{21};
