@@ -17,7 +17,7 @@ from shoal.checkpoint import _plan
 from shoal.checkpoint._contents import contents_of
 from shoal.checkpoint._load import _Loading
 from shoal.checkpoint._ranks import Ranks
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import DataLoss, InvalidArgument, Unimplemented
 from shoal.optim import AdamW
 
 
@@ -74,6 +74,16 @@ def test_wrapped_models_and_plain_ones_load_each_others_checkpoints(tmp_path, sa
 def rewrite(path, **changes):
     manifest = checkpoint.read_manifest(path)
     (path / "manifest.json").write_text(replace(manifest, **changes).to_json())
+
+
+def test_an_option_that_would_replace_the_parameters_of_a_group_is_damage(tmp_path):
+    model, optimizer = trained()
+    checkpoint.save(tmp_path, model, optimizer)
+    (group,) = checkpoint.read_manifest(tmp_path).groups
+    rewrite(tmp_path, groups=(replace(group, options={**group.options, "params": []}),))
+    with pytest.raises(DataLoss, match=r"is inconsistent.*options"):
+        checkpoint.load(tmp_path, model, optimizer)
+    assert optimizer.param_groups[0]["params"]
 
 
 def test_names_of_wrappers_inside_of_a_model_are_taken_out_of_earlier_checkpoints(tmp_path):

@@ -318,6 +318,16 @@ def test_a_file_that_is_no_safetensors_is_an_error(tmp_path, data):
         checkpoint.load(tmp_path, nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "state." * 300 + "weight"])
+def test_names_that_would_take_long_to_compare_are_refused(tmp_path, name):
+    values = {**filled(1), name: torch.ones(1)}
+    save_file(values, tmp_path / "model.safetensors")
+    dcp.save(values, checkpoint_id=tmp_path / "dcp")
+    for path in (tmp_path, tmp_path / "dcp"):
+        with pytest.raises(DataLoss, match="more than 4096 characters or 256 parts"):
+            checkpoint.load(path, nn.Linear(4, 3))
+
+
 def test_tied_weights_may_be_saved_under_either_name(tmp_path):
     def make():
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

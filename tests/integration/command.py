@@ -95,6 +95,8 @@ class Running:
             wait_until(lambda: text in self.out + self.err or self.process.poll() is not None, within)
         except AssertionError:
             raise AssertionError(f"it did not print {text!r} within {within:g} s: {self.out!r} {self.err!r}") from None
+        if text not in self.out + self.err:
+            self.code()  # its last words may not be read yet
         assert text in self.out + self.err, f"it ended with {self.process.returncode}: {self.out!r} {self.err!r}"
 
     def signal(self, number: int) -> None:

@@ -196,6 +196,7 @@ IN_CHANGES = [
     for form in (FORMS if WHOLE or change == "exchange" else (FORMS[turn // 2 % 2],))
     if phase != "sent" or change in ("growth", "exchange")  # there is a newcomer
     if form == "steps_form" or change != "exchange"  # a loop that runs again needs the minimum of workers
+    if WHOLE or turn % 2 == list(CHANGES).index(change) % 2
 ]
 
 

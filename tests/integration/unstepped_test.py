@@ -87,6 +87,22 @@ def test_an_optimizer_may_be_made_for_each_step():
         assert not unstepped.any()
 
 
+def test_an_optimizer_that_has_the_address_of_an_earlier_one_is_another():
+    model = nn.ModuleList(nn.Linear(3, 1) for _ in range(100))
+    unstepped, addresses = Unstepped(State(model=model)), []
+    for layer in model:  # the gradients of the layers before it stay
+        backward(layer)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        optimizer.step()
+        addresses.append(id(optimizer))
+        del optimizer
+        gc.collect()
+        assert not unstepped.any()
+        if addresses[-1] in addresses[:-1]:
+            return
+    pytest.fail("no address came twice")
+
+
 def test_a_gradient_behind_the_step_waits():
     model, optimizer, unstepped = setting()
     backward(model)
@@ -148,9 +164,17 @@ def test_a_sharded_model_waits_for_all_of_its_backward_passes(found, waits):
     assert unstepped.any() == waits
 
 
+def gang_of(model, optimizer):
+    """A gang as in an elastic training, without a cluster."""
+    state = State(model=model, optimizer=optimizer)
+    gang = Gang(state)
+    gang._unstepped = Unstepped(state)
+    return gang
+
+
 def test_a_change_that_waits_long_prints_why(monkeypatch, capsys):
     model, optimizer, _ = setting()
-    gang = Gang(State(model=model, optimizer=optimizer))
+    gang = gang_of(model, optimizer)
     gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=True))
     backward(model)
     for _ in range(2 * _unstepped._LONG_WAIT):
@@ -160,8 +184,7 @@ def test_a_change_that_waits_long_prints_why(monkeypatch, capsys):
 
 def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
     model, optimizer, _ = setting()
-    state = State(model=model, optimizer=optimizer)
-    gang, entered = Gang(state), []
+    gang, entered = gang_of(model, optimizer), []
     gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=True))
     monkeypatch.setattr(_gang, "get", lambda ref: "the transition")
     monkeypatch.setattr(gang, "_change", entered.append)
@@ -181,9 +204,16 @@ def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
 
 def test_gradients_are_looked_at_only_where_a_change_comes(monkeypatch):
     model, optimizer, _ = setting()
-    gang = Gang(State(model=model, optimizer=optimizer))
+    gang = gang_of(model, optimizer)
     gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=False))
     monkeypatch.setattr(gang._unstepped, "_parameters", lambda: pytest.fail("the parameters"))
+    assert not gang.boundary()
+
+
+def test_a_training_of_a_fixed_size_records_no_gradients():
+    before = len(hooks)
+    gang = Gang(State(model=nn.Linear(3, 1)))
+    assert len(hooks) == before
     assert not gang.boundary()
 
 

@@ -313,8 +313,10 @@ class _Raise(torch.autograd.Function):
         return grad, None
 
 
-def _left_by_an_exception(then, ranks=(0, 1), block=0):
+def _left_by_an_exception(then, ranks=(0, 1), block=0, by_hand=False):
     model, why = shard(Net()), []
+    model.set_manual_backward_finalization(by_hand)
+    end = model.finalize_backward if by_hand else lambda: None
     model.blocks[block].register_forward_hook(lambda module, args, out: _Raise.apply(out, why))
     if rank() in ranks:
         why.append("boom")
@@ -322,13 +324,16 @@ def _left_by_an_exception(then, ranks=(0, 1), block=0):
     if rank() == 1:
         time.sleep(0.2)  # rank 1 is late: the other rank has long started its step over
     expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match="started step 0 over")
-    with expected:
+    with expected as kept:  # with its traceback, whose frames hold what they have
         loss.backward()
+        end()
     del loss
     then(model)
     for step in range(2):  # the second step adds to the gradients of the first
         loss_of(model, step).backward()
+        end()
     expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r) + loss_of(m, 1, r))
+    assert kept.tb is not None
 
 
 def _reset(model):
@@ -355,6 +360,16 @@ def an_exception_in_the_last_block():
 @use
 def an_exception_in_backward_of_one_rank():
     _left_by_an_exception(_reset, ranks=(0,))
+
+
+@use
+def an_exception_in_backward_of_one_rank_that_is_finalized_by_hand():
+    _left_by_an_exception(lambda model: None, ranks=(0,), by_hand=True)
+
+
+@use
+def an_exception_in_backward_of_one_rank_that_nothing_resets():
+    _left_by_an_exception(lambda model: None, ranks=(0,))
 
 
 @use

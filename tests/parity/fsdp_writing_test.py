@@ -324,6 +324,26 @@ def replacing_the_data_of_a_parameter_inside_a_forward_is_refused():
 
 
 @use
+def a_forward_that_is_refused_at_its_end_has_ended():
+    model, replaced = shard(Net()), []
+    model(batch(0, 0))
+
+    def clamp(module, args):
+        whole = module[0].weight
+        replaced.append((whole, whole.data))
+        whole.data = whole.data.clamp(-0.1, 0.1)
+
+    handle = model.blocks[0].register_forward_pre_hook(clamp)
+    with pytest.raises(ValueError, match=r"the data of the whole parameter 0.weight of blocks.0 was replaced"):
+        model.blocks[0](torch.ones(2, 7))
+    assert isinstance(model.blocks[0][0].weight, DTensor)  # resharded
+    handle.remove()
+    for whole, data in replaced:
+        whole.data = data
+    same_after_a_step(model, Net())
+
+
+@use
 def writing_through_data_inside_a_forward_is_refused():
     model = shard(Net())
 

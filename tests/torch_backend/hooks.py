@@ -15,8 +15,9 @@ from shoal.torch import _hooks
 
 def hooks(gloo):
     """Hooks fire around each operation, with gloo's arguments where torch has hooks; else with stand-ins for torch's classes."""
-    group, has_them = dist.group.WORLD, hasattr(_hooks.c10d, "PreHookArgs")
+    group, has_them = dist.group.WORLD, _hooks.torch_has_hooks()
     if not has_them:
+        dist.all_reduce(torch.tensor([float("nan")]), group=group_that_checks())
         fails(Unimplemented, "has no hooks of process groups", lambda: group.register_pre_hook(1, print))
         names = Enum("HookOpName", sorted({*_hooks._OPERATIONS.values()}))
         _hooks.c10d = SimpleNamespace(PreHookArgs=SimpleNamespace, PostHookArgs=SimpleNamespace, HookOpName=names)
@@ -37,15 +38,21 @@ def hooks(gloo):
     group.unregister_post_hook(5)
     group.unregister_post_hook(4)
     assert "allreduce" not in group.__dict__  # operations are as quick as before
-    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
-    checked = dist.new_group(backend="shoal")
-    del os.environ["TORCH_DIST_NAN_CHECK"]
+    checked = group_that_checks()
     dist.all_reduce(torch.ones(2), group=checked)
     says = f"NaN found in input tensor: allreduce of rank {dist.get_rank()}"
     fails(InvalidArgument, says, lambda: dist.all_reduce(torch.tensor([1.0, float("nan")]), group=checked))
     assert not group.supports_abort_hooks
     assert not group.supports_completion_hooks
     fails(Unimplemented, "no abort hooks", lambda: group.register_abort_hook(1, print))
+
+
+def group_that_checks():
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    try:
+        return dist.new_group(backend="shoal")
+    finally:
+        del os.environ["TORCH_DIST_NAN_CHECK"]
 
 
 def fired(group):

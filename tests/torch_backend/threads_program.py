@@ -230,6 +230,33 @@ def nesting(group):
     assert log == ["inner", "next line"]
 
 
+class Interrupt(BaseException):
+    pass
+
+
+def interrupts(group):
+    """Callbacks behind one that an interrupt has ended get its error: in the turns, and inside of another callback."""
+    turns, errors = group._turns, []
+
+    def interrupt(_):
+        raise Interrupt
+
+    def catch(future):
+        try:
+            future.value()
+        except Interrupt as error:
+            errors.append(error)
+
+    start = OrderedFuture(turns)
+    interrupted = start.then(interrupt)
+    behind, last = interrupted.then(catch), start.then(lambda _: None)
+    start.set_result(None)
+    last.wait()
+    assert behind.done()
+    start.then(lambda _: interrupted.then(catch).wait()).wait()
+    assert len(errors) == 2, errors
+
+
 def turns_of_threads(group):
     """A callback of another thread waits for the one that runs in the program's thread."""
     log, done = [], OrderedFuture(group._turns)

@@ -50,7 +50,7 @@ run(WORLD, rank_main)
 """
 
 
-@pytest.mark.parametrize("part", ["keeping", "waiting", "opening", "nesting", "turns_of_threads"])
+@pytest.mark.parametrize("part", ["keeping", "waiting", "opening", "nesting", "interrupts", "turns_of_threads"])
 def test_two_threads_use_one_group(part):
     check("threads_program.py", part, 1)
 

@@ -228,6 +228,7 @@ def _parse(body: dict) -> Manifest:
     }
     fields["groups"] = tuple(Group(dict(g["options"]), tuple(g["parameters"])) for g in fields["groups"])
     _expect(all(type(name) is str for g in fields["groups"] for name in g.parameters), "parameters")
+    _expect(all("params" not in g.options for g in fields["groups"]), "options")  # torch's name for the parameters of a group
     _expect(type(fields.get("extra", {})) is dict, "extra")
     _expect(FOLDER.fullmatch(fields["folder"]), "folder")
     _expect(fields["hash"] in HASHES, "hash")

@@ -26,11 +26,14 @@ class _Failure:
 class OperationFuture(Future):
     """A future of the tensors of an operation. Its error is the operation's."""
 
+    error: BaseException | None = None
+
     def complete(self, value: Callable[[], Any]) -> None:
         """Sets the result of ``value()``, or the error that it raises."""
         try:
             result = value()
         except BaseException as error:
+            self.error = error
             failure = _Failure(error)
             self._set_unwrap_func(failure._raise)
             self.set_result(failure)
@@ -128,6 +131,11 @@ class Turns:
 
 
 def _settle(future: OrderedFuture) -> None:
-    """Waits for a future, whose error its callback takes."""
-    with contextlib.suppress(Exception):
+    """Waits for a future, whose error its callback takes. An interrupt of the wait is no such error."""
+    try:
         future.wait()
+    except Exception:
+        return
+    except BaseException as error:
+        if error is not future.error:
+            raise

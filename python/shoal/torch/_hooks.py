@@ -117,9 +117,13 @@ class Hooks:
         return work
 
 
+def torch_has_hooks() -> bool:
+    return hasattr(c10d, "PreHookArgs")
+
+
 def _changed(hooks: dict[int, Callable], hook_id: int, hook: Callable | None) -> dict[int, Callable]:
     """Returns a copy, since an operation may be going through the hooks."""
-    if not hasattr(c10d, "PreHookArgs"):
+    if not torch_has_hooks():
         raise as_torch(Unimplemented(f"torch {torch.__version__} has no hooks of process groups", hint="install torch 2.14 or later"))
     others = [item for item in hooks.items() if item[0] != hook_id]
     return dict(sorted([*others, (hook_id, hook)] if hook is not None else others))

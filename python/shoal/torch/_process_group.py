@@ -17,7 +17,7 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.torch._allocator import CpuBackend
 from shoal.torch._errors import as_torch
 from shoal.torch._generations import Generations
-from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan
+from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan, torch_has_hooks
 
 _CPU = torch.device("cpu")
 _NAN_CHECK = -1  # the id of the hook that checks for NaN; it goes before the user's
@@ -216,7 +216,7 @@ def create(options: object, _: object = None) -> ProcessGroup:
     """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
     formed = not getattr(options, "enable_reconfigure", False)  # since torch 2.14
     made = ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
-    if os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":
+    if torch_has_hooks() and os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":  # earlier versions of torch ignore the variable, too
         made.register_pre_hook(_NAN_CHECK, partial(check_for_nan, made))
     return made
 

@@ -64,7 +64,7 @@ class Gang:
         self._next: Any = None  # the reference to the next Transition, which the driver makes ready
         self._weighed: list[UnitState] = []
         self._joining = _Here.newcomer
-        self._unstepped = Unstepped(state)
+        self._unstepped = Unstepped(state) if _Here.elastic else None  # else its hook would cost every step of an optimizer
         self._record = Record(state)
         self.parts: Parts | None = None  # with deterministic=True
         if _Here.logical_ranks:

@@ -28,17 +28,17 @@ class Unstepped:
     def __init__(self, state: State):
         self._state = state
         self._waited = 0  # batches for which a change has waited
-        # Optimizers that have stepped, by their ids, with the gradients that the last step used, and their versions. Lists, because each
-        # step makes one. A list outlives its optimizer, which a loop may make for each step.
-        self._stepped: dict[int, tuple[weakref.ref, list[tuple[weakref.ref, int]]]] = {}
+        # Optimizers that have stepped, with the gradients that the last step used, and their versions. Lists, because each step makes one.
+        # A list outlives its optimizer, which a loop may make for each step: a dead weak reference equals no other.
+        self._stepped: dict[weakref.ref[Optimizer], list[tuple[weakref.ref, int]]] = {}
         stepped = self._stepped
 
         def record(optimizer: Optimizer, *_) -> None:
-            if id(optimizer) not in stepped:
-                for number in [n for n, (of, uses) in stepped.items() if of() is None and not any(_alive(g) is not None for g, _ in uses)]:
-                    del stepped[number]
-            uses = [(weakref.ref(g), _version(g)) for p in _parameters_of(optimizer) if (g := p.grad) is not None]
-            stepped[id(optimizer)] = weakref.ref(optimizer), uses
+            of = weakref.ref(optimizer)
+            if of not in stepped:
+                for ended in [o for o, uses in stepped.items() if o() is None and not any(_alive(g) is not None for g, _ in uses)]:
+                    del stepped[ended]
+            stepped[of] = [(weakref.ref(g), _version(g)) for p in _parameters_of(optimizer) if (g := p.grad) is not None]
 
         hook = register_optimizer_step_post_hook(record)  # for all optimizers: wrappers have no hooks
         weakref.finalize(self, hook.remove)
@@ -48,7 +48,7 @@ class Unstepped:
     def any(self) -> bool:
         """Returns True if this worker has a gradient that is not zero, and that no step has used, or the graph of one that will come."""
         roots: list[Root] = list({id(s.root): s.root for s in self._sharded if s.root is not None}.values())
-        used = {id(g): version for _, uses in self._stepped.values() for ref, version in uses if (g := _alive(ref)) is not None}
+        used = {id(g): version for uses in self._stepped.values() for ref, version in uses if (g := _alive(ref)) is not None}
         return any(_is_incomplete(root) for root in roots) or any(_waits(p, used) for p in self._parameters())
 
     def count_wait(self, waits: bool, prints: bool) -> None:
@@ -60,7 +60,7 @@ class Unstepped:
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         objects = self._state.objects.values()
-        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [o for of, _ in self._stepped.values() if (o := of()) is not None]
+        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [o for of in self._stepped if (o := of()) is not None]
         for o in optimizers:
             replace_by_sharded(o)
             yield from _parameters_of(o)

@@ -136,10 +136,10 @@ def _is_of_optimizer(name: str) -> bool:
 def _parameters_in(name: str) -> Iterator[str]:
     """All that may be a parameter's name in the name of an optimizer's state."""
     parts = name.split(".")
-    for begin in (i + 1 for i, part in enumerate(parts) if part == "state"):
-        for first in range(begin, len(parts) - 1):
-            for end in range(len(parts) - 1, first, -1):
-                yield ".".join(parts[first:end])
+    begin = parts.index("state") + 1 if "state" in parts else len(parts)
+    for first in range(begin, len(parts) - 1):
+        for end in range(len(parts) - 1, first, -1):
+            yield ".".join(parts[first:end])
 
 
 # ---- the optimizer

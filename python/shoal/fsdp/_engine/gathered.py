@@ -109,8 +109,7 @@ class Gathered:
         if self._begun is not None:
             self._begun.finish()
             self._begun = None
-            for whole in self._whole.values():
-                whole.free()
+            self._free()
 
     def _in_place(self, brought: list[ShardedParameter]) -> bool:
         """True if Shoal's own group gathers these parameters straight into their memory."""
@@ -189,11 +188,12 @@ class Gathered:
         if not self._shown:
             return
         self._shown = False
-        if self._unit.keeps_storage:
-            return
-        for p in self._unit.parameters:
-            if p in self._whole:
-                self._whole[p].free()
+        self._free()
+
+    def _free(self) -> None:
+        if not self._unit.keeps_storage:
+            for whole in self._whole.values():
+                whole.free()
 
     def brings(self, p: ShardedParameter) -> bool:
         return p.external or self.private or self.all_gather is not None

@@ -42,9 +42,12 @@ class ForwardToken:
 
 
 class Backward:
-    """A running backward pass. Autograd's final callback holds it, so that it dies when an exception ends the pass."""
+    """A running backward pass. Autograd's final callback holds it, so that it dies when an exception ends the pass before that callback."""
 
     __slots__ = ("__weakref__",)
+
+
+_LEFT = weakref.ref(Backward())  # a pass that an exception has left
 
 
 class Ending:
@@ -101,6 +104,8 @@ class Root:
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
             by_actor.setdefault(id(u.actor), []).append(u)
+        for s in self.states:
+            s.writes.forget()
         self.rows_plain = False  # True while an optimizer steps: sharded parameters then have plain local tensors
         slots = self.slots
         self.units_of: list[list[Unit]] = list(by_actor.values())
@@ -233,7 +238,7 @@ class Root:
         for u in self.units:
             u.published = False
         self.skipped = []
-        self.finish_backward(Backward())
+        self.finish_backward()
 
     def queue_callback(self) -> None:
         self.ending.refuse_waiting("another backward pass began")
@@ -264,7 +269,7 @@ class Root:
         if self.ending.by_hand and any(s.settings.sync for s in self.states):
             self.ending.waiting = backward
         else:
-            self.finish_backward(backward)
+            self.finish_backward()
 
     def finalize_backward(self) -> None:
         """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
@@ -272,9 +277,9 @@ class Root:
             raise RuntimeError(
                 "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
             )
-        backward, self.ending.waiting = self.ending.waiting, None
-        if backward is not None:
-            self.finish_backward(backward)
+        waiting, self.ending.waiting = self.ending.waiting, None
+        if waiting is not None:
+            self.finish_backward()
         elif not self.window_open and any(s.settings.sync for s in self.states):
             self.reduce_kept()
 
@@ -286,9 +291,20 @@ class Root:
             if s.phase is Phase.IDLE:
                 s.publish()
 
-    def finish_backward(self, backward: Backward) -> None:
+    def finish_backward(self) -> None:
         """Ends a backward pass: publishes the remaining units, waits for reductions, opens the write window, runs hooks."""
-        del backward  # a frame in a traceback would keep the pass alive
+        try:
+            synced = self._end_reductions()
+        except BaseException:
+            self.backward = _LEFT  # the pass may live on: a traceback that the program keeps holds it
+            raise
+        if synced:
+            self.added.reduce()
+        self._refuse_late()
+        self.reductions.run_hooks()
+
+    def _end_reductions(self) -> bool:
+        """Ends the pass up to its hooks. Returns True if it was synchronised."""
         synced = False
         for s in reversed(self.states):
             if s.phase is Phase.IDLE:
@@ -313,13 +329,10 @@ class Root:
         if self.samples is not None:
             self.samples_kept = 0 if synced else self.samples_kept + self.samples
         self.reductions.settle_all()
-        if self.in_backward_optimizer is not None:  # counts again: the optimizer's own writes are no errors in check_closed_window
+        if self.in_backward_optimizer is not None:  # marks again: the optimizer's own writes are no errors in check_closed_window
             self.record_window(self.states, why)
         self.backward = self.running = None
-        if synced:
-            self.added.reduce()
-        self._refuse_late()
-        self.reductions.run_hooks()
+        return synced
 
     def _refuse_late(self) -> None:
         """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
@@ -346,22 +359,20 @@ class Root:
     # ---- detection of writes while the window is closed ----
 
     def record_window(self, states: list[State], why: str | None) -> None:
-        """Records for check_closed_window that these units' write window is closed, with the reason ``why`` and the counts of writes.
-        With ``why`` None the window is open."""
-        for s in states:
-            s.writes.closed_window = None if why is None else (why, s.writes.counts())
+        """Records for check_closed_window why these units' write window is closed; with ``why`` None, that it is open."""
+        if why is None:
+            for s in states:
+                s.writes.closed_window = None
+        elif error := next(filter(None, [s.writes.close(why, again=True) for s in states]), None):
+            raise error
 
     def check_closed_window(self, states: list[State]) -> None:
         """Called when a forward begins. Raises InvalidArgument if rows were written since ``record_window`` recorded a closed window."""
         for s in states:
-            closed = s.writes.closed_window
-            if closed is None or closed[1] == (now := s.writes.counts()):
-                continue
-            why, before = closed
-            written = [name for name, count in now.items() if before.get(name, count) != count]
-            if not written:
+            if not (written := s.writes.written()):
                 continue
             unit = f"unit {s.name}" if s.index else "the root"
+            why = s.writes.closed_window[0]
             raise InvalidArgument(
                 f"parameters of {unit} were written while the write window was closed ({', '.join(written)}): {why}",
                 hint="write inside `with shoal.fsdp.write(model)`, on every rank; a kept output without its backward also keeps it closed",

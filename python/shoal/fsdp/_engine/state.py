@@ -275,9 +275,10 @@ class State:
         outermost = root.running is self and not recomputed
         if outermost:
             root.running = None
-            written = [s.writes.forward_ends() for s in (root.states if self.is_root else [self])]
+            ran = root.states if self.is_root else [self]
+            written = [s.writes.forward_ends() for s in ran]
             if not root.window_open:  # the window is still open if the forward failed at its begin
-                root.record_window(root.states if self.is_root else [self], "a forward has run, and no synchronised backward after it")
+                written += [s.writes.close("a forward has run, and no synchronised backward after it") for s in ran]
         in_backward = self.phase is Phase.BACKWARD
         resharded = self.reshard_after_forward is True and not in_backward
         for u in self.units:

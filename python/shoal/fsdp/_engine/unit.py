@@ -86,6 +86,7 @@ class Unit:
 
     def gather(self) -> Gathered:
         """Switches to collectives that gather the parameters to private memory."""
+        self.state.writes.forget()
         if self.gathered is None:
             self.gathered = Gathered(self)
         return self.gathered

@@ -186,6 +186,6 @@ def refuse_substitute(name: str, current: torch.Tensor) -> None:
         )
 
 
-def version_of(t: torch.Tensor | None) -> int:
-    """The number of torch's in-place writes to ``t``; 0 for None and for inference tensors."""
-    return 0 if t is None or t.is_inference() else t._version
+def version_of(t: torch.Tensor) -> int:
+    """The number of torch's in-place writes to ``t``; 0 for inference tensors."""
+    return 0 if t.is_inference() else t._version
