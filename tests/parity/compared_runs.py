@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from uses import run
 
-import shoal
 from shoal.train import ScalingConfig, Trainer
 
 STEPS = 3
@@ -182,13 +181,11 @@ def run_cases(cases):
     return run({name: functools.partial(try_case, spec, apis) for name, spec in cases.items() if world() in spec.worlds})
 
 
-def worlds(on_a_rank, num_cpus=16):
+def worlds(on_a_rank):
     """Makes a fixture for a test's module: a function that takes the world size, and returns the results of ``on_a_rank`` by rank."""
 
     @pytest.fixture(scope="module")
     def failed():
-        shoal.init(num_cpus=num_cpus)
-        yield functools.cache(lambda workers: Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
-        shoal.shutdown()
+        return functools.cache(lambda workers: Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
 
     return failed

@@ -9,7 +9,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import shoal
 from shoal.train import ScalingConfig, Trainer
 
 STEPS, PER_RANK = 5, 6
@@ -329,13 +328,6 @@ def all_cases():
             failed[name] = traceback.format_exc()
         dist.barrier()
     return failed
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda world: f"world_{world}")

@@ -108,7 +108,7 @@ NAMED = [(n, name) for n in WORLDS for name in (*(c for c, spec in CASES.items()
 NAMED += [(n, f"{name}{OURS}") for n, name in NAMED if n > 1]
 
 
-failed = worlds(all_cases, num_cpus=8)
+failed = worlds(all_cases)
 
 
 @pytest.mark.parametrize(("workers", "name"), NAMED)

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import shoal
 from shoal.exceptions import InvalidArgument
 from shoal.train import ScalingConfig, Trainer
 
@@ -21,13 +20,6 @@ LIMIT_S = 240  # hang guard
 
 STEPS, GLOBAL_BATCH = 8, 12
 CFG = gpt.CONFIGS["T"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
 
 
 def run(function, world, **config):

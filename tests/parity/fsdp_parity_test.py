@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import shoal
 from shoal.train import ScalingConfig, Trainer
 
 CFG = gpt.CONFIGS["T"]
@@ -67,13 +66,6 @@ def sharded_loop(config):
 @pytest.fixture(scope="module")
 def reference():
     return plain_losses()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
 
 
 def run(world, **config):

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import shoal
 from shoal.train import ScalingConfig, Trainer
 
 CHECKS = {2: {}, 4: {}}
@@ -386,14 +385,7 @@ def all_checks():
     return done
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
-
-
 @pytest.mark.parametrize("world", CHECKS)
-def test_all_checks(world, cluster):
+def test_all_checks(world):
     returns = Trainer(all_checks, scaling_config=ScalingConfig(num_workers=world)).fit().returns
     assert returns == [list(CHECKS[world])] * world

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-import shoal
 from shoal.exceptions import Cancelled, DataLoss, InvalidArgument, Unavailable, Unimplemented
 from shoal.train import ScalingConfig, Trainer
 
@@ -146,11 +145,7 @@ def loop():
 
 
 def test_all_ranks_stay_on_the_old_mesh_when_one_fails_and_can_try_again():
-    shoal.init(num_cpus=4)
-    try:
-        returns = Trainer(loop, scaling_config=ScalingConfig(num_workers=3)).fit().returns
-    finally:
-        shoal.shutdown()
+    returns = Trainer(loop, scaling_config=ScalingConfig(num_workers=3)).fit().returns
     assert [names for names, _, _ in returns] == [[case.__name__ for case in CASES]] * 3
     assert returns[0][1] == returns[1][1]
     assert returns[2][2] > 0

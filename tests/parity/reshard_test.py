@@ -188,13 +188,6 @@ def moving_loop(config):
     return trained.losses, trained.reports, final
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
-
-
 def run(worlds=WORLDS, loop=moving_loop, **config):
     config = {"optimizer": "shoal.AdamW", "worlds": worlds, **config}
     size = 1 + max(max(ranks_of(world)) for world in worlds)

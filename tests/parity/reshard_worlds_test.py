@@ -5,15 +5,6 @@ import torch.distributed as dist
 from reshard_test import Trained, expect_as_if_it_stayed, mesh_of
 from torch.distributed.device_mesh import DeviceMesh
 
-import shoal
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    shoal.init(num_cpus=8)
-    yield
-    shoal.shutdown()
-
 
 def test_replicas_come_and_go():
     expect_as_if_it_stayed(worlds=[(0, 1), [(0, 1), (2, 3)], [(0, 1, 2)], [(0,), (3,)], (0, 3)])

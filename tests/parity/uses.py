@@ -12,7 +12,6 @@ os.environ.setdefault("SHOAL_TIMEOUT", "100")  # seconds, after which a rank tha
 import pytest
 import torch
 
-import shoal
 from shoal.train import ScalingConfig, Trainer
 
 
@@ -44,9 +43,7 @@ def ranks(on_a_rank: Callable[[], dict[str, str]], workers: int):
 
     @pytest.fixture(scope="module")
     def failed():
-        shoal.init(num_cpus=8)
-        yield Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns
-        shoal.shutdown()
+        return Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns
 
     return failed
 
