@@ -12,8 +12,10 @@ namespace shoal::runtime {
 // The kernel's keep-alive probes watch an idle connection. This watches one with bytes that wait for an acknowledgment, or for room.
 //
 // Such a connection is broken once `unanswered` has passed in which something that this kernel has sent waits for an answer, and none
-// comes. While a peer does not read, the kernel asks for room again and again, after twice the time at each attempt, at most two minutes.
-// If its host dies meanwhile, `unanswered` begins with the next attempt.
+// comes. All packets count as answers, also the other kernel's keep-alive probes: the loss of one packet breaks nothing.
+//
+// While a peer does not read, the kernel asks for room again and again, after twice the time at each attempt, at most two minutes. If the
+// host dies meanwhile, `unanswered` begins with the next attempt.
 class HostWatch {
  public:
   // `clock` outlives the watch, and stop() precedes the end of `socket`. Calls `dead` at most once; it may call stop().
