@@ -336,7 +336,7 @@ TEST_F(BudgetTest, WhileAnswersAreManyEachPeerHasToRead) {
   EXPECT_EQ(clock_.num_timers(), 0u);
   reads.account->set_unsent(20 * kMiB);
   late.account->set_unsent(kMiB);
-  EXPECT_EQ(clock_.num_timers(), 3u);
+  ASSERT_EQ(clock_.num_timers(), 3u);
   reads.taken += 1000;
   late.taken += 1000;
   for (int i = 0; i < 3; ++i) clock_.fire_next();
