@@ -356,6 +356,7 @@ TEST_F(OldHeadTest, AStoppedWorkerIsReportedAsOneThatRuns) {
   constexpr WorkerId kWorker{21};
   start(kWorker, kJob, 11);
   const auto num_reports = [&] { return head_.states[kWorker].size(); };
+  world_.run_for(10s);  // reports of its start
   const std::size_t before = num_reports();
   stopped_ = {11};
   ASSERT_TRUE(world_.run_until([&] { return num_reports() > before; }, 30s));
