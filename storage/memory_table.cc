@@ -77,11 +77,12 @@ Result<void> MemoryTable::may_hold(WorkerId worker) const {
   const std::size_t least = options_.min_arenas_of_worker;
   const std::size_t most = std::clamp(least + held.bytes / options_.bytes_of_arena, least, std::max(least, options_.max_arenas / 2));
   if (held.arenas < most) return {};
-  return fail(
-      resource_exhausted(
-          fmt::format("process {} holds {} arenas with {} KiB, and may hold no more", to_string(worker), held.arenas, held.bytes >> 10))
-          .with_reason("TooManyArenas")
-          .with_hint("wrap larger modules, so that the model has fewer units, or raise the node's limit of descriptors (ulimit -n)"));
+  const bool few_descriptors = most >= options_.max_arenas / 2;
+  return fail(resource_exhausted(fmt::format("process {} holds {} arenas with {} KiB, and may hold no more", to_string(worker), held.arenas,
+                                             held.bytes >> 10))
+                  .with_reason("TooManyArenas")
+                  .with_hint(std::string("wrap larger modules, so that the model has fewer units") +
+                             (few_descriptors ? ", or raise the node's limit of descriptors (ulimit -n)" : "")));
 }
 
 void MemoryTable::held_no_more(WorkerId worker, std::uint64_t bytes) {

@@ -361,14 +361,18 @@ TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
 
 TEST(MemoryTableBoundsTest, AProcessWithMuchMemoryHoldsMoreArenas) {
   MemoryTable table({.spare_bytes = 0, .max_arenas = 20, .min_arenas_of_worker = 4, .bytes_of_arena = 16 << 10, .available_bytes = {}});
+  std::string hint;
   const auto num_opened = [&](std::uint64_t bytes) {
     int n = 0;
     while (table.open(kJob, "arena-" + std::to_string(n), bytes, kWorker)) ++n;
+    hint = table.open(kJob, "arena-" + std::to_string(n), bytes, kWorker).error().hint();
     table.mark_gone(kWorker, "was killed by SIGKILL");
     return n;
   };
-  EXPECT_EQ(num_opened(4 << 10), 5);    // 4, and one for their 16 KiB
+  EXPECT_EQ(num_opened(4 << 10), 5);  // 4, and one for their 16 KiB
+  EXPECT_EQ(hint.find("ulimit"), std::string::npos);
   EXPECT_EQ(num_opened(16 << 10), 10);  // half of the node's
+  EXPECT_NE(hint.find("ulimit"), std::string::npos);
   ASSERT_TRUE(table.open(kJob, "large", 1 << 20, kWorker));
   table.drop(kJob, "large", kWorker);
   EXPECT_EQ(num_opened(4 << 10), 5);  // the memory of a dropped arena counts no more

@@ -35,7 +35,7 @@ inline runtime::SocketOptions socket_options(const Credentials& credentials) {
   runtime::SocketOptions out;
   out.tls = credentials.tls;
   out.host = credentials.host;
-  out.max_payload_bytes = &max_payload_bytes;
+  out.limits.max_payload_of = &max_payload_bytes;
   const std::uint64_t half = runtime::machine_memory().total / 2;
   out.budget.max_arriving_bytes = std::max(out.budget.max_arriving_bytes, half);
   out.budget.max_unsent_bytes = std::max(out.budget.max_unsent_bytes, half);

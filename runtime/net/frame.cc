@@ -1,5 +1,6 @@
 #include "runtime/net/frame.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <new>
@@ -29,9 +30,9 @@ std::optional<Bytes> allocate(std::size_t bytes) {
 
 Result<void> check_size(const Frame& frame, const FrameLimits& limits) {
   if (frame.body.size() > limits.max_body_bytes) return fail(too_large("size in bytes", frame.body.size(), limits.max_body_bytes));
-  if (frame.payload.size() > limits.max_payload_bytes) {
-    return fail(too_large("payload in bytes", frame.payload.size(), limits.max_payload_bytes));
-  }
+  std::uint64_t most = limits.max_payload_bytes;
+  if (limits.max_payload_of != nullptr) most = std::min(most, limits.max_payload_of(frame.kind, frame.method));
+  if (frame.payload.size() > most) return fail(too_large("payload in bytes", frame.payload.size(), most));
   if (frame.fds.size() > limits.max_fds) return fail(too_large("number of descriptors", frame.fds.size(), limits.max_fds));
   return {};
 }

@@ -36,6 +36,8 @@ class Token {
 
 // Wire versions in which something changed that the other side has to know.
 inline constexpr std::uint16_t kPartsHaveMethods = 2;  // a message in parts announces its method and kind (socket/part.h)
+inline constexpr std::uint16_t kWorkersStop = 2;       // WorkerState::kStopped exists
+inline constexpr std::uint16_t kRefusesForRoom = 2;    // HelloListener::no_room exists
 
 // Wire versions that this build speaks: the newest and its predecessor (N and N-1).
 struct VersionRange {

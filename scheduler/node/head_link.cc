@@ -152,7 +152,11 @@ void HeadLink::beat() {
 }
 
 void HeadLink::report(const actors::WorkerUpdate& worker) {
-  if (peer_ && registered_) peer_->notify(number(Method::kWorkerUpdate), body_only(to_bytes(worker)));
+  if (!peer_ || !registered_) return;
+  actors::WorkerUpdate update = worker;
+  const bool understood = peer_->identity().version >= runtime::kWorkersStop;
+  if (update.state == actors::WorkerState::kStopped && !understood) update.state = actors::WorkerState::kRunning;
+  peer_->notify(number(Method::kWorkerUpdate), body_only(to_bytes(update)));
 }
 
 void HeadLink::report_exit(const actors::WorkerUpdate& exit) {

@@ -120,7 +120,7 @@ class Process final : public runtime::PeerHandler {
 
 class NodeTest : public testing::Test {
  protected:
-  NodeTest() { EXPECT_TRUE(node_.start()); }
+  explicit NodeTest(const runtime::SimWorld::Options& world = {}) : world_(world) { EXPECT_TRUE(node_.start()); }
 
   // The reason of the error that get() returned, or "" on success.
   std::string get(Process& process, ObjectId object, WorkerId owner, const std::function<void()>& meanwhile = [] {}) {
@@ -172,7 +172,7 @@ class NodeTest : public testing::Test {
     };
     return o;
   }
-  runtime::SimWorld world_{{}};
+  runtime::SimWorld world_;
   std::set<pid_t> stopped_;  // pids of processes that a signal has stopped
   Head head_{world_};
   std::unique_ptr<runtime::SimNetwork> network_ = world_.fabric().attach("host", 10);
@@ -344,6 +344,23 @@ TEST_F(NodeTest, AStoppedWorkerIsReportedAndEndedWithItsCause) {
   const auto& cause = head_.exits.at(kWorker).cause;
   EXPECT_EQ(cause->reason(), "WorkerStopped");
   EXPECT_NE(cause->message().find("actor Counter (pid 11) was ended by its node, because a signal (SIGSTOP)"), std::string::npos);
+}
+
+// A node whose head is of the release before.
+class OldHeadTest : public NodeTest {
+ protected:
+  OldHeadTest() : NodeTest({.network = {.versions = {1, 1}}}) {}
+};
+
+TEST_F(OldHeadTest, AStoppedWorkerIsReportedAsOneThatRuns) {
+  constexpr WorkerId kWorker{21};
+  start(kWorker, kJob, 11);
+  const auto num_reports = [&] { return head_.states[kWorker].size(); };
+  world_.run_for(10s);  // reports of its start
+  const std::size_t before = num_reports();
+  stopped_ = {11};
+  ASSERT_TRUE(world_.run_until([&] { return num_reports() > before; }, 30s));
+  EXPECT_EQ(head_.states[kWorker].back(), actors::WorkerState::kRunning);
 }
 
 TEST_F(NodeTest, ANodeWithoutAHeadEndsAndSaysWhy) {

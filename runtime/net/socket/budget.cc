@@ -11,7 +11,8 @@
 namespace shoal::runtime {
 
 namespace {
-constexpr std::uint64_t kUnsentDivisor = 8;  // part of the free memory that one connection's answers may take
+// Parts of the free memory, and of the peer's free share, that one connection's answers may take.
+constexpr std::uint64_t kUnsentDivisor = 8, kPeerUnsentDivisor = 2;
 }  // namespace
 
 std::size_t descriptor_limit() {
@@ -53,6 +54,7 @@ void Budget::grant(Account& account, std::uint64_t bytes) {
   arriving_ += bytes;
   account.use_->arriving += bytes;
   account.arrival_.is_fresh = true;
+  account.arrival_.is_complete = false;
   account.arrival_.due.reset();
   account.arrival_.begun_bytes = account.arrival_.seen_bytes = account.owner_->received_bytes();
   arrivals_[account.number_] = &account;
@@ -99,14 +101,14 @@ void Budget::wait(Account& account, std::uint64_t bytes) {
   account.wanted_ = bytes;
   if (std::exchange(account.waiting_, true)) return;
   account.waiting_since_ = clock_.now();
-  waiting_.push_back(&account);
+  account.place_ = waiting_.insert(waiting_.end(), &account);
   ++account.use_->waiting;
   watch();
 }
 
 void Budget::stop_waiting(Account& account) {
   if (!std::exchange(account.waiting_, false)) return;
-  waiting_.remove(&account);
+  waiting_.erase(account.place_);
   --account.use_->waiting;
   grant_waiting();
 }
@@ -172,6 +174,11 @@ void Budget::check_progress() {
 
 void Budget::Account::refuse_message(const char* reason, const std::string& why) {
   if (left_) return;
+  if (arrival_.is_complete) {
+    return owner_->close_later(resource_exhausted("a peer does not read its answers, so its message of " + std::to_string(arriving_) +
+                                                  " bytes stays here, while others wait for memory")
+                                   .with_reason("AnswersNotRead"));
+  }
   const std::uint64_t arrived = std::min(arriving_, arrival_.seen_bytes - arrival_.begun_bytes);
   owner_->close_later(resource_exhausted("a peer has begun a message of " + std::to_string(arriving_) + " bytes, of which " +
                                          std::to_string(arrived) + " have arrived, and " + why + ", while others wait for memory")
@@ -186,7 +193,8 @@ std::vector<Budget::Account*> Budget::stalled() const {
   for (const auto& [peer, messages] : of_peers) {
     const std::uint64_t bytes = messages.front()->use_->arrived - messages.front()->use_->seen_arrived;
     if (bytes > 0 && bytes >= options_.min_progress_bytes / of_peers.size()) continue;
-    std::ranges::copy_if(messages, std::back_inserter(out), [](const Account* account) { return !account->arrival_.is_fresh; });
+    std::ranges::copy_if(messages, std::back_inserter(out),
+                         [](const Account* account) { return !account->arrival_.is_fresh && !account->arrival_.is_complete; });
   }
   return out;
 }
@@ -219,7 +227,7 @@ std::vector<Budget::Account*> Budget::too_slow() {
       out.push_back(account);
       continue;
     }
-    if (account->arrival_.is_fresh) continue;
+    if (account->arrival_.is_fresh || account->arrival_.is_complete) continue;
     const std::uint64_t missing =
         account->arriving_ - std::min(account->arriving_, account->arrival_.seen_bytes - account->arrival_.begun_bytes);
     const std::uint64_t arrived = account->use_->arrived - account->arrival_.watched_arrived;
@@ -237,51 +245,66 @@ std::vector<Budget::Account*> Budget::too_slow() {
 
 void Budget::Account::change_unsent(std::uint64_t bytes) {
   if (left_ || !accepted_) return;
-  const bool more = bytes > unsent_;
-  budget_->unsent_ += bytes - unsent_;
+  Budget& budget = *budget_;
+  const std::uint64_t before = budget.unsent_;
+  budget.unsent_ += bytes - unsent_;
+  use_->unsent += bytes - unsent_;
   if (bytes == 0) {
-    budget_->unread_.erase(number_);
+    budget.unread_.erase(number_);
   } else if (unsent_ == 0) {
-    budget_->unread_.emplace(number_, this);
+    budget.unread_.emplace(number_, this);
   }
   unsent_ = bytes;
-  if (more && budget_->unsent_ > budget_->options_.max_unsent_bytes) budget_->refuse_largest();
+  if (budget.unsent_ <= before) return;
+  while (before > 0 && budget.unsent_ > budget.options_.max_unsent_bytes) budget.refuse_worst_reader();
+  if (!budget.answers_are_many(budget.unsent_)) return;
+  if (budget.answers_are_many(before)) return watch_reading();
+  for (const auto& [number, account] : budget.unread_) account->watch_reading();
 }
 
 // The allowance shrinks as the sum grows, so that some memory is always left for others.
 std::uint64_t Budget::Account::allowance() const {
   if (left_ || !accepted_) return ~std::uint64_t{0};
+  const auto left = [](std::uint64_t most, std::uint64_t used) { return most - std::min(most, used); };
   const std::uint64_t most = budget_->options_.max_unsent_bytes;
-  const std::uint64_t left = most - std::min(most, budget_->unsent_);
-  return std::max<std::uint64_t>(kSmallBytes, left / kUnsentDivisor);
+  return std::max<std::uint64_t>(kSmallBytes, std::min(left(most, budget_->unsent_) / kUnsentDivisor,
+                                                       left(most / budget_->options_.peer_divisor, use_->unsent) / kPeerUnsentDivisor));
 }
 
-void Budget::refuse_largest() {
-  const auto largest = std::ranges::max_element(unread_, {}, [](const auto& entry) { return entry.second->unsent_; });
-  Account& account = *largest->second;
-  account.owner_->close_later(resource_exhausted("a peer does not read: " + std::to_string(account.unsent_) + " bytes wait for it, and " +
-                                                 std::to_string(unsent_) + " for all peers")
-                                  .with_reason("AnswersNotRead"));
+// Closes the largest connection of the peer with the most unread answers.
+void Budget::refuse_worst_reader() {
+  const auto worst =
+      std::ranges::max_element(unread_, {}, [](const auto& entry) { return std::pair(entry.second->use_->unsent, entry.second->unsent_); });
+  Account& account = *worst->second;
+  account.owner_->close_later(
+      resource_exhausted("a peer does not read the answers to its requests: " + std::to_string(account.use_->unsent) +
+                         " bytes wait for it, and " + std::to_string(unsent_) + " for all peers")
+          .with_reason("AnswersNotRead"));
 }
 
 void Budget::Account::set_paused(bool paused) {
   paused &= !left_;
   if (std::exchange(paused_, paused) == paused) return;
   reading_ = {};
+  reading_is_watched_ = false;
+  if (has_to_read()) watch_reading();
   if (!paused_) return;
   // A message that waits takes its memory after the pause.
   budget_->stop_waiting(*this);
   if (std::exchange(arrival_.is_unused, false)) give_all_back();
-  taken_bytes_ = owner_->taken_bytes();
-  watch_reading();
 }
 
 void Budget::Account::watch_reading() {
-  reading_ = budget_->clock_.after(budget_->options_.reading_patience, [this] {
-    const std::uint64_t taken = owner_->taken_bytes();
-    if (taken != std::exchange(taken_bytes_, taken)) return watch_reading();
-    owner_->close_later(resource_exhausted("a peer reads none of the answers that wait for it").with_reason("AnswersNotRead"));
-  });
+  if (left_ || std::exchange(reading_is_watched_, true)) return;
+  taken_bytes_ = owner_->taken_bytes();
+  reading_ = budget_->clock_.after(budget_->options_.reading_patience, [this] { check_reading(); });
+}
+
+void Budget::Account::check_reading() {
+  reading_is_watched_ = false;
+  if (!has_to_read()) return;
+  if (owner_->taken_bytes() != taken_bytes_) return watch_reading();
+  owner_->close_later(resource_exhausted("a peer reads none of the answers that wait for it").with_reason("AnswersNotRead"));
 }
 
 // ---- the end
@@ -290,7 +313,9 @@ void Budget::Account::leave() {
   if (std::exchange(left_, true)) return;
   Budget& budget = *budget_;
   set_paused(false);
+  reading_ = {};
   budget.unsent_ -= unsent_;
+  use_->unsent -= unsent_;
   budget.unread_.erase(number_);
   budget.stop_waiting(*this);
   give_back();

@@ -24,12 +24,11 @@ namespace shoal::runtime {
 class Budget final : public std::enable_shared_from_this<Budget> {
  public:
   struct Options {
-    std::size_t max_connections = 32'768;                  // accepted and open; at most half of the process's descriptors
-    std::uint64_t max_arriving_bytes = 256u << 20;         // messages that have begun to arrive; one at a time may be larger
-    std::uint64_t max_unsent_bytes = 256u << 20;           // answers that wait for peers to read
-    std::uint64_t peer_divisor = 4;                        // one peer (a process here, or another host) gets this part of each sum
-    Duration patience = std::chrono::seconds(4);           // while messages wait: time in which those that arrive make progress
-    Duration reading_patience = std::chrono::seconds(10);  // time in which a peer with too many unread answers has to read some
+    std::size_t max_connections = 32'768;           // accepted and open; at most half of the process's descriptors
+    std::uint64_t max_arriving_bytes = 256u << 20;  // messages that have begun to arrive; one at a time may be larger
+    std::uint64_t max_unsent_bytes = 256u << 20;    // answers that wait for peers to read
+    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets this part of each sum
+    Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive make progress
     // The progress in `patience`. Each peer has to make an equal part of it with all its messages together: they may share a slow link.
     std::uint64_t min_progress_bytes = 64u << 10;
     // Once a message has waited for `waiting_patience`, those that hold its memory have a bounded time for the rest: `finishing_time`, and
@@ -41,6 +40,9 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Duration waiting_patience = std::chrono::seconds(30);
     Duration finishing_time = std::chrono::seconds(60);
     std::uint64_t finishing_speed = 16u << 20;
+    // Time in which a peer with too many unread answers has to read some, and each peer with any while half of their sum is in use. It
+    // reads nothing while its messages wait for its own memory, so this is longer than the waiting patience and the finishing time.
+    Duration reading_patience = std::chrono::seconds(120);
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
   static constexpr std::size_t kSmallBytes = 64 << 10;
@@ -72,23 +74,27 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     // Takes memory for a message that begins to arrive. Returns false if it has to wait: for on_room(), or for the end of a pause.
     bool take(std::uint64_t bytes);
     bool holds_memory() const { return arriving_ != 0; }
-    // The message has arrived.
+    // The message has arrived, and keeps its memory until give_back(). Returns false if it has none.
+    bool complete() { return arriving_ != 0 && (arrival_.is_complete = true); }
+    // The handler has the message.
     void give_back() {
       if (arriving_ != 0) give_all_back();
     }
     // While set, no message waits, and any number of answers may.
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
-    // Sets the bytes of this connection's answers that wait. May call close_later() of any connection.
+    // Sets the bytes of this connection's answers that wait. May call close_later() of any connection: once the sum is exceeded, the peer
+    // with the most is refused. One answer that waits alone may be larger.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }
-    // How many bytes of answers may wait before no further request is read.
+    // How many bytes of answers may wait before no further request is read. The answers of a peer's connections together stay within its
+    // share of the sum, except those to requests that were read before.
     std::uint64_t allowance() const;
     bool is_beyond_allowance(std::uint64_t bytes) const { return bytes > kSmallBytes && !urgent_ && bytes > allowance(); }
 
     // The connection takes no further requests until its peer reads answers, so it gets no memory for messages. Refuses the peer if it
-    // reads nothing within the patience.
+    // reads nothing within reading_patience.
     void set_paused(bool paused);
 
     // Returns all that it holds. From then on nothing waits, and nothing is counted.
@@ -98,7 +104,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     friend class Budget;
     struct Use {
       std::size_t connections = 0, waiting = 0;
-      std::uint64_t arriving = 0;
+      std::uint64_t arriving = 0, unsent = 0;
       std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
       std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
@@ -108,6 +114,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::uint64_t begun_bytes = 0;      // received_bytes() when it got it
       std::uint64_t seen_bytes = 0;       // received_bytes() when count_arrived() was called last
       bool is_unused = false;             // got it while it waited, and has not come for it
+      bool is_complete = false;           // has arrived; a pause keeps it from the handler
       bool is_fresh = false;              // got it in the current period, so its progress is not judged yet
       TimePoint watched_since{};          // if not fresh: its peer's speed counts from here
       std::uint64_t watched_arrived = 0;  // use_->arrived at that time
@@ -119,7 +126,9 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void count_arrived();
     void refuse_message(const char* reason, const std::string& why);
     void change_unsent(std::uint64_t bytes);
+    bool has_to_read() const { return paused_ || (unsent_ > 0 && budget_->answers_are_many(budget_->unsent_)); }
     void watch_reading();
+    void check_reading();
 
     std::shared_ptr<Budget> budget_;
     const std::uint64_t number_;
@@ -129,9 +138,10 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Owner* owner_ = nullptr;
     bool urgent_ = false, waiting_ = false, left_ = false;
     std::uint64_t wanted_ = 0;
+    std::list<Account*>::iterator place_;  // in waiting_, while it waits
     TimePoint waiting_since_{};
     std::uint64_t arriving_ = 0, unsent_ = 0;
-    bool paused_ = false;
+    bool paused_ = false, reading_is_watched_ = false;
     Timer reading_;
     std::uint64_t taken_bytes_ = 0;  // taken_bytes() at the last check of its reading
     Arrival arrival_;
@@ -157,7 +167,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   void check_progress();
   std::vector<Account*> stalled() const;
   std::vector<Account*> too_slow();
-  void refuse_largest();
+  bool answers_are_many(std::uint64_t unsent) const { return unsent > options_.max_unsent_bytes / 2; }
+  void refuse_worst_reader();
 
   Clock& clock_;
   const Options options_;

@@ -301,6 +301,73 @@ TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefused) {
   EXPECT_EQ(third.account->allowance(), (64 - 20) * kMiB / 8);
 }
 
+TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefusedAlsoIfItHasManyConnections) {
+  Held first = of("a"), second = of("a"), other = of("b"), last = of("c");
+  first.account->set_unsent(14 * kMiB);
+  second.account->set_unsent(16 * kMiB);
+  other.account->set_unsent(20 * kMiB);  // the largest connection
+  last.account->set_unsent(15 * kMiB);
+  EXPECT_EQ(second.refused, "AnswersNotRead");
+  EXPECT_EQ(first.refused + other.refused + last.refused, "");
+}
+
+TEST_F(BudgetTest, APeersAnswersStayWithinItsShare) {
+  Held first = of("a"), second = of("a"), other = of("b");
+  first.account->set_unsent(12 * kMiB);
+  EXPECT_EQ(second.account->allowance(), (64 / 4 - 12) * kMiB / 2);
+  EXPECT_EQ(other.account->allowance(), (64 - 12) * kMiB / 8);
+  first.account->leave();
+  EXPECT_EQ(second.account->allowance(), 64 * kMiB / 8);
+}
+
+TEST_F(BudgetTest, OneAnswerThatWaitsAloneMayBeLarger) {
+  Held large = of("a"), other = of("b");
+  large.account->set_unsent(100 * kMiB);
+  large.account->set_unsent(90 * kMiB);
+  EXPECT_EQ(large.refused, "");
+  other.account->set_unsent(kMiB);
+  EXPECT_EQ(large.refused, "AnswersNotRead");
+  EXPECT_EQ(other.refused, "");
+}
+
+TEST_F(BudgetTest, WhileAnswersAreManyEachPeerHasToRead) {
+  Held sleeps = of("a"), reads = of("b"), late = of("c");
+  sleeps.account->set_unsent(20 * kMiB);
+  EXPECT_EQ(clock_.num_timers(), 0u);
+  reads.account->set_unsent(20 * kMiB);
+  late.account->set_unsent(kMiB);
+  ASSERT_EQ(clock_.num_timers(), 3u);
+  reads.taken += 1000;
+  late.taken += 1000;
+  for (int i = 0; i < 3; ++i) clock_.fire_next();
+  EXPECT_EQ(sleeps.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused + late.refused, "");
+  while (clock_.num_timers() > 0) clock_.fire_next();  // the answers are few now
+  EXPECT_EQ(reads.refused + late.refused, "");
+}
+
+TEST_F(BudgetTest, APeerMayReadNothingWhileItsOwnMessagesWait) {
+  EXPECT_GT(options_.reading_patience, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
+}
+
+TEST_F(BudgetTest, AMessageThatAPauseKeepsHoldsItsMemoryForABoundedTime) {
+  Held kept = of("a"), waits = of("a");
+  ASSERT_TRUE(kept.account->take(16 * kMiB));
+  kept.received += 16 * kMiB;
+  kept.account->set_paused(true);
+  EXPECT_TRUE(kept.account->complete());
+  const TimePoint began = clock_.now();
+  ASSERT_FALSE(waits.account->take(16 * kMiB));
+  while (kept.refused.empty()) {
+    kept.taken += 1;
+    clock_.fire_next();
+  }
+  EXPECT_EQ(kept.refused, "AnswersNotRead");
+  EXPECT_GE(clock_.now() - began, options_.waiting_patience + options_.finishing_time);
+  EXPECT_LE(clock_.now() - began, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
+  EXPECT_TRUE(waits.has_room);
+}
+
 TEST_F(BudgetTest, APeerThatReadsNoneOfItsAnswersIsRefusedWithinThePatience) {
   Held reads = of("a"), sleeps = of("b");
   for (Held* held : {&reads, &sleeps}) {

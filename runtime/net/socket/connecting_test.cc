@@ -158,6 +158,26 @@ TEST_P(SocketTest, ACallerWithTooManyConnectionsIsRefusedWithACode) {
   ASSERT_TRUE(side.connect(to));
 }
 
+TEST_P(SocketTest, ACallerOfTheVersionBeforeForWhichThereIsNoRoomGetsNoVerdict) {
+  SocketOptions options = options_of(GetParam());
+  options.budget.max_connections = 4;
+  options.versions = {1, 2};
+  Side side(token_, options, GetParam().role);
+  const Endpoint to = side.listen(Endpoint::unix_at(unique_name()));
+  ASSERT_TRUE(side.connect(to));
+  options.versions = {1, 1};
+  Side old(token_, options, GetParam().role);
+  std::optional<Error> why;
+  old.network.connect(to, Role::kClient, 5s, [&](Result<std::unique_ptr<Connection>> r) { why = r.error(); });
+  const auto end = side.clock->now() + 5s;
+  while (!why && side.clock->now() < end) {
+    side.loop.run_one(1ms);
+    old.loop.run_one(1ms);
+  }
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->code(), Code::kUnavailable) << why->to_string();
+}
+
 TEST_P(SocketTest, AMissingListenerAndAnAddressInUseAreNamed) {
   const auto refused = side_.connect(Endpoint::unix_at(unique_name()));
   ASSERT_FALSE(refused);

@@ -29,13 +29,14 @@ Result<void> FrameReader::arrived(std::size_t n, std::vector<Frame>& out) {
 
 Result<void> FrameReader::go_on(std::vector<Frame>& out) {
   waits_ = false;
+  if (std::exchange(has_message_, false)) account_.give_back();
   const auto bytes = std::exchange(rest_, {});
   return parse(bytes, out);
 }
 
 Result<void> FrameReader::parse(std::span<const std::byte> bytes, std::vector<Frame>& out) {
   std::size_t at = 0;
-  while (true) {
+  while (!waits_) {
     if (!current_) {
       if (bytes.size() - at < FrameHeader::kBytes) break;
       SHOAL_TRY(const FrameHeader header, decode_header(bytes.data() + at, limits_.frame));
@@ -57,7 +58,10 @@ Result<void> FrameReader::parse(std::span<const std::byte> bytes, std::vector<Fr
 }
 
 Result<void> FrameReader::check_payload(FrameKind kind, std::uint16_t method, std::uint64_t bytes) const {
-  if (limits_.max_payload_bytes == nullptr || bytes <= limits_.max_payload_bytes(kind, method)) return {};
+  if (kind == FrameKind::kReply && limits_.counts_calls && num_calls_ == 0) {
+    return fail(invalid_argument("an answer of " + std::to_string(bytes) + " bytes arrived, and no call waits for one"));
+  }
+  if (limits_.frame.max_payload_of == nullptr || bytes <= limits_.frame.max_payload_of(kind, method)) return {};
   return fail(invalid_argument("a message of method " + std::to_string(method) + " announces a payload of " + std::to_string(bytes) +
                                " bytes, which exceeds the limit of that method"));
 }
@@ -147,7 +151,8 @@ Result<void> FrameReader::finish_if_complete(std::vector<Frame>& out) {
     descriptors_.pop_front();
   }
   current_.reset();
-  account_.give_back();
+  if (num_calls_ > 0 && (frame.kind == FrameKind::kReply || frame.kind == FrameKind::kError)) --num_calls_;
+  waits_ = has_message_ = account_.complete();
   out.push_back(std::move(frame));
   return {};
 }

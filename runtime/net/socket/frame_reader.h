@@ -25,9 +25,8 @@ class FrameReader {
     FrameLimits frame;
     // Messages of up to these bytes arrive in parts (SendQueue), each of them a frame within the limits.
     std::uint64_t max_message_bytes = 0;
-    // The payload of a message by its kind and method; null: only the limits above apply.
-    std::uint64_t (*max_payload_bytes)(FrameKind kind, std::uint16_t method) = nullptr;
     std::uint16_t version = VersionRange{}.newest;  // the wire version of the connection
+    bool counts_calls = false;                      // expect_answer() reports all calls, so no other large answer is due
   };
   // `account`: gives the memory for messages beyond Budget::kSmallBytes.
   FrameReader(const Limits& limits, Budget::Account& account) : limits_(limits), account_(account) {}
@@ -36,9 +35,13 @@ class FrameReader {
   std::span<std::byte> room(std::span<std::byte> scratch);
   // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out);
-  // True while a message waits for its memory (Account::take). Afterwards go_on() continues with what has arrived.
+  // True while a message waits for its memory (Account::take), or has that memory and is complete, the last of the frames so far: it counts
+  // until the handler gets it. Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
+  bool has_message() const { return has_message_; }  // waits for the handler
   Result<void> go_on(std::vector<Frame>& out);
+  // A call was sent.
+  void expect_answer() { ++num_calls_; }
 
   // The descriptors that came with one read: all those of one frame.
   struct Descriptors {
@@ -80,8 +83,9 @@ class FrameReader {
   const Limits limits_;
   Budget::Account& account_;
   std::span<std::byte> scratch_;  // between room() and arrived()
-  std::vector<std::byte> rest_;   // bytes of the next frame: less than a header, unless that frame waits for memory
-  bool waits_ = false;
+  std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless this waits
+  bool waits_ = false, has_message_ = false;
+  std::uint64_t num_calls_ = 0;  // without an answer
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
   PartOf parts_;   // its announcement

@@ -70,7 +70,7 @@ class FrameReaderTest : public testing::Test, public Budget::Owner {
 
 TEST_F(FrameReaderTest, AMessageIsRefusedByItsMethodWhenItIsAnnounced) {
   const FrameReader::Limits limits{
-      {}, 16ull << 30, [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : kMiB; }};
+      {.max_payload_of = [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : kMiB; }}, 16ull << 30};
   const auto announce = [&](const FrameHeader& header) {
     make(budget_->admit("a").value(), limits);
     const auto sent = send(header, 0);
@@ -84,14 +84,16 @@ TEST_F(FrameReaderTest, AMessageIsRefusedByItsMethodWhenItIsAnnounced) {
 }
 
 TEST_F(FrameReaderTest, TheFrameThatEndsAMessageHasTheAnnouncedMethod) {
-  make(budget_->admit("a").value(), {{}, 16ull << 30, nullptr});
+  make(budget_->admit("a").value(), {{}, 16ull << 30});
   ASSERT_TRUE(send(part({kMiB, 100, FrameKind::kRequest}, 1000), 1000));
   EXPECT_FALSE(send({0, static_cast<std::uint32_t>(kMiB - 1000), 1, 12, FrameKind::kRequest, 0}, 0));
 }
 
 TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAnnounceTheirBytesAlone) {
   const FrameReader::Limits limits{
-      {}, 16ull << 30, [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : 1000; }, 1};
+      {.max_payload_of = [](FrameKind, std::uint16_t method) -> std::uint64_t { return method == 100 ? 16ull << 30 : 1000; }},
+      16ull << 30,
+      1};
   const auto answer = [&](std::uint16_t method) {
     make(budget_->admit("a").value(), limits);
     for (int i = 0; i < 2; ++i) {
@@ -109,7 +111,7 @@ TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAnnounceTheirBytesAlone) {
 
 TEST_F(FrameReaderTest, PartsOfTheFirstWireVersionAreRefusedWhereNoMessageIsLargerThanAFrame) {
   const FrameLimits frame;
-  make(budget_->admit("a").value(), {frame, frame.max_payload_bytes, nullptr, 1});
+  make(budget_->admit("a").value(), {frame, frame.max_payload_bytes, 1});
   const auto sent = send(part({frame.max_payload_bytes}, 1000, 1), 1000);
   ASSERT_FALSE(sent);
   EXPECT_NE(sent.error().message().find("no message is larger than a frame"), std::string::npos);
@@ -120,7 +122,7 @@ TEST_F(FrameReaderTest, AMessageWaitsForMemoryAndArrivesWhole) {
   auto other = budget_->admit("a").value();
   other->set_owner(*this);
   ASSERT_TRUE(other->take(2 * kMiB));
-  make(budget_->admit("a").value(), {{}, 16ull << 30, nullptr});
+  make(budget_->admit("a").value(), {{}, 16ull << 30});
   const FrameHeader header{0, 100'000, 9, 12, FrameKind::kRequest, 0};
   ASSERT_TRUE(send(header, 30'000));
   EXPECT_TRUE(reader_->waits());
@@ -139,11 +141,48 @@ TEST_F(FrameReaderTest, AMessageWaitsForMemoryAndArrivesWhole) {
   }
   ASSERT_EQ(frames_.size(), 1u);
   EXPECT_EQ(frames_[0].payload.view(), std::string(30'000, 7) + std::string(70'000, 8));
-  EXPECT_TRUE(other->take(2 * kMiB));  // the memory of the message that has arrived is free again
+  EXPECT_TRUE(reader_->has_message());
+  EXPECT_FALSE(other->take(2 * kMiB));  // until the handler has the message
+  has_room_ = false;
+  ASSERT_TRUE(reader_->go_on(frames_));
+  EXPECT_TRUE(has_room_);
+  EXPECT_FALSE(reader_->waits());
+}
+
+TEST_F(FrameReaderTest, BytesBehindALargeMessageWaitUntilTheHandlerHasIt) {
+  make(budget_->admit("a").value(), {});
+  ASSERT_TRUE(send({0, 100'000, 1, 12, FrameKind::kRequest, 0}, 100'000 - 10));
+  std::vector<std::byte> rest(10 + FrameHeader::kBytes);
+  std::ranges::copy(FrameHeader{0, 0, 2, 12, FrameKind::kRequest, 0}.encode(), rest.begin() + 10);
+  std::ranges::copy(rest, reader_->room(budget_->scratch()).begin());
+  ASSERT_TRUE(reader_->arrived(rest.size(), frames_));
+  EXPECT_EQ(frames_.size(), 1u);
+  EXPECT_TRUE(reader_->waits());
+  ASSERT_TRUE(reader_->go_on(frames_));
+  ASSERT_EQ(frames_.size(), 2u);
+  EXPECT_EQ(frames_[1].id, 2u);
+}
+
+TEST_F(FrameReaderTest, ALargeAnswerIsRefusedUnlessACallWaitsForOne) {
+  const FrameReader::Limits limits{.frame = {}, .max_message_bytes = 16ull << 30, .counts_calls = true};
+  const FrameHeader answer{0, 100'000, 1, 0, FrameKind::kReply, 0};
+  const auto message = [&](const FrameHeader& header, std::size_t bytes) {
+    const auto sent = send(header, bytes);
+    return sent ? std::string() : sent.error().message();
+  };
+  make(budget_->admit("a").value(), limits);
+  EXPECT_NE(message(answer, 0).find("no call waits"), std::string::npos);
+  make(budget_->admit("a").value(), limits);
+  EXPECT_NE(message(part({kMiB, 0, FrameKind::kReply}, 1000), 0).find("no call waits"), std::string::npos);
+  make(budget_->admit("a").value(), limits);
+  reader_->expect_answer();
+  EXPECT_EQ(message(answer, 100'000), "");
+  ASSERT_TRUE(reader_->go_on(frames_));
+  EXPECT_NE(message(answer, 0).find("no call waits"), std::string::npos);  // one call, one answer
 }
 
 TEST_F(FrameReaderTest, FramesThatAreCutAnywhereArriveWhole) {
-  make(budget_->admit("a").value(), {{}, 0, nullptr});
+  make(budget_->admit("a").value(), {});
   std::vector<std::byte> all;
   for (std::uint32_t i = 0; i < 20; ++i) {
     const auto head = FrameHeader{8, i, i, 12, FrameKind::kRequest, 0}.encode();

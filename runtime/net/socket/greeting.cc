@@ -99,7 +99,8 @@ Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, cons
   if (verdict.accepted) {
     const auto admitted = admit(identity.local ? "process " + std::to_string(identity.pid) : peer_address(line.socket.native_handle()));
     if (!admitted) {
-      SHOAL_CO_OK(co_await write_message(line, hello.no_room()));
+      // A caller of wire version 1 would report that this is not Shoal. It gets no verdict, and may try again.
+      if (verdict.version >= kRefusesForRoom) SHOAL_CO_OK(co_await write_message(line, hello.no_room()));
       co_return fail(admitted.error());
     }
   }

@@ -20,8 +20,8 @@ class SendQueue {
       : max_frame_payload_(max_frame_payload), version_(version), counts_newest_(counts_newest) {}
   std::size_t bytes() const { return bytes_; }
   std::uint64_t sent_bytes() const { return sent_bytes_; }
-  // The bytes to compare with bounds. Between hosts, a large value travels inside its frame, so the newest frame is not counted: it may
-  // exceed any bound although the peer reads.
+  // The bytes to compare with the bound for one connection. Between hosts, a large value travels inside its frame, so the newest frame is
+  // not counted: it may exceed any bound although the peer reads.
   std::size_t waiting_bytes() const { return counts_newest_ ? bytes_ : bytes_ - std::min(bytes_, newest_bytes_); }
   bool empty() const { return chunks_.empty(); }
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "runtime/loop/busy_poller.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/socket/frame_reader.h"
+#include "runtime/net/socket/host_watch.h"
 #include "runtime/net/socket/send_queue.h"
 #include "runtime/net/stream_connection.h"
 
@@ -129,6 +131,7 @@ class Pause {
  public:
   explicit Pause(Budget::Account& account) : account_(account) {}
   bool lasts() const { return lasts_; }
+  bool keeps_frames() const { return !kept_.empty(); }
   // A message that has memory arrives whole also in a pause, since others may wait for that memory.
   bool stops_reading() const { return lasts_ && !account_.holds_memory(); }
   // Begins if so many bytes of answers are too many. Returns lasts().
@@ -170,10 +173,15 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
         uses_(std::move(uses)),
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
-        reader_({options.limits, limits_.max_payload_bytes, options.max_payload_bytes, identity_.version}, *uses_.account),
+        reader_({options.limits, limits_.max_payload_bytes, identity_.version,
+                 !identity_.local || options.rings.bytes == 0},  // calls may go through rings that this does not see
+                *uses_.account),
         queue_(options.limits.max_payload_bytes, identity_.version, identity_.local),
         pause_(*uses_.account) {
     loop_.track(descriptor_.native_handle());
+    if (!identity_.local) {
+      host_.emplace(uses_.clock, descriptor_.native_handle(), options.unanswered, [this] { close_later(broken(ETIMEDOUT)); });
+    }
     uses_.account->set_owner(*this);
   }
 
@@ -188,14 +196,14 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
     // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes.
+    if (frame.kind == FrameKind::kRequest) reader_.expect_answer();
     queue_.push(std::move(frame));
     ++uses_.traffic->sent;
-    const std::size_t waiting = queue_.waiting_bytes();
-    if (waiting > max_queued_bytes_) {
+    if (queue_.waiting_bytes() > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
     look();
-    if (waiting_write_) return uses_.account->set_unsent(waiting);
+    if (waiting_write_) return uses_.account->set_unsent(queue_.bytes());
     if (flush == Flush::kNow || queue_.bytes() > kLaterBytes) return write();
     if (flush_posted_) return;
     flush_posted_ = true;
@@ -291,17 +299,23 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   // Continues after a pause or a wait for memory. Returns false if the connection is closed.
   bool go_on() {
     if (!deliver(pause_.end())) return false;
-    if (pause_.lasts() || !reader_.waits()) return true;
+    if (pause_.keeps_frames() || !reader_.waits()) return true;
     std::vector<Frame> frames;
-    const auto parsed = reader_.go_on(frames);
-    return take(parsed, std::move(frames));
+    auto parsed = reader_.go_on(frames);
+    return take(std::move(parsed), std::move(frames));
   }
 
-  // Delivers what the reader returned. Returns false if the connection is closed.
-  bool take(const Result<void>& parsed, std::vector<Frame> frames) {
-    if (!deliver(std::move(frames))) return false;
-    if (!parsed) end(parsed.error());
-    return parsed.has_value();
+  // Delivers what the reader returned, and what has arrived behind a message that is delivered. Returns false if the connection is closed.
+  bool take(Result<void> parsed, std::vector<Frame> frames) {
+    while (true) {
+      if (!deliver(std::exchange(frames, {}))) return false;
+      if (!parsed) {
+        end(parsed.error());
+        return false;
+      }
+      if (!reader_.has_message() || pause_.keeps_frames()) return true;
+      parsed = reader_.go_on(frames);
+    }
   }
 
   void wait_to_read() {
@@ -341,8 +355,8 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
       if (arrived->descriptors.lost || !arrived->descriptors.fds.empty()) reader_.add(std::move(arrived->descriptors));
       if (reader_.num_loose() > kMaxLoose) return end(invalid_argument("descriptors arrived without a frame"));
       std::vector<Frame> frames;
-      const auto parsed = reader_.arrived(arrived->bytes, frames);
-      if (!take(parsed, std::move(frames))) return true;
+      auto parsed = reader_.arrived(arrived->bytes, frames);
+      if (!take(std::move(parsed), std::move(frames))) return true;
       if (!transport_.has_buffered() && (transport_.drained() || (arrived->bytes < room.size() && i > 0))) return true;
     }
     if (!blocked()) read_buffered();
@@ -364,8 +378,9 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
 
   void write() {
     const auto step = transport_.write(queue_);
+    if (host_) host_->wrote();
     if (!step) return identity_.local ? read_and_close(step.error()) : close_later(step.error());
-    uses_.account->set_unsent(*step == Step::kDone ? 0 : queue_.waiting_bytes());
+    uses_.account->set_unsent(queue_.bytes());
     if (*step == Step::kDone || closed_) return;
     waiting_write_ = true;
     const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
@@ -407,6 +422,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   void shut() {
     if (std::exchange(closed_, true)) return;
     if (std::exchange(looked_at_, false)) loop_.busy_poller().remove(*this);
+    if (host_) host_->stop();
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
     descriptor_.close(ignored);
@@ -423,6 +439,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   FrameReader reader_;
   SendQueue queue_;
   Pause pause_;
+  std::optional<HostWatch> host_;  // between hosts
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;

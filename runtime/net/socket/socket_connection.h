@@ -12,6 +12,7 @@ namespace shoal::runtime {
 
 // The parts of its network that a connection uses.
 struct Uses {
+  Clock& clock;  // outlives the connection
   std::shared_ptr<Budget> budget;
   std::shared_ptr<Traffic> traffic;  // counts the connection's frames
   std::unique_ptr<Budget::Account> account;

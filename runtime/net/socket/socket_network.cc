@@ -28,18 +28,6 @@ constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestCo
 constexpr std::size_t kHelloDescriptors = 16;  // part of the process's descriptors for hellos under way
 constexpr int kBacklog = 2048;
 
-// A pulled cable sends no signal: unacknowledged bytes, or the probes of an idle connection, end the connection.
-void prepare_tcp(int fd, Duration unanswered) {
-  const auto set = [fd](int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); };
-  const auto ms = static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(unanswered).count());
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, ms / 2000));
-  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, ms / 8000));
-  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, ms);
-}
-
 // The packets of a TCP handshake are small, those of a TLS handshake are not.
 std::string large_packets_are_lost(const std::string& host) {
   return "the connection was made, and the TLS handshake got no answer: either that process is stopped, or a link on the way loses large "
@@ -60,15 +48,14 @@ struct SocketNetwork::Impl {
   std::unique_ptr<Connection> finish(Line& line, PeerIdentity identity, std::unique_ptr<Budget::Account> account,
                                      std::optional<Role> calls_as) {
     Fd fd(line.socket.release());
-    if (!identity.local) prepare_tcp(fd.get(), options.unanswered);
-    if (line.tls) {
-      return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, {budget, traffic, std::move(account)});
-    }
+    const int on = 1;
+    if (!identity.local) (void)setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    Uses uses{clock, budget, traffic, std::move(account)};
+    if (line.tls) return make_tls_connection(loop, std::move(fd), std::move(*line.tls), identity, options, std::move(uses));
     if (!identity.local || calls_as.value_or(identity.role) != Role::kWorker || options.rings.bytes == 0) {
-      return make_socket_connection(loop, std::move(fd), identity, options, {budget, traffic, std::move(account)});
+      return make_socket_connection(loop, std::move(fd), identity, options, std::move(uses));
     }
-    // The socket has counters of its own, because the ring's internal frames are not counted.
-    Uses uses{budget, std::make_shared<Traffic>(), std::move(account)};
+    uses.traffic = std::make_shared<Traffic>();  // the socket has its own, because the ring's internal frames are not counted
     auto connection = make_socket_connection(loop, std::move(fd), identity, options, std::move(uses));
     return make_ring_connection(loop, std::move(connection), calls_as.has_value(), options.rings, options.max_queued_bytes, traffic);
   }

@@ -33,10 +33,8 @@ struct SocketOptions {
   std::shared_ptr<const Tls> tls;
   std::string host;  // this host's address for others; endpoints on it with a unix name are reached through that
   std::uint64_t max_message_bytes = 16ull << 30;
-  // The payload of a message by its kind and method, checked when the message is announced; null: the limits above apply to all.
-  std::uint64_t (*max_payload_bytes)(FrameKind kind, std::uint16_t method) = nullptr;
-  // A connection breaks when the other host's kernel acknowledges no bytes for this long. TCP_USER_TIMEOUT also breaks one to a process
-  // that is stopped (SIGSTOP, a debugger) for this long with more under way than its kernel buffers.
+  // A connection breaks when the other host's kernel answers nothing for this long (host_watch.h). One to a process that does not read
+  // stays, so that messages may wait for memory there.
   Duration unanswered = std::chrono::seconds(10);
 };
 

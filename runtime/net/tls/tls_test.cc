@@ -451,7 +451,7 @@ TEST_F(TlsTest, FramesThatArrivedBeforeTheStartAreRead) {
   } handler;
   const auto budget = std::make_shared<Budget>(*clock_, Budget::Options());
   const auto connection = make_tls_connection(loop_, std::move(here), std::move(listens), {}, options_,
-                                              {budget, std::make_shared<Traffic>(), budget->outgoing()});
+                                              {*clock_, budget, std::make_shared<Traffic>(), budget->outgoing()});
   connection->start(handler);
   run_until([&] { return !handler.methods.empty(); });
   EXPECT_EQ(handler.methods, std::vector<std::uint16_t>{7});

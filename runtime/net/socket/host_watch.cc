@@ -1,0 +1,47 @@
+#include "runtime/net/socket/host_watch.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal::runtime {
+namespace {
+
+constexpr int kLooks = 8;   // per time limit; a pause of this process or of its machine counts as one
+constexpr int kProbes = 4;  // for an idle connection: the first after half the time limit, the others until its end
+
+}  // namespace
+
+HostWatch::HostWatch(Clock& clock, int socket, Duration unanswered, std::function<void()> dead)
+    : clock_(clock), socket_(socket), unanswered_(unanswered), dead_(std::move(dead)) {
+  const auto set = [&](int level, int name, int value) { (void)setsockopt(socket_, level, name, &value, sizeof value); };
+  const auto seconds = static_cast<int>(std::chrono::duration_cast<std::chrono::seconds>(unanswered).count());
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 2));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / (2 * kProbes)));
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+}
+
+void HostWatch::look_later() {
+  watching_ = true;
+  timer_ = clock_.after(unanswered_ / kLooks, [this] { look(); });
+}
+
+void HostWatch::look() {
+  watching_ = false;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
+  // An acknowledgment may leave bytes unacknowledged, if the other kernel has dropped them for lack of room. It then answers each of the
+  // attempts to send them, which become rare. So only what was sent after the last answer is waited for.
+  const bool waits = info.tcpi_probes > 0 || (info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv);
+  const bool answered = std::exchange(arrived_, info.tcpi_segs_in) != info.tcpi_segs_in;
+  num_silent_ = waits && !answered ? num_silent_ + 1 : 0;
+  if (num_silent_ >= kLooks) return dead_();
+  if (info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0 || info.tcpi_probes > 0) look_later();
+}
+
+}  // namespace shoal::runtime

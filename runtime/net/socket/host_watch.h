@@ -1,0 +1,43 @@
+// HostWatch: finds out that the other host of a TCP connection is dead, because its kernel answers nothing. Loop thread only.
+//
+// TCP_USER_TIMEOUT does not fit: it also breaks connections to processes that do not read for that long, although their kernels answer.
+#pragma once
+
+#include <functional>
+
+#include "runtime/loop/clock.h"
+
+namespace shoal::runtime {
+
+// The kernel's keep-alive probes watch an idle connection. This watches one with bytes that wait for an acknowledgment, or for room.
+//
+// Such a connection is broken once `unanswered` has passed in which something that this kernel has sent waits for an answer, and none
+// comes. All packets count as answers, also the other kernel's keep-alive probes: the loss of one packet breaks nothing.
+//
+// While a peer does not read, the kernel asks for room again and again, after twice the time at each attempt, at most two minutes. If the
+// host dies meanwhile, `unanswered` begins with the next attempt.
+class HostWatch {
+ public:
+  // `clock` outlives the watch, and stop() precedes the end of `socket`. Calls `dead` at most once; it may call stop().
+  HostWatch(Clock& clock, int socket, Duration unanswered, std::function<void()> dead);
+  // Bytes were given to the kernel.
+  void wrote() {
+    if (!watching_) look_later();
+  }
+  void stop() { timer_ = {}; }
+
+ private:
+  void look_later();
+  void look();
+
+  Clock& clock_;
+  const int socket_;
+  const Duration unanswered_;
+  const std::function<void()> dead_;
+  bool watching_ = false;
+  int num_silent_ = 0;  // looks in a row at which an answer was missing
+  std::uint32_t arrived_ = 0;
+  Timer timer_;
+};
+
+}  // namespace shoal::runtime
