@@ -219,6 +219,7 @@ TEST_F(SetAsideTest, AJobRunsUntilEachOfItsProcessesHasEnded) {
 TEST_F(SetAsideTest, AJobFailsIfNoneOfItsProcessesHasARow) {
   serve(without(TableName::kWorkers, {ranks_[0].message.worker.value, ranks_[1].message.worker.value}));
   EXPECT_EQ(again_->job(submitted_)->state, JobState::kFailed);
+  ASSERT_TRUE(again_->job(submitted_)->cause);
   EXPECT_EQ(again_->job(submitted_)->cause->reason(), "RowSetAside");
 }
 
