@@ -280,11 +280,11 @@ void ClusterState::check_invariants() const {
 }
 
 std::set<std::string> ClusterState::mentioned(const std::set<std::string>& packages) const {
-  constexpr std::size_t kDigits = 64;  // of a package's name
+  constexpr std::size_t kDigits = 64;  // digits of a package's name
   std::set<std::string> out;
   const auto look_in = [&](const actors::Launch& launch) {
     for (const auto& [name, text] : launch.env) {
-      std::size_t digits = 0;  // that end here
+      std::size_t digits = 0;  // length of the run of digits up to `end`
       for (std::size_t end = 1; end <= text.size(); ++end) {
         digits = std::isxdigit(static_cast<unsigned char>(text[end - 1])) ? digits + 1 : 0;
         if (digits < kDigits) continue;
