@@ -166,9 +166,8 @@ Result<std::unique_ptr<Client>> connect_head(Context& context, const Found& foun
   const auto info = found.folder ? found.folder->info() : Result<actors::SessionInfo>(fail(why));
   const bool joined = info && info->head_local.empty();  // the head is on another host
   return fail(std::move(out).with_hint(
-      joined
-          ? "this host's node waits ten minutes for it and then ends; why it is gone is in the logs on its host. `shoal stop --address " +
-                found.address + "` ends this host's part now"
+      joined ? "this host's node waits for it up to --head-absence-limit, then ends; the logs on its host say why. `shoal stop --address " +
+                   found.address + "` ends this host's part now"
       : found.folder
           ? "it is gone and was not started again; why: " + found.folder->logs() + ". `shoal stop --address " + found.address +
                 "` ends what is left of that cluster, `shoal start --head` begins another"

@@ -179,4 +179,8 @@ CLI::Validator amount() {
   return CLI::Validator([](std::string& text) { return text.starts_with('-') ? "an amount is 0 or more, not " + text : ""; }, "");
 }
 
+CLI::Validator not_empty() {
+  return CLI::Validator([](std::string& text) { return std::string(text.empty() ? "an empty text names nothing" : ""); }, "");
+}
+
 }  // namespace shoal::scheduler::cli

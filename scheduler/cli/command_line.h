@@ -71,5 +71,7 @@ class CommandLine {
 
 // Checks an option that is an amount.
 CLI::Validator amount();
+// Refuses an empty argument where a name or an id is expected: it is the value of a shell's variable that is not set, and no default.
+CLI::Validator not_empty();
 
 }  // namespace shoal::scheduler::cli

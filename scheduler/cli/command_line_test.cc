@@ -30,7 +30,8 @@ struct Shoal {
       return 7;
     });
     auto* run = line.add_verb("run", "", group);
-    run->add_option("id", line.own<std::string>())->required();
+    run->add_option("id", line.own<std::string>())->required()->check(not_empty());
+    run->add_option("--node", line.own<std::string>())->check(not_empty());
     line.on_run(run, [](const Common&) { return 8; });
   }
 
@@ -55,6 +56,12 @@ struct Shoal {
 TEST(CommandLine, TheExitCodeIsThatOfTheNamedVerb) {
   EXPECT_EQ(Shoal()({"jobs", "list"}), 7);
   EXPECT_EQ(Shoal()({"jobs", "run", "3"}), 8);
+}
+
+TEST(CommandLine, AnEmptyNameIsNoName) {
+  EXPECT_EQ(Shoal()({"jobs", "run", ""}), kUsage);
+  EXPECT_EQ(Shoal()({"jobs", "run", "3", "--node", ""}), kUsage);
+  EXPECT_EQ(Shoal()({"jobs", "run", "3", "--node="}), kUsage);
 }
 
 TEST(CommandLine, OptionsGoBeforeTheEnvironment) {

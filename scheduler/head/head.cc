@@ -23,7 +23,7 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       options_(std::move(options)),
       state_(options_.state, random),
       fence_(log_, options_.leads, options_.on_fenced),
-      packages_(clock, options_.packages, [this](const std::string& name) { return state_.mentions(name); }),
+      packages_(clock, options_.packages, [this](const std::set<std::string>& names) { return state_.mentioned(names); }),
       watchers_([this](std::uint64_t client, Method method, Bytes bytes) {
         const auto sent = clients_.at(client).peer->notify(number(method), {std::move(bytes), {}, {}}, runtime::Flush::kLater);
         if (!sent && sent.error().reason() != "Disconnected") {

@@ -138,11 +138,18 @@ void Head::answer_actors() {
     return found;
   });
   methods_.on<Method::kHostActor>([this](Client&, const actors::HostActor& hosted, runtime::Responder& responder) -> Result<void> {
-    const bool stored = state_.actor(hosted.actor) != nullptr && !commits_.unstored(hosted.actor);
     SHOAL_OK(state_.step(ActorHosted{hosted}));
     hosting_.insert_or_assign(hosted.actor, std::move(responder));
-    const bool complete = state_.actor(hosted.actor)->state == actors::ActorState::kAlive;
-    commits_.await(stored && complete ? Made{.repeated = {hosted.actor}} : Made{.hosted = {hosted.actor}});
+    auto decided = state_.take_actions();
+    // A repeated request has its answer as the only action. It need not wait for the store if the whole gang is stored.
+    const auto* const again = decided.size() == 1 ? std::get_if<AnswerHosted>(&decided.front()) : nullptr;
+    const auto unstored = [&](ActorId id) { return commits_.unstored(id); };
+    if (again != nullptr && again->result && std::ranges::none_of(again->result->members, unstored)) {
+      answer_hosted(*again);
+      return {};
+    }
+    commits_.await({.hosted = {hosted.actor}});
+    for (auto& action : decided) commits_.perform(std::move(action));
     return {};
   });
   methods_.on<Method::kGetCreationSpec>(
@@ -212,8 +219,15 @@ bool Head::repeats(Method method, const runtime::Message& request) const {
   if (method == Method::kCreateGang) {
     const auto spec = actors::from_bytes<actors::GangSpec>(request.body);
     if (!spec || spec->actors.empty()) return false;
+    if (spec->get_if_exists) {
+      if (const auto found = state_.find({spec->name, spec->name_space})) return !commits_.unstored(found->row.id);
+    }
     const ActorId first = spec->actors.front().id;
     return state_.actor(first) != nullptr && !commits_.unstored(first);
+  }
+  if (method == Method::kHostActor) {
+    const auto hosted = actors::from_bytes<actors::HostActor>(request.body);
+    return hosted && state_.actor(hosted->actor) != nullptr && !commits_.unstored(hosted->actor);
   }
   if (method == Method::kCreateGroup) {
     const auto spec = actors::from_bytes<actors::GroupSpec>(request.body);

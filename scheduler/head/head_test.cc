@@ -136,7 +136,8 @@ TEST_F(HeadTest, ARepeatedRequestGetsTheAnswerOfTheFirst) {
     call(Method::kCreateGroup, to_bytes(group_spec), answers[first + 1]);
     world_.run_for(100ms);
   };
-  const auto stored_gang = gang(), refused_gang = gang();
+  auto stored_gang = gang(), refused_gang = gang();
+  stored_gang.name = "kept";
   const auto stored_group = group(7), refused_group = group(8);
   Answers stored, refused;
   ask(stored_gang, stored_group, stored, 0);
@@ -151,6 +152,13 @@ TEST_F(HeadTest, ARepeatedRequestGetsTheAnswerOfTheFirst) {
   }
   ask(stored_gang, stored_group, stored, 2);  // after a lost answer
   for (const auto& answer : stored) EXPECT_TRUE(answer && *answer);
+  std::optional<Result<runtime::Message>> found;
+  auto another = gang();
+  another.name = "kept";
+  another.get_if_exists = true;
+  call(Method::kCreateGang, to_bytes(another), found);
+  world_.run_for(100ms);
+  EXPECT_TRUE(found && *found);
   Answers late;
   ask(refused_gang, refused_group, late, 0);
   EXPECT_TRUE(late[0] && !*late[0] && late[1] && !*late[1]);
@@ -192,6 +200,16 @@ TEST_F(HeadTest, HostedActorsThatWaitForTheStoreAreRefusedAndMayAskAgain) {
   place(13, 0, answers[2]);
   place(14, 1, answers[3]);
   EXPECT_TRUE(answers[2] && *answers[2] && answers[3] && *answers[3]);
+  store_.locked = true;
+  std::array<std::optional<Result<runtime::Message>>, 2> undone, again;
+  call(Method::kSubmitJob, to_bytes(waiting()), undone[0]);
+  world_.run_for(2500ms);
+  place(13, 0, again[0]);  // after a lost answer
+  ASSERT_TRUE(again[0] && *again[0]);
+  EXPECT_TRUE((*again[0])->body.view() == (*answers[2])->body.view());
+  place(15, 0, again[1]);  // a new request
+  ASSERT_TRUE(again[1] && !*again[1]);
+  EXPECT_EQ((*again[1]).error().reason(), "NotDurable");
   head_->state().check_invariants();
 }
 

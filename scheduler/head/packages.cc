@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -36,7 +37,7 @@ Error lacks(const std::string& name) {
 
 }  // namespace
 
-Packages::Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used)
+Packages::Packages(runtime::Clock& clock, Options options, Used used)
     : clock_(clock), options_(std::move(options)), used_(std::move(used)) {}
 
 // At the first use: takes over the complete packages of an earlier head, and removes incomplete ones.
@@ -88,8 +89,11 @@ Result<void> Packages::make_room(std::uint64_t from, std::uint64_t bytes) {
     if (clock_.now() - k.last >= options_.unused) idle.emplace_back(k.last, name);
   }
   std::sort(idle.begin(), idle.end());
+  std::set<std::string> names;
+  for (const auto& [last, name] : idle) names.insert(name);
+  const auto used = used_(names);
   for (auto it = idle.begin(); it != idle.end() && !enough(); ++it) {
-    if (used_(it->second)) continue;
+    if (used.contains(it->second)) continue;
     std::error_code ignored;
     fs::remove(path(it->second), ignored);
     have -= kept_.extract(it->second).mapped().bytes;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "actors/protocol/wire/packages.h"
@@ -27,8 +28,9 @@ class Packages {
     // How long an incomplete package may get no part before another one may take its room.
     runtime::Duration stalled = std::chrono::minutes(1);
   };
-  // `used`: returns true if a living or waiting process, actor or job needs this package.
-  Packages(runtime::Clock& clock, Options options, std::function<bool(const std::string& name)> used);
+  // Returns those of the packages that a living or waiting process, actor or job needs. It looks through all of these.
+  using Used = std::function<std::set<std::string>(const std::set<std::string>& names)>;
+  Packages(runtime::Clock& clock, Options options, Used used);
 
   // Stores a part. `from`: the connection that it came over. If two connections send the same package at once, the first complete one
   // stays.
@@ -56,7 +58,7 @@ class Packages {
 
   runtime::Clock& clock_;
   const Options options_;
-  const std::function<bool(const std::string&)> used_;
+  const Used used_;
   Result<void> write(std::uint64_t from, const actors::PackagePart& part, Coming& coming);
   Result<void> keep(std::uint64_t from, const actors::PackagePart& last, Coming coming);
   void drop(std::uint64_t from, const std::string& name);

@@ -1,8 +1,10 @@
 #include "scheduler/head/packages.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,7 +26,12 @@ class PackagesTest : public testing::Test {
   PackagesTest() { open(); }
   ~PackagesTest() override { std::filesystem::remove_all(base_); }
   void open() {
-    packages_.emplace(clock_, options_, [this](const std::string& name) { return used_.contains(name); });
+    packages_.emplace(clock_, options_, [this](const std::set<std::string>& names) {
+      ++num_looks_;
+      std::set<std::string> out;
+      std::ranges::set_intersection(names, used_, std::inserter(out, out.end()));
+      return out;
+    });
   }
   std::string name(char c) const {
     runtime::Sha256 digest;
@@ -56,6 +63,7 @@ class PackagesTest : public testing::Test {
   Packages::Options options_{.folder = base_ + "/packages", .max_bytes = 100};
   std::map<char, std::string> contents_ = {{'a', "abcdef"}, {'b', "abcxyz"}, {'c', "whole"}};
   std::set<std::string> used_;
+  int num_looks_ = 0;  // through all jobs and actors
   std::optional<Packages> packages_;
 };
 
@@ -148,6 +156,17 @@ TEST_F(PackagesTest, BeyondTheBoundTheLeastRecentlyUsedIsRemovedFirst) {
   EXPECT_EQ(put('d', contents_['d']), true);
   EXPECT_EQ(got('c'), "(NotFound)");
   EXPECT_EQ(got('a'), contents_['a']);
+}
+
+TEST_F(PackagesTest, OneLookFindsThePackagesThatAreUsed) {
+  for (const char c : {'a', 'b', 'c', 'd'}) contents_[c] = std::string(30, c);
+  for (const char c : {'a', 'b', 'c'}) EXPECT_EQ(put(c, contents_[c]), true);
+  pass(std::chrono::minutes(11));
+  used_ = {name('a'), name('b')};
+  num_looks_ = 0;
+  EXPECT_EQ(put('d', contents_['d']), true);
+  EXPECT_EQ(num_looks_, 1);
+  EXPECT_EQ(got('c'), "(NotFound)");
 }
 
 TEST_F(PackagesTest, APackageThatArrivesCountsWithItsAnnouncedSize) {

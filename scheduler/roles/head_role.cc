@@ -182,7 +182,7 @@ class OneOfSeveral {
   void lead(const etcd::Leadership& leadership) {
     w_.log->info("elected revision={}", leadership.revision);
     auto store = etcd::open_store(w_.loop, *w_.clock, w_.log, address_, leadership);
-    if (!store) return give_up(store.error());
+    if (!store) return not_started(store.error());
     store_ = *std::move(store);
     auto options = head_options(w_);
     options.listen = {Endpoint::tcp(role_.host, held_.port()), local_head(w_.folder)};
@@ -196,11 +196,7 @@ class OneOfSeveral {
     };
     options.on_ended = [this] { leaving_ = w_.clock->after(std::chrono::milliseconds(20), [this] { over_ = true; }); };
     auto serving = serve(w_, role_, *store_, std::move(options), info_);
-    if (!serving) {
-      note_head_start(w_.folder.path(), serving.error());
-      return give_up(serving.error());
-    }
-    note_head_start(w_.folder.path(), std::nullopt);
+    if (!serving) return not_started(serving.error());
     serving_ = *std::move(serving);
     w_.log->info("leading");
     heads_are(info_.head, info_.heads);
@@ -216,7 +212,16 @@ class OneOfSeveral {
     if (!leader.empty() && leader != info_.head) ready();  // the leader is found
   }
 
-  void ready() { report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}}); }
+  // This head leads, or stands by for one that does.
+  void ready() {
+    note_head_start(w_.folder.path(), std::nullopt);
+    report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}});
+  }
+
+  void not_started(const Error& why) {
+    note_head_start(w_.folder.path(), why);
+    give_up(why);
+  }
 
   void give_up(const Error& why) {
     w_.log->warn("this head leads no more: {}", why.message());

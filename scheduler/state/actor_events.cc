@@ -106,7 +106,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
   if (const auto known = s.actors.find(spec.actors[0].id); known != s.actors.end() && known->second.gang == spec.id) {
     return std::optional<actors::FoundActor>();
   }
-  if (s.gangs.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
+  if (!spec.id || s.gangs.contains(spec.id)) return fail(invalid_argument("gang " + to_string(spec.id) + " exists already"));
   if (!spec.name.empty()) {
     if (auto found = find_actor(s, {spec.name, spec.name_space}); found && spec.get_if_exists) {
       return std::optional(*std::move(found));

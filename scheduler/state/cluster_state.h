@@ -63,8 +63,8 @@ class ClusterState {
   const actors::ActorRow* actor(ActorId id) const;
   // The row of the actor that this worker is to make, and its creation spec. Returns NotFound if there is none.
   Result<actors::FoundActor> creation_spec(WorkerId worker) const;
-  // Returns true if the environment of a living or waiting gang or job contains `text`.
-  bool mentions(const std::string& text) const;
+  // Returns those packages whose names are in the environment of a living or waiting gang or job.
+  std::set<std::string> mentioned(const std::set<std::string>& packages) const;
   // The living actor of this name. Returns NotFound if there is none.
   Result<actors::FoundActor> find(const actors::FindActor& request) const { return find_actor(parts_, request); }
   const actors::JobRow* job(JobId id) const;

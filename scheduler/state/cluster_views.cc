@@ -1,5 +1,6 @@
 // Read-only views of the cluster state: rows, sums and invariants.
 #include <algorithm>
+#include <cctype>
 
 #include <fmt/format.h>
 
@@ -111,7 +112,7 @@ actors::ClusterStatus ClusterState::status() const {
   actors::ClusterStatus out = resources({});
   for (const auto& [id, w] : parts_.workers) out.num_workers += w.row.state != WorkerState::kExited;
   for (const auto& [id, a] : parts_.actors) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
-  for (const auto& [id, j] : parts_.jobs) out.num_jobs += !ended(j.row.state);
+  for (const auto& [id, j] : parts_.jobs) out.num_jobs += j.row.state == JobState::kRunning;
   out.num_pending = static_cast<std::uint32_t>(parts_.queue.entries.size());
   out.pending = summed_reasons(parts_);
   out.num_set_aside = static_cast<std::uint32_t>(set_aside_.size());
@@ -278,13 +279,24 @@ void ClusterState::check_invariants() const {
   }
 }
 
-bool ClusterState::mentions(const std::string& text) const {
-  const auto in = [&](const actors::Launch& launch) {
-    return std::any_of(launch.env.begin(), launch.env.end(), [&](const auto& e) { return e.second.find(text) != std::string::npos; });
+std::set<std::string> ClusterState::mentioned(const std::set<std::string>& packages) const {
+  constexpr std::size_t kDigits = 64;  // digits of a package's name
+  std::set<std::string> out;
+  const auto look_in = [&](const actors::Launch& launch) {
+    for (const auto& [name, text] : launch.env) {
+      std::size_t digits = 0;  // length of the run of digits up to `end`
+      for (std::size_t end = 1; end <= text.size(); ++end) {
+        digits = std::isxdigit(static_cast<unsigned char>(text[end - 1])) ? digits + 1 : 0;
+        if (digits < kDigits) continue;
+        if (const auto it = packages.find(text.substr(end - kDigits, kDigits)); it != packages.end()) out.insert(*it);
+      }
+    }
   };
-  return std::any_of(parts_.gangs.begin(), parts_.gangs.end(), [&](const auto& g) { return in(g.second.spec.launch); }) ||
-         std::any_of(parts_.jobs.begin(), parts_.jobs.end(),
-                     [&](const auto& j) { return !ended(j.second.row.state) && in(j.second.launch); });
+  for (const auto& [id, gang] : parts_.gangs) look_in(gang.spec.launch);
+  for (const auto& [id, job] : parts_.jobs) {
+    if (!ended(job.row.state)) look_in(job.launch);
+  }
+  return out;
 }
 
 }  // namespace shoal::scheduler

@@ -61,5 +61,35 @@ TEST_F(EndingsTest, OnlyItsNodeReportsTheEndOfAWorkerThatItHasLaunched) {
   EXPECT_EQ(state_of(g.actors[0].id), ActorState::kAlive);
 }
 
+// Each round of turns takes time with the length of the queue.
+TEST_F(EndingsTest, EntriesArePlacedOnceAfterManyProcessesHaveEnded) {
+  join(1, {{"CPU", 2}});
+  const JobId job = driver();
+  const auto starts_come_last = [&] {
+    bool started = false;
+    for (const auto& action : actors()) {
+      const bool starts = std::holds_alternative<StartWorkerOn>(action);
+      if (started && !starts) ADD_FAILURE() << "an end after a start";
+      started |= starts;
+    }
+    EXPECT_TRUE(started);
+  };
+  const auto refused = gang(job, 2, {{"CPU", 1}});
+  ASSERT_TRUE(state_.step(GangRequested{refused}));
+  actors();
+  for (int i = 0; i < 2; ++i) {
+    auto waits = gang(job, 1, {{"CPU", 1}});
+    waits.max_restarts = -1;
+    ASSERT_TRUE(state_.step(GangRequested{waits}));
+  }
+  actors();
+  state_.step(RequestsUndone{{.actors = {refused.actors[0].id, refused.actors[1].id}}, unavailable("not stored")});
+  starts_come_last();
+  join(2, {{"CPU", 2}});
+  actors();
+  state_.step(NodeLost{NodeId{1}, unavailable("silent")});
+  starts_come_last();
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

@@ -169,10 +169,9 @@ struct Made {
   std::vector<ActorId> actors = {};  // all members of gangs
   std::vector<JobId> jobs = {};
   std::vector<GroupId> groups = {};
-  std::vector<ActorId> hosted = {};    // in existing processes
-  std::vector<ActorId> repeated = {};  // hosted actors that were stored before: only their answers wait
+  std::vector<ActorId> hosted = {};  // in existing processes
 
-  bool empty() const { return actors.empty() && jobs.empty() && groups.empty() && hosted.empty() && repeated.empty(); }
+  bool empty() const { return actors.empty() && jobs.empty() && groups.empty() && hosted.empty(); }
   void add(const Made& other);
 };
 // All of it ends because of `why`, as if it had not been asked for. A gang in existing processes ends as a whole.

@@ -102,14 +102,20 @@ void warn(Parts& s, const Pending& p, const std::string& why) {
 
 }  // namespace
 
+// It becomes part of a row, so a text that would be too long loses what users can do without: the end of a name, or of a list.
 std::string why(const Parts& s, const Pending& p) {
-  if (held_up(s, p)) return fmt::format("waits its turn: what is free is kept for {}, which has waited for long", s.queue.window->name);
+  constexpr std::size_t kMax = actors::RowBounds::kMaxText;
+  if (held_up(s, p)) {
+    return fmt::format("waits its turn: what is free is kept for {}, which has waited for long",
+                       utf8_prefix(s.queue.window->name, kMax / 2));
+  }
   const std::string wished = p.gang ? s.nodes.unschedulable(s.gangs.at(p.gang).spec.where) : "";
   if (!wished.empty()) return wished;
   const std::string lacks = p.group ? group_lacks(s, s.groups.at(p.group))
                             : p.job ? job_lacks(s, s.jobs.at(p.job))
                                     : gang_lacks(s, s.gangs.at(p.gang));
-  return std::string(utf8_prefix(lacks + s.nodes.unschedulable(), actors::RowBounds::kMaxText));  // it becomes part of a row
+  const std::string unschedulable = s.nodes.unschedulable();
+  return std::string(utf8_prefix(lacks, kMax - unschedulable.size())) + unschedulable;
 }
 
 // Entries beyond the first kMaxLooks have the reasons of their rows, because a search for each would take long.

@@ -41,14 +41,18 @@ void start_again(Parts& s, const Worker& w) {
 
 // Ends the node's workers that it has not reported, once it has reported all.
 void end_unreported(Parts& s, NodeId node) {
-  for (const WorkerId id : s.workers.unreported(node)) {
-    const Worker& w = s.workers.at(id);
-    if (w.launched && w.row.state == WorkerState::kStarting && w.row.pid == 0) {
-      start_again(s, w);
-    } else {
-      worker_exited(s, id, 128 + SIGKILL, unavailable("its node has no such process any more").with_reason("WorkerDied"));
+  const auto unreported = s.workers.unreported(node);
+  if (unreported.empty()) return;
+  place_after(s, [&] {
+    for (const WorkerId id : unreported) {
+      const Worker& w = s.workers.at(id);
+      if (w.launched && w.row.state == WorkerState::kStarting && w.row.pid == 0) {
+        start_again(s, w);
+      } else {
+        worker_exited(s, id, 128 + SIGKILL, unavailable("its node has no such process any more").with_reason("WorkerDied"));
+      }
     }
-  }
+  });
 }
 
 // Gives up the bundles on a lost node. Called after the node's workers have exited and returned what they held of them.
@@ -156,16 +160,17 @@ void on(Parts& s, const NodeLost& event) {
     return j != s.jobs.end() && (j->second.driver == w.row.id || std::ranges::count(j->second.processes, w.row.id) > 0);
   };
   // Processes whose end ends a job come last, so that actors die of the node's loss and not of their job's end.
-  for (const bool leading : {false, true}) {
-    for (const auto& [id, w] : s.workers) {
-      if (w.row.node == node && w.row.state != WorkerState::kExited && leads(w) == leading) {
-        worker_exited(s, id, 128 + SIGKILL, lost);
+  place_after(s, [&] {
+    for (const bool leading : {false, true}) {
+      for (const auto& [id, w] : s.workers) {
+        if (w.row.node == node && w.row.state != WorkerState::kExited && leads(w) == leading) {
+          worker_exited(s, id, 128 + SIGKILL, lost);
+        }
       }
     }
-  }
-  lose_bundles(s, node);
-  end_bound_to(s, node);
-  place_pending(s);
+    lose_bundles(s, node);
+    end_bound_to(s, node);
+  });
 }
 
 Result<void> on(Parts& s, const SchedulingSet& event) {

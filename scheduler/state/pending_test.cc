@@ -368,5 +368,42 @@ TEST_F(PendingTest, NoRoomIsKeptForInfeasibleOrEndedRequests) {
   EXPECT_EQ(who(), "a");
 }
 
+TEST_F(PendingTest, AReasonWithALongNameFitsItsRow) {
+  join(1, {{"CPU", 2}});
+  const JobId a = job("a");
+  ask(a, 1);
+  actors::JobSpec large;
+  large.name = std::string(actors::RowBounds::kMaxText, 'n');
+  large.resources = of({{"CPU", 2}});
+  ASSERT_TRUE(state_.step(JobSubmitted{large}));
+  EXPECT_EQ(state_.status().num_jobs, 1u) << "a job that waits does not run";
+  ticks(32s);
+  const auto more = ask(a, 1);
+  ticks(2s);
+  const std::string why = state_.actor(more[0].actors[0].id)->pending_reason;
+  EXPECT_LE(why.size(), actors::RowBounds::kMaxText);
+  EXPECT_TRUE(why.starts_with("waits its turn") && why.ends_with("which has waited for long")) << why;
+}
+
+TEST_F(PendingTest, APackageIsNeededByWhatLivesOrWaits) {
+  const std::string living(64, 'a'), waits(64, 'b'), ended(64, 'c'), other(64, 'd');
+  auto g = gang(job("a"), 1, {{"CPU", 1}});
+  g.launch.env = {{"SHOAL_ENV", "x/" + living + ".zip"}};
+  ASSERT_TRUE(state_.step(GangRequested{g}));
+  actors::JobSpec spec;
+  spec.wait = true;
+  spec.launch.env = {{"SHOAL_ENV", ended}};
+  ASSERT_TRUE(state_.step(JobStopped{state_.step(JobSubmitted{spec}).value(), true}));
+  spec.launch.env = {{"SHOAL_ENV", "0" + waits}};
+  ASSERT_TRUE(state_.step(JobSubmitted{spec}));
+  EXPECT_EQ(state_.mentioned({living, waits, ended, other}), (std::set<std::string>{living, waits}));
+}
+
+TEST_F(PendingTest, AGangHasAnId) {
+  auto g = gang(job("a"), 1, {{"CPU", 1}});
+  g.id = {};
+  EXPECT_FALSE(state_.step(GangRequested{g}));
+}
+
 }  // namespace
 }  // namespace shoal::scheduler

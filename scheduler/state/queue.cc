@@ -72,6 +72,7 @@ bool place_pending_once(Parts& s) {
 }  // namespace
 
 void place_pending(Parts& s) {
+  if (s.queue.put_off) return;
   while (place_pending_once(s)) {
   }
 }

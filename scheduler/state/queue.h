@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scheduler/state/parts.h"
@@ -10,6 +11,15 @@ namespace shoal::scheduler {
 
 // Places all entries that fit, in the order of turns.
 void place_pending(Parts& s);
+// Runs `end`, which ends many processes, and then places entries once: place_pending() has no effect meanwhile. A round of turns takes time
+// with the length of the queue, so one after each of thousands of ends would hold up the head.
+template <class End>
+void place_after(Parts& s, const End& end) {
+  const bool outer = std::exchange(s.queue.put_off, true);
+  end();
+  s.queue.put_off = outer;
+  place_pending(s);
+}
 // Opens and closes windows.
 void look_at_windows(Parts& s);
 

@@ -84,6 +84,11 @@ class StandIns {
       row.state = ActorState::kDead;
       row.cause = lost(aside);
     });
+    for (const auto& [id, actor] : s_.actors) {  // one that waits with its gang has no process; one that a process hosts has no gang here
+      if (waits(actor) && !actor.worker && !s_.gangs.contains(actor.gang)) {
+        missing(TableName::kGangs, actor.gang.value, "actor " + to_string(id));
+      }
+    }
     each(TableName::kGangs, [&](const SetAside& aside) {
       for (const auto& [id, actor] : s_.actors) {
         if (actor.gang != GangId{aside.id} || !waits(actor)) continue;
@@ -126,10 +131,15 @@ class StandIns {
                  inside);
     }
     for (const auto& [id, job] : s_.jobs) {
+      // A process that ended long ago has no row, either. But one of a job that runs lives.
+      const bool none_lives = job.row.state == JobState::kRunning && std::ranges::none_of(job.processes, [&](WorkerId p) {
+                                return s_.workers.living(p) != nullptr || known_.contains({TableName::kWorkers, p.value});
+                              });
       for (std::size_t i = 0; i < job.processes.size(); ++i) {
         const WorkerId process = job.processes[i];
-        // A process that ended long ago has no row, either.
-        if (ended(job.row.state) || s_.workers.contains(process) || !known_.contains({TableName::kWorkers, process.value})) continue;
+        if (ended(job.row.state) || s_.workers.contains(process)) continue;
+        if (none_lives) missing(TableName::kWorkers, process.value, "job " + to_string(id));
+        if (!known_.contains({TableName::kWorkers, process.value})) continue;
         put_worker(process, {process, job.placed[i], id, 0, WorkerState::kRunning, fmt::format("rank {}", i), static_cast<int>(i), {}}, {});
       }
       // The driver attaches once more when its node joins, or its job fails soon.
@@ -256,15 +266,23 @@ void end_stand_ins(Parts& s, const std::vector<SetAside>& rows) {
     const WorkerId creator = gang.spec.creator;
     return creator && s.workers.living(creator) == nullptr ? std::optional(alone) : std::nullopt;
   });
-  // Gangs of which no member lives end, and a detached actor's job with them.
-  std::vector<std::pair<GangId, JobId>> over;
+  // Gangs of which no member lives end, and so do jobs whose detached actor does not live.
+  std::vector<GangId> over;
   for (const auto& [id, gang] : s.gangs) {
-    const bool lives = std::ranges::any_of(gang.spec.actors, [&](const auto& a) { return s.actors.living(a.id) != nullptr; });
-    if (!lives) over.emplace_back(id, gang.spec.detached ? gang.spec.job : JobId());
+    if (std::ranges::none_of(gang.spec.actors, [&](const auto& a) { return s.actors.living(a.id) != nullptr; })) over.push_back(id);
   }
-  for (const auto& [gang, job] : over) {
-    if (s.gangs.contains(gang)) s.gangs.forget(gang);
-    if (job) end_job(s, job, JobState::kFailed);
+  for (const GangId gang : over) s.gangs.forget(gang);
+  std::set<JobId> led;
+  for (const auto& [id, actor] : s.actors) {
+    if (actor.detached && actor.state != ActorState::kDead) led.insert(actor.job);
+  }
+  std::vector<JobId> without_actor;
+  for (const auto& [id, job] : s.jobs) {
+    if (job.detached && !ended(job.row.state) && !led.contains(id)) without_actor.push_back(id);
+  }
+  for (const JobId job : without_actor) {
+    s.jobs.set_outcome(job, 1, data_loss("the row of its actor, or of the actor's gang, could not be used").with_reason("RowSetAside"));
+    end_job(s, job, JobState::kFailed);
   }
 }
 

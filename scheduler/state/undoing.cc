@@ -26,20 +26,7 @@ void undo_start(Parts& s, WorkerId worker, const Error& why, Undone& out) {
   on(s, WorkerNotStarted{worker, 126, why});
 }
 
-}  // namespace
-
-void Made::add(const Made& other) {
-  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-  append(actors, other.actors);
-  append(jobs, other.jobs);
-  append(groups, other.groups);
-  append(hosted, other.hosted);
-  append(repeated, other.repeated);
-}
-
-Undone on(Parts& s, const RequestsUndone& event) {
-  const auto& [made, why] = event;
-  Undone out;
+void undo(Parts& s, const Made& made, const Error& why, Undone& out) {
   drop_entries(s, made);
   std::vector<WorkerId> starts;
   for (const ActorId id : made.actors) {
@@ -66,8 +53,21 @@ Undone on(Parts& s, const RequestsUndone& event) {
       s.turn.act(NotifyActor{s.actors.at(id)});
     }
   }
-  out.hosted.insert(made.repeated.begin(), made.repeated.end());
-  place_pending(s);
+}
+
+}  // namespace
+
+void Made::add(const Made& other) {
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  append(actors, other.actors);
+  append(jobs, other.jobs);
+  append(groups, other.groups);
+  append(hosted, other.hosted);
+}
+
+Undone on(Parts& s, const RequestsUndone& event) {
+  Undone out;
+  place_after(s, [&] { undo(s, event.made, event.why, out); });
   return out;
 }
 

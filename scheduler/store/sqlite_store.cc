@@ -66,6 +66,12 @@ Result<Db> open_db(const std::string& path) {
   return db;
 }
 
+// The text of a column; "" for NULL, which only a damaged or foreign file has.
+std::string text_of(const Statement& row, int column) {
+  const auto* const text = reinterpret_cast<const char*>(sqlite3_column_text(row.get(), column));
+  return text == nullptr ? "" : text;
+}
+
 Result<void> execute(sqlite3* db, const std::string& sql, const std::string& what) {
   if (sqlite3_exec(db, sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) return fail(error_of(db, what));
   return {};
@@ -173,8 +179,7 @@ class SqliteStore final : public Store {
     SHOAL_OK(execute(db_.get(), kSchema, "cannot write the database"));
     Statement version;
     SHOAL_OK(statement(version, "SELECT value FROM meta WHERE key = 'schema'"));
-    if (sqlite3_step(version.get()) != SQLITE_ROW ||
-        std::string(reinterpret_cast<const char*>(sqlite3_column_text(version.get(), 0))) != kVersion) {
+    if (sqlite3_step(version.get()) != SQLITE_ROW || text_of(version, 0) != kVersion) {
       return fail(invalid_argument("the head's state was written by another version of Shoal"));
     }
     SHOAL_OK(statement(begin_, "BEGIN IMMEDIATE"));
@@ -213,8 +218,7 @@ class SqliteStore final : public Store {
       SHOAL_OK(statement(s, std::string("SELECT id, name, state, record FROM ") + to_string(table) + " ORDER BY id"));
       int step;
       while ((step = sqlite3_step(s.get())) == SQLITE_ROW) {
-        const auto text = [&](int at) { return std::string(reinterpret_cast<const char*>(sqlite3_column_text(s.get(), at))); };
-        out.push_back({table, static_cast<std::uint64_t>(sqlite3_column_int64(s.get(), 0)), text(1), text(2),
+        out.push_back({table, static_cast<std::uint64_t>(sqlite3_column_int64(s.get(), 0)), text_of(s, 1), text_of(s, 2),
                        Bytes::copy_of(sqlite3_column_blob(s.get(), 3), static_cast<std::size_t>(sqlite3_column_bytes(s.get(), 3)))});
       }
       if (step != SQLITE_DONE) return fail(error_of(db_.get(), "cannot read rows"));

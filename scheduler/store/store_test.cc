@@ -52,6 +52,16 @@ class StoreTest : public testing::Test {
   std::string folder_;
 };
 
+TEST_F(StoreTest, AColumnWithoutAValueIsEmpty) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((folder_ + "/state.sqlite").c_str(), &db), SQLITE_OK);
+  const char* const made_elsewhere =
+      "CREATE TABLE jobs(id INTEGER PRIMARY KEY, name TEXT, state TEXT, record BLOB); INSERT INTO jobs VALUES(5, NULL, NULL, NULL);";
+  EXPECT_EQ(sqlite3_exec(db, made_elsewhere, nullptr, nullptr, nullptr), SQLITE_OK);
+  sqlite3_close(db);
+  EXPECT_EQ(all(*open()), "jobs/5= ");
+}
+
 TEST_F(StoreTest, RowsAreThereAfterTheStoreWasClosed) {
   for (const bool fsync : {false, true}) {
     {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/web/rows.h"
+
 namespace shoal::scheduler::web {
 
 using actors::from_bytes;
@@ -27,6 +29,7 @@ LogBook::Options kept_in(const std::string& folder) {
 bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
 
 constexpr std::size_t kMaxProcesses = 100;  // processes in one answer
+constexpr std::size_t kMaxSlow = 3;         // slow calls to nodes at a time, as a multiple of max_node_calls
 
 std::string prefixed(const std::string& who, std::string_view text) {
   std::string out;
@@ -113,8 +116,7 @@ void Gateway::find_job(const std::string& id, std::function<void(Result<actors::
 void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::function<void(Result<actors::JobRow>)> found) {
   list_page({ListRequest::What::kJobs, {}, last}, [this, id, found = std::move(found)](Result<ListReply> r) {
     if (!r) return found(fail(r.error()));
-    const auto it =
-        std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return j.submission.id == id || to_string(j.id) == id; });
+    const auto it = std::find_if(r->jobs.begin(), r->jobs.end(), [&](const auto& j) { return is_job(j, id); });
     if (it == r->jobs.end() && r->last != 0) return find_job_after(r->last, id, found);
     if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
     // Fetches the whole row, because a list has only the first line of a cause.
@@ -127,22 +129,25 @@ void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::fun
 
 // ---- logs
 
-// A request to a node on a separate connection.
+// A request to a node on a separate connection, with one time limit for both.
 class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
  public:
-  NodeCall(Gateway& gateway, runtime::Duration patience, Answer answer)
-      : gateway_(gateway), patience_(patience), answer_(std::move(answer)) {}
+  NodeCall(Gateway& gateway, runtime::TimePoint until, Answer answer)
+      : gateway_(gateway),
+        until_(until),
+        answer_(std::move(answer)),
+        slow_after_(gateway_.clock_.after(gateway_.options_.slow_node_call, [this] { become_slow(); })) {}
   void go(const std::string& endpoint, Method method, Bytes bytes) {
     const auto to = runtime::parse_endpoint(endpoint);
     if (!to) return finish(fail(to.error()));
     const auto shared = std::make_shared<Bytes>(std::move(bytes));
     gateway_.network_.connect(
-        *to, runtime::Role::kClient, patience_,
+        *to, runtime::Role::kClient, left(),
         [self = shared_from_this(), alive = gateway_.alive_, method, shared](Result<std::unique_ptr<runtime::Connection>> connection) {
           if (!*alive) return;
           if (!connection) return self->finish(fail(connection.error()));
           self->peer_ = std::make_unique<Peer>(*std::move(connection), self->gateway_.clock_, *self);
-          self->peer_->call(number(method), body(std::move(*shared)), self->patience_,
+          self->peer_->call(number(method), body(std::move(*shared)), self->left(),
                             [self](Result<Message> r) { self->finish(std::move(r)); });
         });
   }
@@ -154,27 +159,38 @@ class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_
     if (!answer_) return;
     const auto self = shared_from_this();
     gateway_.calls_.erase(self);
+    slow_after_ = {};
+    if (slow_) --gateway_.num_slow_calls_;
     std::exchange(answer_, {})(std::move(result));
     peer_.reset();
     if (*alive_) gateway_.call_next_node();
   }
+  void become_slow() {
+    slow_ = true;
+    ++gateway_.num_slow_calls_;
+    gateway_.call_next_node();
+  }
+  runtime::Duration left() const { return std::max(runtime::Duration::zero(), until_ - gateway_.clock_.now()); }
   void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
   void on_notice(Peer&, runtime::Request) override {}
   void on_closed(Peer&, const Error& why) override { finish(fail(why)); }
 
   Gateway& gateway_;
   const std::shared_ptr<const bool> alive_ = gateway_.alive_;
-  const runtime::Duration patience_;
+  const runtime::TimePoint until_;
   Answer answer_;
+  runtime::Timer slow_after_;
+  bool slow_ = false;
   std::unique_ptr<Peer> peer_;
 };
 
 void Gateway::ask_node(const std::string& endpoint, Method method, Bytes bytes, runtime::Duration patience, Answer answer) {
   later_calls_.push_back([this, endpoint, method, shared = std::make_shared<Bytes>(std::move(bytes)), patience,
-                          until = clock_.now() + patience, answer = std::move(answer)](const Error* why) {
+                          until = clock_.now() + 2 * patience, answer = std::move(answer)](const Error* why) {
     if (why != nullptr) return answer(fail(*why));
-    if (clock_.now() >= until) return answer(fail(deadline_exceeded("too many other nodes do not answer")));
-    const auto call = std::make_shared<NodeCall>(*this, patience, answer);
+    const auto now = clock_.now();
+    if (now >= until) return answer(fail(deadline_exceeded("too many other nodes do not answer")));
+    const auto call = std::make_shared<NodeCall>(*this, std::min(now + patience, until), answer);
     calls_.insert(call);
     call->go(endpoint, method, std::move(*shared));
   });
@@ -184,7 +200,10 @@ void Gateway::ask_node(const std::string& endpoint, Method method, Bytes bytes, 
 void Gateway::call_next_node() {
   if (std::exchange(calling_, true)) return;  // a call that ended at once
   const auto alive = alive_;
-  while (*alive && !later_calls_.empty() && calls_.size() < options_.max_node_calls) {
+  const auto has_room = [this] {
+    return calls_.size() - num_slow_calls_ < options_.max_node_calls && num_slow_calls_ < kMaxSlow * options_.max_node_calls;
+  };
+  while (*alive && !later_calls_.empty() && has_room()) {
     const auto call = std::move(later_calls_.front());
     later_calls_.pop_front();
     call(nullptr);

@@ -25,7 +25,10 @@ class Gateway final : public runtime::PeerHandler {
     runtime::Duration timeout = std::chrono::seconds(10);
     runtime::Duration look_again = std::chrono::milliseconds(200);  // interval of checks whether a job has a process
     std::size_t max_log_bytes = 16u << 20;                          // limit of a log's text, per stream of a process
-    std::size_t max_node_calls = 256;                               // connections to nodes at a time; further calls wait
+    // Calls to nodes at a time; further ones wait. A slow call does not count, so that answers do not wait behind silent nodes. There are
+    // up to three times as many slow ones.
+    std::size_t max_node_calls = 256;
+    runtime::Duration slow_node_call = std::chrono::milliseconds(250);
   };
   // Clock and network outlive the gateway.
   Gateway(runtime::Clock& clock, runtime::Network& network, Options options);
@@ -39,8 +42,8 @@ class Gateway final : public runtime::PeerHandler {
   void list(actors::ListRequest::What what, JobId job, Rows rows);
   // Returns NotFound if the head has no such node.
   void find_node(NodeId node, std::function<void(Result<actors::NodeRow>)> found);
-  // Asks a node on a separate connection, for up to `patience`. A call that has waited that long for one of max_node_calls connections
-  // gets DeadlineExceeded, so that many silent nodes together take twice the patience of one.
+  // Asks a node on a separate connection, for up to `patience`. A call that waits for others to end gets DeadlineExceeded after twice the
+  // patience: many silent nodes together take no longer.
   void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
   // Finds a job by submission id or job id. `found` gets NotFound if there is none.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
@@ -81,7 +84,8 @@ class Gateway final : public runtime::PeerHandler {
   bool connecting_ = false;
   std::deque<std::function<void(const Error*)>> waiting_;  // callbacks that wait for the connection
   std::set<std::shared_ptr<NodeCall>> calls_;
-  std::deque<std::function<void(const Error*)>> later_calls_;  // wait for a connection
+  std::size_t num_slow_calls_ = 0;                             // number of slow calls in calls_
+  std::deque<std::function<void(const Error*)>> later_calls_;  // wait for others to end
   bool calling_ = false;                                       // call_next_node() is on the stack
   std::set<std::shared_ptr<Tail>> tails_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -141,6 +141,7 @@ std::optional<Refusal> HttpParser::read_first_line(std::string_view line) {
   if (one == std::string_view::npos || one == two || !is_token(line.substr(0, one))) return malformed;
   const auto version = line.substr(two + 1);
   if (version != "HTTP/1.1" && version != "HTTP/1.0") return Refusal{505, "HTTP/1.1 is spoken here"};
+  request_.takes_chunks = version == "HTTP/1.1";
   auto target = line.substr(one + 1, two - one - 1);
   if (target.empty() || target[0] != '/' || target.find(' ') != std::string_view::npos) return malformed;
   const auto question = target.find('?');
@@ -186,9 +187,9 @@ std::optional<Refusal> HttpParser::judge_body() {
   return std::nullopt;
 }
 
-std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes) {
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason_phrase(status), content_type);
-  out += body_bytes ? fmt::format("Content-Length: {}\r\n", *body_bytes) : "Transfer-Encoding: chunked\r\n";
+  out += body_bytes ? fmt::format("Content-Length: {}\r\n", *body_bytes) : takes_chunks ? "Transfer-Encoding: chunked\r\n" : "";
   if (status == 401) out += "WWW-Authenticate: Bearer\r\n";
   out += "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\r\n";
   return out;

@@ -16,6 +16,7 @@ struct HttpRequest {
   std::map<std::string, std::string> query;    // decoded
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;
+  bool takes_chunks = true;  // false for a client of HTTP/1.0
 
   // The value of this header; "" if it is absent.
   const std::string& header(const std::string& name) const;
@@ -56,8 +57,8 @@ class HttpParser {
   HttpRequest request_;
 };
 
-// Without a size, the body is sent in chunks.
-std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes);
+// Without a size, the body is sent in chunks, or ends with the connection if the client takes none.
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks = true);
 std::string chunk(std::string_view bytes);  // an empty one ends the body
 
 // Decodes %XX, and + as a space in queries. Returns nullopt if the text is malformed or contains a NUL.

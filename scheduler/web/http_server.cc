@@ -89,12 +89,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void begin_pieces(const std::string& content_type) {
     if (!server_) return;
-    unsent_ += response_head(200, content_type, std::nullopt);
+    unsent_ += response_head(200, content_type, std::nullopt, takes_chunks());
     flush();
   }
   void piece(std::string_view bytes) {
     if (!server_ || bytes.empty()) return;
-    unsent_ += chunk(bytes);
+    takes_chunks() ? unsent_ += chunk(bytes) : unsent_ += bytes;
     if (unsent_.size() > server_->options.max_unsent_bytes) return close();
     flush();
   }
@@ -105,7 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void end_pieces() {
     if (!server_) return;
-    unsent_ += chunk("");
+    if (takes_chunks()) unsent_ += chunk("");
     finish();
   }
   bool gone() const { return server_ == nullptr; }
@@ -145,6 +145,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void ask();
+  bool takes_chunks() const { return parser_.request().takes_chunks; }
 
   void refuse(const Refusal& refusal) {
     asked_ = refused_ = true;

@@ -41,6 +41,17 @@ TEST(Http, ARequestIsReadHoweverItArrives) {
   EXPECT_TRUE(parse("GET / HTTP/1.1\r\n\r\n").complete);
 }
 
+TEST(Http, AnAnswerToAnEarlierVersionHasNoChunks) {
+  const auto answer = [](const std::string& version) {
+    const auto r = parse("GET / " + version + "\r\n\r\n");
+    EXPECT_TRUE(r.complete);
+    return response_head(200, "text/plain", std::nullopt, r.request.takes_chunks);
+  };
+  EXPECT_NE(answer("HTTP/1.1").find("Transfer-Encoding: chunked"), std::string::npos);
+  EXPECT_EQ(answer("HTTP/1.0").find("Transfer-Encoding"), std::string::npos);
+  EXPECT_NE(answer("HTTP/1.0").find("Connection: close"), std::string::npos);
+}
+
 TEST(Http, AmbiguousRequestsAreRefused) {
   const auto get = [](const std::string& headers) { return "GET / HTTP/1.1\r\n" + headers + "\r\n"; };
   EXPECT_EQ(parse(get("Content-Length: 1\r\nContent-Length: 2\r\n")).status(), 400);

@@ -195,5 +195,12 @@ TEST_F(JobsApiTest, AJobIsSoughtNoFurtherThanItsPage) {
   EXPECT_EQ(get("/api/jobs/job-8")->status, 404);
 }
 
+TEST_F(JobsApiTest, AnEmptyIdNamesNoJob) {
+  head_.jobs[2].submission.id.clear();  // a driver's
+  EXPECT_EQ(get("/api/jobs//")->status, 404);
+  EXPECT_EQ(get("/api/jobs//logs")->status, 404);
+  EXPECT_EQ(json::parse(get("/api/jobs/" + to_string(JobId{3}))->text)["job_id"], to_string(JobId{3}));
+}
+
 }  // namespace
 }  // namespace shoal::scheduler::web

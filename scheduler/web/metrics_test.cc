@@ -132,11 +132,44 @@ TEST_F(MetricsTest, NodesAreAskedOverABoundedNumberOfConnections) {
   world_.run_for(500ms);
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 0")) << reported_.back();
   world_.run_for(1s);
-  a_.silent = true;  // the only connection is busy for as long as the other node may wait for it
+  a_.silent = true;  // takes the only connection until its call is slow
   ask();
-  world_.run_for(5s);
-  EXPECT_TRUE(says("shoal_scrape_silent_nodes 2")) << reported_.back();
+  world_.run_for(2s);
+  EXPECT_EQ(b_.asked, 2);
+  world_.run_for(3s);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << reported_.back();
+}
+
+TEST_F(MetricsTest, ManySilentNodesDoNotHideTheOthers) {
+  metrics_.reset();
+  gateway_ =
+      std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = "", .max_node_calls = 1});
+  metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
+  a_.silent = true;
+  const auto rows = head_.rows;
+  head_.rows.assign(3, rows[0]);  // as many as may be slow at a time
+  head_.rows.push_back(rows[1]);
+  ask();
+  world_.run_for(6s);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 3")) << reported_.back();
   EXPECT_EQ(b_.asked, 1);
+  head_.rows.assign(20, rows[0]);
+  ask();
+  world_.run_for(9s);  // twice the patience for one
+  EXPECT_EQ(reported_.size(), 2u);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 20")) << reported_.back();
+}
+
+TEST_F(MetricsTest, ConnectionAndCallHaveOneTimeLimit) {
+  b_.silent = true;
+  world_.fabric().set_partitions(0, 60s);
+  world_.fabric().partition("http", "b");
+  ask();
+  world_.run_for(3s);
+  world_.fabric().heal();
+  world_.run_for(1500ms);
+  ASSERT_EQ(reported_.size(), 1u);
+  EXPECT_TRUE(says("shoal_scrape_silent_nodes 1")) << reported_.back();
 }
 
 TEST_F(MetricsTest, EndsWhileANodeIsAsked) {

@@ -111,6 +111,10 @@ json rows_json(const actors::ListReply& reply) {
   return out;
 }
 
+bool is_job(const actors::JobRow& row, const std::string& id) {
+  return !id.empty() && (row.submission.id == id || to_string(row.id) == id);
+}
+
 json job_details(const actors::JobRow& r) {
   const auto& s = r.submission;
   const auto time = [](std::int64_t unix_ms) { return unix_ms == 0 ? json() : json(unix_ms); };

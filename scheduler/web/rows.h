@@ -15,6 +15,8 @@ nlohmann::json to_json(const actors::WorkerRow& row);
 nlohmann::json to_json(const actors::JobRow& row);
 nlohmann::json to_json(const actors::GroupRow& row);
 nlohmann::json rows_json(const actors::ListReply& reply);
+// Returns true if this is the job's submission id or its id. Jobs of drivers have no submission id, so "" names no job.
+bool is_job(const actors::JobRow& row, const std::string& id);
 // A job in the format of Ray's job API.
 nlohmann::json job_details(const actors::JobRow& row);
 

@@ -227,6 +227,16 @@ def test_status_counts_nodes_and_actors(shoal_command, cluster, driver):
     assert str(cluster.session) in text
 
 
+def test_an_empty_id_names_nothing(shoal_command, cluster, driver):
+    """It is what a shell makes of a variable that is not set."""
+    for words in ("job stop", "job status", "job logs", "drain", "cordon", "drain-node --node-id", "get jobs", "logs", "stack"):
+        done = shoal_command(*words.split(), "")
+        assert done.returncode == 2, words
+        assert "an empty text names nothing" in done.stderr, words
+    [job] = shoal_command.json("list", "jobs")["rows"]
+    assert job["state"] == "RUNNING"
+
+
 @pytest.mark.parametrize("what", list(ROWS))
 def test_list_has_a_row_per_object(shoal_command, cluster, driver, what):
     actor = Log.remote()

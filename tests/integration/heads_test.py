@@ -197,6 +197,16 @@ def test_status_shows_store_and_standby_and_refuses_another_token(heads, shoal_c
     assert "--token-file" in refused.stderr
 
 
+def test_a_head_that_stands_by_has_started(heads):
+    leads = heads.leader()
+    waits = next(m for m in heads.members if m is not leads)
+    note = waits.session / "head-failure.json"
+    note.write_text(json.dumps({"message": "of an earlier start"}))
+    os.kill(waits.pid("head"), signal.SIGKILL)
+    wait_until(lambda: not note.exists(), LIMIT_S, "the end of the note about an earlier start")
+    assert heads.leader() is leads
+
+
 def test_stop_ends_every_head_and_node(heads, shoal_command):
     assert shoal_command.json("stop", "--address", heads.members[1].address)["stopped"]
     nothing_runs(heads)

@@ -315,7 +315,21 @@ def test_every_path_needs_token_known_host_and_same_origin(cluster):
     assert status("GET", f"/api/version?token={token}") == 401
     assert status("GET", "/api/version", Cookie=f"token={token}") == 401
     assert status("PUT", "/api/jobs/", Authorization=right) == 405
+    assert status("POST", "/api/jobs//stop", Authorization=right) == 404
     assert url.hostname == "127.0.0.1"
+
+
+def test_a_client_of_http_1_0_gets_a_list_without_chunks(cluster, client):
+    ended(client, client.submit_job(entrypoint="true", submission_id="only"))
+    url, token = url_of(cluster), (cluster.session / "http-token").read_text().strip()
+    with socket.create_connection((url.hostname, url.port), timeout=30) as s:
+        s.sendall(f"GET /api/jobs/ HTTP/1.0\r\nHost: {url.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        answer = b""
+        while part := s.recv(4096):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"Transfer-Encoding" not in head
+    assert [job["submission_id"] for job in json.loads(body)] == ["only"]
 
 
 def test_a_hostile_client_loses_only_its_connection(cluster, client):

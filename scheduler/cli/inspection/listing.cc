@@ -78,7 +78,7 @@ Result<json> find_row(const json& rows, const std::string& what, const std::stri
     const auto is = [&](const char* key) { return row.contains(key) && row[key] == id; };
     if (is("id") || is("submission_id")) return row;
     const std::string its = row.value("id", json()).is_string() ? row["id"].get<std::string>() : "";
-    if (!id.empty() && (its.starts_with(id) || (is("name") && what != "jobs" && what != "tasks"))) found.push_back(row);
+    if (its.starts_with(id) || (is("name") && what != "jobs" && what != "tasks")) found.push_back(row);
   }
   if (found.empty()) return fail(not_found("none of the " + what + " is " + id).with_hint("see shoal list " + what));
   if (found.size() > 1) return fail(invalid_argument(fmt::format("{} of the {} have an id that begins with {}", found.size(), what, id)));

@@ -42,7 +42,7 @@ CLI::Validator kinds_of_faults() {
 void add_chaos(CommandLine& line) {
   auto& options = line.own<ChaosOptions>();
   auto* verb = line.add_verb("chaos", "Inflict faults on an elastic training at random times, and show whether it goes on");
-  verb->add_option("job", options.job, "The job's submission id or id; `shoal list jobs` shows both")->required();
+  verb->add_option("job", options.job, "The job's submission id or id; `shoal list jobs` shows both")->required()->check(not_empty());
   verb->add_option("--seed", options.seed, "Number that decides the kinds, victims and times of the faults")->required();
   verb->add_option("--rate", options.rate, "Mean number of faults per time, such as 4/min or 10/h")
       ->capture_default_str()

@@ -55,7 +55,9 @@ Result<void> wait_until_left(ClusterConnection& cluster, NodeId id, std::chrono:
 
 CLI::App* add_scheduling_verb(CommandLine& line, const char* name, const char* about, SchedulingOptions& options) {
   auto* verb = line.add_verb(name, about);
-  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")->required();
+  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")
+      ->required()
+      ->check(not_empty());
   line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
   return verb;
 }
@@ -122,7 +124,7 @@ void add_drain_node(CommandLine& line) {
   options.deadline_s = kLongestDrainS;
   options.wait = false;
   auto* verb = line.add_verb("drain-node", "Drain a node, with Ray's options; does not wait");
-  verb->add_option("--node-id", options.node, "The node's id (default: that of the only node)");
+  verb->add_option("--node-id", options.node, "The node's id (default: that of the only node)")->check(not_empty());
   verb->add_option("--reason", options.reason,
                    "Reason: DRAIN_NODE_REASON_IDLE_TERMINATION (drains an idle node only) or DRAIN_NODE_REASON_PREEMPTION")
       ->required()

@@ -35,7 +35,7 @@ int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
   std::map<std::string, json> found;  // by id
   for (const auto& row : listed.rows) {
     const std::string id = text_of(row, "id");
-    if (!o.id.empty() && id.starts_with(o.id)) found[id].push_back(row);
+    if (id.starts_with(o.id)) found[id].push_back(row);
   }
   if (found.empty()) {
     return failed(common, not_found("none of the " + listed.what + " is " + o.id).with_hint("see shoal list " + listed.what));
@@ -57,7 +57,8 @@ CLI::App* add_row_verb(CommandLine& line, const char* name, const char* about, G
   auto* verb = line.add_verb(name, about);
   verb->add_option("what", options.what, kKindsOfRows)->required();
   verb->add_option("id", options.id, "Its id, or the unique beginning of the id; `shoal list` shows ids, as in `shoal list actors`")
-      ->required();
+      ->required()
+      ->check(not_empty());
   return verb;
 }
 

@@ -15,6 +15,7 @@
 #include "scheduler/cli/verbs/submit.h"
 #include "scheduler/cli/verbs/submitting.h"
 #include "scheduler/web/entrypoint.h"
+#include "scheduler/web/rows.h"
 
 namespace shoal::scheduler::cli {
 
@@ -107,8 +108,8 @@ int follow(const Common& common, ClusterConnection& cluster, const JobRow& job, 
 Result<JobId> named_job(const std::vector<JobRow>& jobs, const std::string& id) {
   std::vector<JobId> found;
   for (const JobRow& j : jobs) {
-    if (j.submission.id == id || to_string(j.id) == id) return j.id;
-    if (!id.empty() && to_string(j.id).starts_with(id)) found.push_back(j.id);
+    if (is_job(j, id)) return j.id;
+    if (to_string(j.id).starts_with(id)) found.push_back(j.id);
   }
   if (found.empty()) return fail(not_found("no job " + id).with_hint("see shoal job list"));
   if (found.size() > 1) return fail(invalid_argument(fmt::format("{} jobs have an id that begins with {}", found.size(), id)));
@@ -246,7 +247,7 @@ using JobAction = int (*)(const Common&, const JobOptions&);
 // Adds a verb for one job.
 CLI::App* add_job_verb(CommandLine& line, CLI::App* group, const char* name, const char* about, JobOptions& options, JobAction action) {
   auto* verb = line.add_verb(name, about, group);
-  verb->add_option("id", options.id, "The job's submission id or id; `shoal list jobs` shows both")->required();
+  verb->add_option("id", options.id, "The job's submission id or id; `shoal list jobs` shows both")->required()->check(not_empty());
   line.on_run(verb, [&options, action](const Common& common) { return action(common, options); });
   return verb;
 }

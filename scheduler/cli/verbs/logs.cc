@@ -19,6 +19,7 @@
 #include "scheduler/cli/output.h"
 #include "scheduler/node/log_book.h"
 #include "scheduler/node/log_files.h"
+#include "scheduler/web/rows.h"
 
 namespace shoal::scheduler::cli {
 
@@ -72,7 +73,7 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
     return yes;
   };
   for (const auto& j : jobs.jobs) {
-    if (of("job") && !id.empty() && j.submission.id == id)
+    if (of("job") && is_job(j, id))
       names.insert(id), found_jobs.insert(j.id);
     else if (of("job") && matches(j.id))
       found_jobs.insert(j.id);
@@ -393,9 +394,9 @@ void add_kind(CLI::App& logs_verb, LogsOptions& options, const std::string& kind
   auto* verb = logs_verb.add_subcommand(kind, about);
   verb->fallthrough();
   if (kind == "cluster") {
-    verb->add_option("pattern", options.id, "Pattern of file names (default: *)");
+    verb->add_option("pattern", options.id, "Pattern of file names (default: *)")->check(not_empty());
   } else {
-    verb->add_option("--id", options.id, "Its id, or the unique beginning of the id");
+    verb->add_option("--id", options.id, "Its id, or the unique beginning of the id")->check(not_empty());
     if (kind != "job" && kind != "task") verb->add_option("--pid", options.pid, "Number of its process (pid)");
   }
   verb->callback([&options, kind] { options.kind = kind; });
@@ -416,13 +417,14 @@ void add_logs(CommandLine& line) {
   auto& options = line.own<LogsOptions>();
   auto* verb = line.add_verb("logs", "Show the output of a job, worker or actor, also after its end");
   verb->add_option("id", options.id,
-                   "An id or its unique beginning, an actor's name or class, or a pattern of log files (default: the latest job)");
+                   "An id or its unique beginning, an actor's name or class, or a pattern of log files (default: the latest job)")
+      ->check(not_empty());
   verb->add_flag("-f,--follow", options.follow, "Also show later output, as it is printed");
   verb->add_option("-n,--tail", options.tail_lines, "Show only the last N lines of each stream (-1: all stored lines)");
   verb->add_flag("--err", options.only_err, "Show only stderr");
   verb->add_flag("--previous", options.previous, "Show the former process of an actor that was started again");
-  verb->add_option("--node-id", options.node_id, "Id of the node with the process (--pid) or the files");
-  verb->add_option("--node-ip", options.node_ip, "IP address of that node");
+  verb->add_option("--node-id", options.node_id, "Id of the node with the process (--pid) or the files")->check(not_empty());
+  verb->add_option("--node-ip", options.node_ip, "IP address of that node")->check(not_empty());
   add_kind(*verb, options, "actor", "Show the output of an actor (--id or --pid)");
   add_kind(*verb, options, "worker", "Show the output of a process (--pid or --id)");
   add_kind(*verb, options, "job", "Show the output of a job (--id, which may be its submission id)");

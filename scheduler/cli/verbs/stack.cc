@@ -127,7 +127,7 @@ int stack(const Common& common, const std::string& id) {
 void add_stack(CommandLine& line) {
   auto& id = line.own<std::string>();
   auto* verb = line.add_verb("stack", "Show the stacks of the Python threads of this host's workers, also of workers that hang");
-  verb->add_option("id", id, "Show only this actor, worker, job or process: its id or the unique beginning of the id");
+  verb->add_option("id", id, "Show only this actor, worker, job or process: its id or the unique beginning of the id")->check(not_empty());
   line.on_run(verb, [&id](const Common& common) { return stack(common, id); });
 }
 

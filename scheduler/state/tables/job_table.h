@@ -27,7 +27,7 @@ class JobTable : public Table<JobId, rows::Job> {
   void add_driver(JobId id, const actors::RegisterDriver& driver, std::int64_t unix_ms);
   void add_detached(JobId id, const std::string& name, std::int64_t unix_ms);
   void add_submitted(JobId id, const actors::JobSpec& spec, const std::vector<actors::Resources>& wants, std::uint64_t order);
-  // A node reported a process of the job that the head did not start.
+  // A node reported a process of the job that has no row: the head did not start it, or has lost its row.
   void attach(JobId id, NodeId node, const actors::WorkerUpdate& process);
   void reach(JobId id, NodeId node);  // a process of the job starts on this node
   void set_driver(JobId id, WorkerId process) { edit(id).driver = process; }
