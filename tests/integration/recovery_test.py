@@ -205,7 +205,7 @@ def test_a_death_in_a_change_of_the_workers(tmp_path, monkeypatch, change, phase
     generation, deaths, sizes, victims = CHANGES[change]
     monkeypatch.setenv("SHOAL_TIMEOUT", "60")
     turn = r.PHASES.index(phase)
-    for victim in victims if WHOLE else [victims[turn % len(victims)]]:
+    for victim in victims if WHOLE else [victims[turn // 2 % len(victims)]]:
         die_in_change(tmp_path / str(victim), monkeypatch, form, deaths, sizes, victim=victim, generation=generation, phase=phase)
 
 

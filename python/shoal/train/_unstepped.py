@@ -17,6 +17,7 @@ from shoal.fsdp._engine.optimizers import replace_by_sharded
 from shoal.fsdp._engine.root import Root
 from shoal.train._state import State, sharded_models
 
+_MANY = 1000  # gradients that have ended are not looked for among fewer
 _LONG_WAIT = 100  # batches for which a change waits, before a worker prints why
 
 
@@ -28,17 +29,21 @@ class Unstepped:
     def __init__(self, state: State):
         self._state = state
         self._waited = 0  # batches for which a change has waited
-        # Optimizers that have stepped, with the gradients that the last step used, and their versions. Lists, because each step makes one.
-        # A list outlives its optimizer, which a loop may make for each step: a dead weak reference equals no other.
-        self._stepped: dict[weakref.ref[Optimizer], list[tuple[weakref.ref, int]]] = {}
-        stepped = self._stepped
+        # The gradients that the last step of an optimizer used, with their versions, by their ids. They may outlive their optimizer, which a
+        # loop may make for each step.
+        self._used: dict[int, tuple[weakref.ref, int]] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}  # those that have stepped, by their ids: some cannot be hashed
+        used, optimizers = self._used, self._optimizers
+        most = _MANY
 
         def record(optimizer: Optimizer, *_) -> None:
-            of = weakref.ref(optimizer)
-            if of not in stepped:
-                for ended in [o for o, uses in stepped.items() if o() is None and not any(_alive(g) is not None for g, _ in uses)]:
-                    del stepped[ended]
-            stepped[of] = [(weakref.ref(g), _version(g)) for p in _parameters_of(optimizer) if (g := p.grad) is not None]
+            nonlocal most
+            optimizers[id(optimizer)] = weakref.ref(optimizer)
+            used.update((id(g), (weakref.ref(g), _version(g))) for p in _parameters_of(optimizer) if (g := p.grad) is not None)
+            if len(used) > most:
+                for ended in [i for i, (ref, _) in used.items() if _alive(ref) is None]:
+                    del used[ended]
+                most = 2 * len(used) + _MANY
 
         hook = register_optimizer_step_post_hook(record)  # for all optimizers: wrappers have no hooks
         weakref.finalize(self, hook.remove)
@@ -48,7 +53,7 @@ class Unstepped:
     def any(self) -> bool:
         """Returns True if this worker has a gradient that is not zero, and that no step has used, or the graph of one that will come."""
         roots: list[Root] = list({id(s.root): s.root for s in self._sharded if s.root is not None}.values())
-        used = {id(g): version for uses in self._stepped.values() for ref, version in uses if (g := _alive(ref)) is not None}
+        used = {i: version for i, (ref, version) in self._used.items() if _alive(ref) is not None}
         return any(_is_incomplete(root) for root in roots) or any(_waits(p, used) for p in self._parameters())
 
     def count_wait(self, waits: bool, prints: bool) -> None:
@@ -60,7 +65,7 @@ class Unstepped:
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         objects = self._state.objects.values()
-        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [o for of in self._stepped if (o := of()) is not None]
+        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [o for ref in self._optimizers.values() if (o := ref()) is not None]
         for o in optimizers:
             replace_by_sharded(o)
             yield from _parameters_of(o)

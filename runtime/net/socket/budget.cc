@@ -285,6 +285,7 @@ void Budget::refuse_worst_reader() {
 void Budget::Account::set_paused(bool paused) {
   paused &= !left_;
   if (std::exchange(paused_, paused) == paused) return;
+  if (!paused && !left_) use_->reads_nothing = false;
   reading_ = {};
   reading_is_watched_ = false;
   if (has_to_read()) watch_reading();
@@ -297,13 +298,22 @@ void Budget::Account::set_paused(bool paused) {
 void Budget::Account::watch_reading() {
   if (left_ || std::exchange(reading_is_watched_, true)) return;
   taken_bytes_ = owner_->taken_bytes();
-  reading_ = budget_->clock_.after(budget_->options_.reading_patience, [this] { check_reading(); });
+  const Options& options = budget_->options_;
+  reading_ = budget_->clock_.after(use_->reads_nothing ? options.patience : options.reading_patience, [this] { check_reading(); });
 }
 
 void Budget::Account::check_reading() {
   reading_is_watched_ = false;
   if (!has_to_read()) return;
-  if (owner_->taken_bytes() != taken_bytes_) return watch_reading();
+  if (owner_->taken_bytes() != taken_bytes_) {
+    use_->reads_nothing = false;
+    return watch_reading();
+  }
+  if (!std::exchange(use_->reads_nothing, true)) {
+    for (const auto& [number, other] : budget_->unread_) {
+      if (other != this && other->use_ == use_ && std::exchange(other->reading_is_watched_, false)) other->watch_reading();
+    }
+  }
   owner_->close_later(resource_exhausted("a peer reads none of the answers that wait for it").with_reason("AnswersNotRead"));
 }
 

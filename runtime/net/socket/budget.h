@@ -41,7 +41,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     Duration finishing_time = std::chrono::seconds(60);
     std::uint64_t finishing_speed = 16u << 20;
     // Time in which a peer with too many unread answers has to read some, and each peer with any while half of their sum is in use. It
-    // reads nothing while its messages wait for its own memory, so this is longer than the waiting patience and the finishing time.
+    // reads nothing while its messages wait for its own memory, so this is longer than the waiting patience and the finishing time. The
+    // other connections of a peer that was refused for it have only `patience`.
     Duration reading_patience = std::chrono::seconds(120);
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
@@ -108,6 +109,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
       std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
+      bool reads_nothing = false;      // a connection was refused for that, and none has read since
     };
     // A message that has its memory.
     struct Arrival {

@@ -346,6 +346,44 @@ TEST_F(BudgetTest, WhileAnswersAreManyEachPeerHasToRead) {
   EXPECT_EQ(reads.refused + late.refused, "");
 }
 
+TEST_F(BudgetTest, OtherConnectionsOfAPeerThatReadsNothingHaveLittleTime) {
+  Held first = of("a"), second = of("a"), other = of("b");
+  for (Held* held : {&first, &second, &other}) {
+    held->account->set_unsent(kMiB);
+    held->account->set_paused(true);
+  }
+  const TimePoint began = clock_.now();
+  clock_.fire_next();
+  EXPECT_EQ(first.refused, "AnswersNotRead");
+  EXPECT_EQ(clock_.now() - began, options_.reading_patience);
+  first.account.reset();
+  Held later = of("a");
+  later.account->set_unsent(kMiB);
+  later.account->set_paused(true);
+  other.account->set_paused(false);
+  for (int i = 0; i < 2; ++i) clock_.fire_next();
+  EXPECT_EQ(second.refused, "AnswersNotRead");
+  EXPECT_EQ(later.refused, "AnswersNotRead");
+  EXPECT_EQ(clock_.now() - began, options_.reading_patience + options_.patience);
+  EXPECT_EQ(other.refused, "");
+}
+
+TEST_F(BudgetTest, APeerThatReadsAgainHasAllTheTimeAgain) {
+  Held first = of("a"), second = of("a");
+  first.account->set_unsent(kMiB);
+  first.account->set_paused(true);
+  clock_.fire_next();
+  ASSERT_EQ(first.refused, "AnswersNotRead");
+  second.account->set_unsent(kMiB);
+  second.account->set_paused(true);
+  second.account->set_paused(false);  // it has read
+  second.account->set_paused(true);
+  const TimePoint began = clock_.now();
+  clock_.fire_next();
+  EXPECT_EQ(second.refused, "AnswersNotRead");
+  EXPECT_EQ(clock_.now() - began, options_.reading_patience);
+}
+
 TEST_F(BudgetTest, APeerMayReadNothingWhileItsOwnMessagesWait) {
   EXPECT_GT(options_.reading_patience, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
 }

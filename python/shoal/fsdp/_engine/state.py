@@ -290,6 +290,8 @@ class State:
         if outermost and not training:
             for s in root.states if self.is_root else [self]:
                 s.to_guarded()
+        if outermost and output is not None and (error := next(filter(None, written), None)):
+            raise error
         if training and not (recomputed and in_backward):
             token = ForwardToken(root.versions())
             if self.is_root or outermost:
@@ -300,8 +302,6 @@ class State:
                     t.register_hook(partial(self._pre_backward, token))
         if self.settings.policy.output_dtype is not None:
             output = _apply_to_tensors(partial(_cast, self.settings.policy.output_dtype), output)
-        if outermost and output is not None and (error := next(filter(None, written), None)):
-            raise error
         return output
 
     @only_inlined
