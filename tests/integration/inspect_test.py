@@ -241,28 +241,35 @@ def test_runtime_envs_are_listed(shoal_command, cluster):
     assert "COLOUR" in shoal_command("list", "runtime-envs").stdout
 
 
-def test_checkpoint_lists_verifies_converts_and_compares(shoal_command, tmp_path):
+def test_checkpoint_lists_verifies_converts_and_compares(shoal_command, tmp_path, capsys):
     import torch
 
     from shoal import checkpoint
+    from shoal.checkpoint.__main__ import main
+
+    def tool(*words):
+        """Runs a command line in this process, which has imported torch. Returns (exit code, output)."""
+        return main(list(words)), capsys.readouterr().out
 
     model, path = torch.nn.Linear(3, 2), str(tmp_path / "c")
     checkpoint.save(path, model, state={"step": 1})
     assert [t["name"] for t in shoal_command.json("checkpoint", "ls", path)["tensors"]] == ["bias", "weight"]
-    assert shoal_command.json("checkpoint", "verify", path)["sound"]
+    code, said = tool("verify", path, "--json")
+    assert code == 0
+    assert json.loads(said)["sound"]
     hf = str(tmp_path / "hf")
-    assert shoal_command("checkpoint", "export", path, hf, "--max-shard-size", "1MB").returncode == 0
+    assert tool("export", path, hf, "--max-shard-size", "1MB")[0] == 0
     assert (tmp_path / "hf" / "model.safetensors").exists()
-    assert shoal_command("checkpoint", "diff", path, path).stdout == "no difference\n"
-    assert shoal_command("checkpoint", "diff", path, hf).returncode == 1  # the state is in one of them only
+    assert tool("diff", path, path) == (0, "no difference\n")
+    assert tool("diff", path, hf)[0] == 1  # the state is in one of them only
     file = next((tmp_path / "c").glob("*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"\x77")
-    assert shoal_command("checkpoint", "verify", path).returncode == 1
-    assert shoal_command("checkpoint", "ls", str(tmp_path / "nothing")).returncode == 1
+    assert tool("verify", path)[0] == 1
+    assert tool("ls", str(tmp_path / "nothing"))[0] == 1
     assert shoal_command("checkpoint", "export", path, hf, "--format", "pickle").returncode == 2
     odd = torch.nn.ModuleDict({"a\x1b]0;T\a": torch.nn.Linear(1, 1)})
     checkpoint.save(str(tmp_path / "odd"), odd)
-    table = shoal_command("checkpoint", "ls", str(tmp_path / "odd")).stdout
+    table = tool("ls", str(tmp_path / "odd"))[1]
     assert r"a\x1b]0;T\x07.weight" in table
     assert "\x1b" not in table
 

@@ -87,6 +87,44 @@ def test_an_optimizer_may_be_made_for_each_step():
         assert not unstepped.any()
 
 
+def test_optimizers_for_each_step_keep_no_books():
+    model = nn.Linear(3, 1)
+    unstepped = Unstepped(State(model=model))
+    backward(model)
+    for _ in range(2000):
+        for p in model.parameters():  # new tensors now and then
+            p.grad = p.grad.clone()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert len(unstepped._used) < 2000
+    assert len(unstepped._optimizers) < 1000
+    assert not unstepped.any()
+
+
+def test_optimizers_may_be_unhashable():
+    class Compared(torch.optim.SGD):
+        def __eq__(self, other):
+            return isinstance(other, Compared)
+
+    model = nn.Linear(3, 1)
+    unstepped = Unstepped(State(model=model))
+    for _ in range(2):
+        backward(model)
+        Compared(model.parameters(), lr=0.1).step()
+        assert not unstepped.any()
+
+
+def test_the_last_step_of_two_optimizers_counts():
+    model, optimizer, unstepped = setting()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(model)
+    optimizer.step()
+    other.step()
+    backward(model)
+    assert unstepped.any()
+    optimizer.step()
+    assert not unstepped.any()
+
+
 def test_an_optimizer_that_has_the_address_of_an_earlier_one_is_another():
     model = nn.ModuleList(nn.Linear(3, 1) for _ in range(100))
     unstepped, addresses = Unstepped(State(model=model)), []

@@ -228,6 +228,30 @@ def a_step_after_an_exception_in_backward():
 
 
 @use
+def a_refused_forward_holds_no_later_step():
+    import shoal.fsdp
+
+    model, replaced = sharded(), []
+    shoal.fsdp.plan(model, optimizer_in_backward=optimizer_of("sgd", model))
+    model(batch(0, 0)).sum().backward()
+    inner = next(m for m in model.modules() if isinstance(m, torch.nn.Linear))
+
+    def replace(module, args):
+        replaced.append((module.weight, module.weight.data))
+        module.weight.data = module.weight.data.clone()
+
+    handle = inner.register_forward_pre_hook(replace)
+    with pytest.raises(ValueError, match=r"the data of the whole parameter .* was replaced") as kept:
+        model(batch(1, 0))
+    handle.remove()
+    for whole, data in replaced:
+        whole.data = data
+    for step in range(2, 4):
+        model(batch(step, 0)).sum().backward()
+    assert kept.value.__traceback__ is not None
+
+
+@use
 def the_optimizer_in_backward_works_with_custom_communication():
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 

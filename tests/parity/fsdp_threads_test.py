@@ -1,5 +1,6 @@
 """Ranks that are threads of one process, as in torch's own tests."""
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +17,11 @@ def build():
 
 def batch(step, rank):
     return torch.arange(8.0).reshape(2, 4) * (rank + 1) / 10 + step
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster():
+    """The threads start a node by themselves, at the same time."""
 
 
 class Threads(MultiThreadedTestCase):

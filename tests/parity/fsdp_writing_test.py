@@ -337,6 +337,7 @@ def a_forward_that_is_refused_at_its_end_has_ended():
     with pytest.raises(ValueError, match=r"the data of the whole parameter 0.weight of blocks.0 was replaced"):
         model.blocks[0](torch.ones(2, 7))
     assert isinstance(model.blocks[0][0].weight, DTensor)  # resharded
+    assert not model.blocks[0][0].weight._shoal_state.root.forwards
     handle.remove()
     for whole, data in replaced:
         whole.data = data

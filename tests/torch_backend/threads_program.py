@@ -256,6 +256,15 @@ def interrupts(group):
     start.then(lambda _: interrupted.then(catch).wait()).wait()
     assert len(errors) == 2, errors
 
+    # An interrupt of the wait itself ends the wait, and the callback behind it does not run.
+    called, pending = [], OrderedFuture(turns)
+    pending.wait = lambda: interrupt(None)
+    try:
+        start.then(lambda _: pending.then(called.append))
+    except Interrupt as error:
+        errors.append(error)
+    assert (len(errors), called) == (3, []), (errors, called)
+
 
 def turns_of_threads(group):
     """A callback of another thread waits for the one that runs in the program's thread."""

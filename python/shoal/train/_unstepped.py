@@ -29,8 +29,8 @@ class Unstepped:
     def __init__(self, state: State):
         self._state = state
         self._waited = 0  # batches for which a change has waited
-        # The gradients that the last step of an optimizer used, with their versions, by their ids. They may outlive their optimizer, which a
-        # loop may make for each step.
+        # The gradients that the last step of an optimizer used, with their versions, by their ids. They may outlive their optimizer, which
+        # a loop may make for each step.
         self._used: dict[int, tuple[weakref.ref, int]] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}  # those that have stepped, by their ids: some cannot be hashed
         used, optimizers = self._used, self._optimizers
@@ -65,7 +65,9 @@ class Unstepped:
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         objects = self._state.objects.values()
-        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [o for ref in self._optimizers.values() if (o := ref()) is not None]
+        optimizers = [o for o in objects if isinstance(o, Optimizer)] or [
+            o for ref in self._optimizers.values() if (o := ref()) is not None
+        ]
         for o in optimizers:
             replace_by_sharded(o)
             yield from _parameters_of(o)
