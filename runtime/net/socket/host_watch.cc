@@ -12,6 +12,8 @@ namespace {
 
 constexpr int kLooks = 8;   // per time limit; a pause of this process or of its machine counts as one
 constexpr int kProbes = 4;  // for an idle connection: the first after half the time limit, the others until its end
+// The kernel counts time in ticks of at most this length. An answer may count at two looks, but none is missed.
+constexpr std::chrono::milliseconds kTick(10);
 
 }  // namespace
 
@@ -23,10 +25,12 @@ HostWatch::HostWatch(Clock& clock, int socket, Duration unanswered, std::functio
   set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 2));
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / (2 * kProbes)));
   set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  look_later();  // bytes may have been given to the kernel before, by the handshakes
 }
 
 void HostWatch::look_later() {
   watching_ = true;
+  looked_ = clock_.now();
   timer_ = clock_.after(unanswered_ / kLooks, [this] { look(); });
 }
 
@@ -36,9 +40,15 @@ void HostWatch::look() {
   socklen_t length = sizeof info;
   if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
   // An acknowledgment may leave bytes unacknowledged, if the other kernel has dropped them for lack of room. It then answers each of the
-  // attempts to send them, which become rare. So only what was sent after the last answer is waited for.
-  const bool waits = info.tcpi_probes > 0 || (info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv);
-  const bool answered = std::exchange(arrived_, info.tcpi_segs_in) != info.tcpi_segs_in;
+  // attempts to send them, which become rare. So only what was sent after the last answer is waited for. An attempt that fails on this host,
+  // which has lost its interface or route, is no time of sending, but counts as a retransmission.
+  const bool unacked = info.tcpi_unacked > 0;
+  const bool waits =
+      info.tcpi_probes > 0 || (unacked && (info.tcpi_last_data_sent < info.tcpi_last_ack_recv || info.tcpi_retransmits > retransmits_));
+  const bool any_arrived = std::exchange(arrived_, info.tcpi_segs_in) != info.tcpi_segs_in;
+  const bool acknowledged = std::chrono::milliseconds(info.tcpi_last_ack_recv) <= clock_.now() - looked_ + kTick;
+  const bool answered = unacked && info.tcpi_snd_wnd > 0 ? acknowledged : any_arrived;
+  if (answered) retransmits_ = info.tcpi_retransmits;
   num_silent_ = waits && !answered ? num_silent_ + 1 : 0;
   if (num_silent_ >= kLooks) return dead_();
   if (info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0 || info.tcpi_probes > 0) look_later();

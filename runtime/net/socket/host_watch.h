@@ -11,8 +11,10 @@ namespace shoal::runtime {
 
 // The kernel's keep-alive probes watch an idle connection. This watches one with bytes that wait for an acknowledgment, or for room.
 //
-// Such a connection is broken once `unanswered` has passed in which something that this kernel has sent waits for an answer, and none
-// comes. All packets count as answers, also the other kernel's keep-alive probes: the loss of one packet breaks nothing.
+// Such a connection is broken once `unanswered` has passed in which something that this kernel has sent, or could not send, waits for an
+// answer, and none comes. The loss of one packet breaks nothing. While the peer has room, only acknowledgments count as answers, also
+// repeated ones: the other kernel's keep-alive probes arrive although the path may drop all large packets. While it has none, all packets
+// count.
 //
 // While a peer does not read, the kernel asks for room again and again, after twice the time at each attempt, at most two minutes. If the
 // host dies meanwhile, `unanswered` begins with the next attempt.
@@ -37,6 +39,8 @@ class HostWatch {
   bool watching_ = false;
   int num_silent_ = 0;  // looks in a row at which an answer was missing
   std::uint32_t arrived_ = 0;
+  std::uint8_t retransmits_ = 0;  // retransmissions until the last look at which an answer had come
+  TimePoint looked_{};
   Timer timer_;
 };
 

@@ -54,6 +54,11 @@ class HostWatchTest : public testing::Test {
     const int most = 255;
     ASSERT_EQ(setsockopt(there_.get(), IPPROTO_IP, IP_MINTTL, &most, sizeof most), 0);
   }
+  // As if the interface of this host were gone: the socket is bound to one that does not exist.
+  void lose_interface() {
+    const int none = 1 << 30;
+    ASSERT_EQ(setsockopt(here_.get(), SOL_SOCKET, SO_BINDTOIFINDEX, &none, sizeof none), 0);
+  }
   static tcp_info info_of(const Fd& socket) {
     tcp_info out{};
     socklen_t length = sizeof out;
@@ -90,6 +95,44 @@ TEST_F(HostWatchTest, AHostThatAcknowledgesNothingIsDead) {
   run_until([&] { return dead_; });
 }
 
+TEST_F(HostWatchTest, BytesThatWereSentBeforeTheWatchAreWatched) {
+  cut();
+  ASSERT_EQ(send(here_.get(), "x", 1, 0), 1);
+  watch(200ms);
+  run_until([&] { return dead_; });
+}
+
+// The last bytes leave in the tick of the last answer, and no attempt to send them again leaves this host.
+TEST_F(HostWatchTest, AHostToWhichNothingLeavesIsDead) {
+  watch(200ms);
+  char byte = 0;
+  ASSERT_EQ(send(here_.get(), "x", 1, 0), 1);
+  ASSERT_EQ(recv(there_.get(), &byte, 1, 0), 1);
+  ASSERT_EQ(send(there_.get(), "x", 1, 0), 1);
+  ASSERT_EQ(recv(here_.get(), &byte, 1, 0), 1);
+  cut();
+  ASSERT_EQ(send(here_.get(), "x", 1, 0), 1);
+  lose_interface();
+  watch_->wrote();
+  run_until([&] { return dead_; });
+}
+
+// As on a path that drops large packets.
+TEST_F(HostWatchTest, KeepAliveProbesOfAHostThatAcknowledgesNothingDoNotCount) {
+  const auto set = [&](int level, int name, int value) { ASSERT_EQ(setsockopt(there_.get(), level, name, &value, sizeof value), 0); };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 100);
+  watch(2s);
+  cut();
+  ASSERT_EQ(send(here_.get(), "x", 1, 0), 1);
+  watch_->wrote();
+  const auto before = info_of(here_).tcpi_segs_in;
+  run_until([&] { return dead_; });
+  EXPECT_GT(info_of(here_).tcpi_segs_in, before);
+}
+
 TEST_F(HostWatchTest, AHostThatDiesWhileItsProcessReadsNothingIsDead) {
   watch(1500ms);
   write_until_full();
@@ -103,6 +146,8 @@ TEST_F(HostWatchTest, AHostThatDiesWhileItsProcessReadsNothingIsDead) {
 TEST_F(HostWatchTest, NothingIsWatchedOnceAllIsAcknowledged) {
   SimClock timers;
   HostWatch watch(timers, here_.get(), 10s, [] { FAIL(); });
+  timers.fire_next();
+  EXPECT_EQ(timers.num_timers(), 0u);
   ASSERT_EQ(send(here_.get(), "x", 1, 0), 1);
   watch.wrote();
   EXPECT_EQ(timers.num_timers(), 1u);
