@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 namespace shoal::runtime {
@@ -271,10 +272,17 @@ std::uint64_t Budget::Account::allowance() const {
                                                        left(most / budget_->options_.peer_divisor, use_->unsent) / kPeerUnsentDivisor));
 }
 
-// Closes the largest connection of the peer with the most unread answers.
+bool Budget::Account::stands_still() const {
+  const Options& options = budget_->options_;
+  return use_->unsent > options.max_unsent_bytes / options.peer_divisor && reading_is_watched_ && owner_->taken_bytes() == taken_bytes_;
+}
+
+// Closes the largest connection of the peer with the most unread answers; among those that stand still, if there are any.
 void Budget::refuse_worst_reader() {
-  const auto worst =
-      std::ranges::max_element(unread_, {}, [](const auto& entry) { return std::pair(entry.second->use_->unsent, entry.second->unsent_); });
+  const auto worst = std::ranges::max_element(unread_, {}, [](const auto& entry) {
+    const Account& account = *entry.second;
+    return std::tuple(account.stands_still(), account.use_->unsent, account.unsent_);
+  });
   Account& account = *worst->second;
   account.owner_->close_later(
       resource_exhausted("a peer does not read the answers to its requests: " + std::to_string(account.use_->unsent) +

@@ -85,7 +85,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
     // Sets the bytes of this connection's answers that wait. May call close_later() of any connection: once the sum is exceeded, the peer
-    // with the most is refused. One answer that waits alone may be larger.
+    // with the most is refused, but those that read only after those that do not and have more than their share. One answer that waits
+    // alone may be larger.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }
@@ -128,6 +129,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void count_arrived();
     void refuse_message(const char* reason, const std::string& why);
     void change_unsent(std::uint64_t bytes);
+    // It reads nothing since its last check, and its peer has more than its share: it is refused before those that read.
+    bool stands_still() const;
     bool has_to_read() const { return paused_ || (unsent_ > 0 && budget_->answers_are_many(budget_->unsent_)); }
     void watch_reading();
     void check_reading();

@@ -311,6 +311,25 @@ TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefusedAlsoIfItHasManyConnec
   EXPECT_EQ(first.refused + other.refused + last.refused, "");
 }
 
+TEST_F(BudgetTest, APeerThatReadsIsRefusedAfterThoseThatDoNot) {
+  Held reads = of("a"), sleeps = of("a"), other = of("b"), little = of("c"), last = of("d");
+  little.account->set_unsent(12 * kMiB);
+  sleeps.account->set_unsent(5 * kMiB);
+  reads.account->set_unsent(20 * kMiB);
+  other.account->set_unsent(17 * kMiB);
+  reads.taken = 1000;
+  last.account->set_unsent(11 * kMiB);
+  EXPECT_EQ(sleeps.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused + other.refused + little.refused + last.refused, "");
+  last.account->set_unsent(16 * kMiB);
+  EXPECT_EQ(other.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused + little.refused + last.refused, "");
+  last.taken = 1000;
+  last.account->set_unsent(33 * kMiB);
+  EXPECT_EQ(last.refused, "AnswersNotRead");
+  EXPECT_EQ(reads.refused + little.refused, "");  // a peer within its share may stand still
+}
+
 TEST_F(BudgetTest, APeersAnswersStayWithinItsShare) {
   Held first = of("a"), second = of("a"), other = of("b");
   first.account->set_unsent(12 * kMiB);
