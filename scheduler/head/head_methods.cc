@@ -227,7 +227,9 @@ bool Head::repeats(Method method, const runtime::Message& request) const {
   }
   if (method == Method::kHostActor) {
     const auto hosted = actors::from_bytes<actors::HostActor>(request.body);
-    return hosted && state_.actor(hosted->actor) != nullptr && !commits_.unstored(hosted->actor);
+    // An actor whose gang still gathers would wait for the store, and end its gang when it is refused.
+    const auto* const row = hosted ? state_.actor(hosted->actor) : nullptr;
+    return row != nullptr && row->state != actors::ActorState::kPending && !commits_.unstored(hosted->actor);
   }
   if (method == Method::kCreateGroup) {
     const auto spec = actors::from_bytes<actors::GroupSpec>(request.body);

@@ -213,6 +213,40 @@ TEST_F(HeadTest, HostedActorsThatWaitForTheStoreAreRefusedAndMayAskAgain) {
   head_->state().check_invariants();
 }
 
+TEST_F(HeadTest, ARepeatedHostedActorDoesNotEndItsGangWhileTheStoreFails) {
+  FakeNode node;
+  join(node, "node", 3, runtime::Endpoint::tcp("node", 0), NodeId{5});
+  actors::HostActor asked;
+  asked.class_name = "ShardActor";
+  asked.gang_key = "gang";
+  asked.world_size = 2;
+  asked.worker = WorkerId{8};
+  asked.job = submit();
+  node.peer->notify(actors::number(Method::kWorkerUpdate),
+                    {to_bytes(actors::WorkerUpdate{asked.worker, actors::WorkerState::kRunning, 77, "", 0, {}, asked.job, "rank"}), {}, {}});
+  const auto place = [&](std::int32_t rank, std::optional<Result<runtime::Message>>& answer) {
+    asked.actor = ActorId{11u + static_cast<unsigned>(rank)};
+    asked.rank = rank;
+    call(Method::kHostActor, to_bytes(asked), answer);
+    world_.run_for(100ms);
+  };
+  std::optional<Result<runtime::Message>> first, undone, again, other;
+  place(0, first);  // stored, and waits for the other rank
+  store_.locked = true;
+  call(Method::kSubmitJob, to_bytes(waiting()), undone);
+  world_.run_for(2500ms);
+  place(0, again);
+  ASSERT_TRUE(again && !*again);
+  EXPECT_EQ(again->error().reason(), "NotDurable");
+  store_.locked = false;
+  node.peer->notify(actors::number(Method::kHeartbeat), {});
+  world_.run_for(500ms);
+  EXPECT_FALSE(first);
+  place(1, other);
+  EXPECT_TRUE(first && *first && other && *other);
+  head_->state().check_invariants();
+}
+
 TEST_F(HeadTest, AReaderDoesNotWaitForAStoreThatFails) {
   std::optional<Result<runtime::Message>> submitted, looked, wrong;
   store_.slow = true;
