@@ -28,6 +28,11 @@ LogBook::Options kept_in(const std::string& folder) {
 // Returns true for a process of the job itself, whose lines are printed as they are. Lines of actors get a label.
 bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
 
+// Its logs can be read only in this host's folder then, if at all.
+bool is_gone(const Result<actors::NodeRow>& node) {
+  return node ? node->state == actors::NodeState::kDead : node.error().code() == Code::kNotFound;
+}
+
 constexpr std::size_t kMaxProcesses = 100;  // processes in one answer
 constexpr std::size_t kMaxSlow = 3;         // slow calls to nodes at a time, as a multiple of max_node_calls
 
@@ -211,16 +216,19 @@ void Gateway::call_next_node() {
   if (*alive) calling_ = false;
 }
 
-void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text) {
+void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::function<void(Result<std::string>)> text) {
   const auto kept = [this, worker = worker.id, stream] {
     return kept_.read(worker, static_cast<Launcher::Stream>(stream), options_.max_log_bytes).value_or("");
   };
   find_node(worker.node, [this, worker, stream, kept, text = std::move(text)](Result<actors::NodeRow> node) {
-    if (!node && node.error().code() != Code::kNotFound) return text("");
-    if (!node || node->state != actors::NodeState::kAlive) return text(kept());
-    const auto answered = [kept, text](Result<Message> said) {
+    if (is_gone(node)) return text(kept());
+    if (!node) return text(fail(node.error()));
+    const auto answered = [this, at = worker.node, kept, text](Result<Message> said) {
       if (said) return text(std::string(said->payload.view()));
-      text(said.error().code() == Code::kUnavailable ? kept() : std::string());
+      if (said.error().code() == Code::kNotFound) return text("");  // a process that has printed nothing has no log
+      find_node(at, [kept, text, why = said.error()](Result<actors::NodeRow> now) {
+        is_gone(now) ? text(kept()) : text(fail(why));
+      });
     };
     const actors::ReadLog what{worker.id, stream, options_.max_log_bytes};
     ask_node(node->endpoint, Method::kReadLog, to_bytes(what), options_.timeout, answered);
@@ -248,11 +256,12 @@ void Gateway::read_next(std::shared_ptr<std::vector<std::pair<WorkerRow, std::ui
   if (left->empty()) return text(std::move(*sofar));
   const auto [worker, stream] = left->back();
   left->pop_back();
-  read_log(worker, stream, [this, left, sofar, worker, text = std::move(text)](const std::string& lines) mutable {
+  read_log(worker, stream, [this, left, sofar, worker, text = std::move(text)](const Result<std::string>& lines) mutable {
+    if (!lines) return text(fail(lines.error()));
     if (worker.role == "driver") {
-      *sofar += lines;
+      *sofar += *lines;
     } else {
-      *sofar += prefixed(worker.role.starts_with("actor ") ? worker.role.substr(6) : worker.role, lines);
+      *sofar += prefixed(worker.role.starts_with("actor ") ? worker.role.substr(6) : worker.role, *lines);
     }
     if (sofar->size() > options_.max_log_bytes) left->clear();
     read_next(left, sofar, std::move(text));
@@ -290,7 +299,7 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
   void read_all() {
     gateway_.read_logs(job_, [self = shared_from_this()](Result<std::string> text) {
       if (text) self->reader_->lines(*text);
-      self->finish();
+      self->finish(text.has_value());
     });
   }
 
@@ -337,11 +346,12 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
   void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
   void on_closed(Peer&, const Error&) override { finish(); }
 
-  void finish() {
+  // The text of a log that cannot be read has no end, so that its reader takes it for broken off.
+  void finish(bool whole = true) {
     const auto self = shared_from_this();
     if (gateway_.tails_.erase(self) == 0) return;
     again_ = {};
-    reader_->end();
+    if (whole) reader_->end();
     const auto owned = std::move(peer_);
   }
 

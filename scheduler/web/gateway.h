@@ -49,6 +49,7 @@ class Gateway final : public runtime::PeerHandler {
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
 
   // The output of the job's processes: its own in the order of ranks, then its actors, whose lines carry a label.
+  // Returns the error of a node that does not answer, unless the node is gone.
   void read_logs(JobId job, std::function<void(Result<std::string>)> text);
 
   // Follows the job's output until its own process ends.
@@ -72,7 +73,7 @@ class Gateway final : public runtime::PeerHandler {
   void call_next_node();
   void list_after(actors::ListRequest request, std::shared_ptr<actors::ListReply> sofar, Rows rows);
   void find_job_after(std::uint64_t last, const std::string& id, std::function<void(Result<actors::JobRow>)> found);
-  void read_log(const actors::WorkerRow& worker, std::uint16_t stream, std::function<void(std::string)> text);
+  void read_log(const actors::WorkerRow& worker, std::uint16_t stream, std::function<void(Result<std::string>)> text);
   void read_next(std::shared_ptr<std::vector<std::pair<actors::WorkerRow, std::uint16_t>>> left, std::shared_ptr<std::string> sofar,
                  std::function<void(Result<std::string>)> text);
 

@@ -1,5 +1,7 @@
 #include "scheduler/web/jobs_api.h"
 
+#include <filesystem>
+
 #include <gtest/gtest.h>
 
 #include "actors/protocol/cluster/function_worker.h"
@@ -25,6 +27,11 @@ class RowsOfHead final : public runtime::PeerHandler {
     });
   }
   void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    if (static_cast<Method>(request.method) == Method::kWatchNode) {
+      ListReply row;
+      row.nodes.push_back(node);
+      return responder.reply({to_bytes(row), {}, {}});
+    }
     if (static_cast<Method>(request.method) != Method::kList) return responder.fail(unimplemented("this head only lists"));
     const auto asked = actors::from_bytes<ListRequest>(request.message.body).value();
     ++pages;
@@ -39,6 +46,7 @@ class RowsOfHead final : public runtime::PeerHandler {
     };
     if (asked.what == ListRequest::What::kJobs) take(jobs, page.jobs);
     if (asked.what == ListRequest::What::kActors) take(actors, page.actors);
+    if (asked.what == ListRequest::What::kWorkers) take(workers, page.workers);
     responder.reply({to_bytes(page), {}, {}});
   }
   void on_notice(Peer&, runtime::Request) override {}
@@ -47,7 +55,36 @@ class RowsOfHead final : public runtime::PeerHandler {
 
   std::vector<actors::JobRow> jobs;
   std::vector<actors::ActorRow> actors;
+  std::vector<actors::WorkerRow> workers;
+  actors::NodeRow node;
   int pages = 0, fails_at = 0;
+
+ private:
+  runtime::SimWorld& world_;
+  std::unique_ptr<runtime::SimNetwork> network_;
+  std::unique_ptr<runtime::Listener> listener_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+};
+
+// A node that answers each request for a log with `answer`.
+class LogsOfNode final : public runtime::PeerHandler {
+ public:
+  explicit LogsOfNode(runtime::SimWorld& world) : world_(world), network_(world.fabric().attach("node", 2)) {
+    listener_ = *network_->listen(Endpoint::tcp("node", 0), [this](std::unique_ptr<runtime::Connection> c) {
+      peers_.push_back(std::make_unique<Peer>(std::move(c), world_.clock(), *this));
+    });
+  }
+  void on_request(Peer&, runtime::Request request, runtime::Responder responder) override {
+    EXPECT_EQ(static_cast<Method>(request.method), Method::kReadLog);
+    auto text = answer();
+    if (!text) return responder.fail(text.error());
+    responder.reply({{}, Bytes::copy_of(*text), {}});
+  }
+  void on_notice(Peer&, runtime::Request) override {}
+  void on_closed(Peer&, const Error&) override {}
+  Endpoint endpoint() const { return listener_->endpoint(); }
+
+  std::function<Result<std::string>()> answer;
 
  private:
   runtime::SimWorld& world_;
@@ -200,6 +237,46 @@ TEST_F(JobsApiTest, AnEmptyIdNamesNoJob) {
   EXPECT_EQ(get("/api/jobs//")->status, 404);
   EXPECT_EQ(get("/api/jobs//logs")->status, 404);
   EXPECT_EQ(json::parse(get("/api/jobs/" + to_string(JobId{3}))->text)["job_id"], to_string(JobId{3}));
+}
+
+TEST_F(JobsApiTest, ANodesErrorIsNoEmptyLog) {
+  const std::string folder = testing::TempDir() + "/kept_logs";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directory(folder);
+  constexpr WorkerId kWorker{8};
+  LogBook::Options kept;
+  kept.folder = folder;
+  LogBook(kept).write(kWorker, Launcher::Stream::kOut, "kept\n");
+  api_.reset();
+  gateway_ = std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = folder});
+  api_ = std::make_unique<JobsApi>(*gateway_, Surroundings(), "session");
+  LogsOfNode node(world_);
+  head_.node.id = NodeId{5};
+  head_.node.endpoint = node.endpoint().to_string();
+  auto& worker = head_.workers.emplace_back();
+  worker.id = kWorker;
+  worker.node = head_.node.id;
+  worker.role = "driver";
+  worker.state = actors::WorkerState::kExited;
+
+  node.answer = [] { return "printed\n"; };
+  EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "printed\nprinted\n");  // of both streams
+  EXPECT_TRUE(get("/api/jobs/job-1/logs/tail")->ended);
+  node.answer = [] { return fail(not_found("this node has no log of it")); };
+  EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "");
+  for (const auto& error : {unavailable("this node refuses"), resource_exhausted("this node has no room")}) {
+    node.answer = [&] { return fail(error); };
+    const auto reply = get("/api/jobs/job-1/logs");
+    EXPECT_EQ(reply->status, http_status(error)) << reply->text;
+    EXPECT_NE(reply->text.find(error.message()), std::string::npos) << reply->text;
+    EXPECT_FALSE(get("/api/jobs/job-1/logs/tail")->ended);
+  }
+  node.answer = [&] {
+    head_.node.state = actors::NodeState::kDead;
+    return fail(unavailable("this node ends"));
+  };
+  EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "kept\n");
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ class Asked final : public runtime::PeerHandler {
   void on_notice(Peer&, runtime::Request) override {}
   void on_closed(Peer&, const Error&) override {}
   Endpoint endpoint() const { return listener_->endpoint(); }
+  std::size_t connections() const { return peers_.size(); }  // so far
 
   bool silent = false, is_head = false;
   int asked = 0;
@@ -154,8 +155,11 @@ TEST_F(MetricsTest, ManySilentNodesDoNotHideTheOthers) {
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 3")) << reported_.back();
   EXPECT_EQ(b_.asked, 1);
   head_.rows.assign(20, rows[0]);
+  const std::size_t before = a_.connections();
   ask();
-  world_.run_for(9s);  // twice the patience for one
+  world_.run_for(3s);
+  EXPECT_EQ(a_.connections() - before, 3u);
+  world_.run_for(6s);  // twice the patience for one
   EXPECT_EQ(reported_.size(), 2u);
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 20")) << reported_.back();
 }
