@@ -222,8 +222,8 @@ TEST_F(HeadTest, ARepeatedHostedActorDoesNotEndItsGangWhileTheStoreFails) {
   asked.world_size = 2;
   asked.worker = WorkerId{8};
   asked.job = submit();
-  node.peer->notify(actors::number(Method::kWorkerUpdate),
-                    {to_bytes(actors::WorkerUpdate{asked.worker, actors::WorkerState::kRunning, 77, "", 0, {}, asked.job, "rank"}), {}, {}});
+  const actors::WorkerUpdate runs{asked.worker, actors::WorkerState::kRunning, 77, "", 0, {}, asked.job, "rank"};
+  node.peer->notify(actors::number(Method::kWorkerUpdate), {to_bytes(runs), {}, {}});
   const auto place = [&](std::int32_t rank, std::optional<Result<runtime::Message>>& answer) {
     asked.actor = ActorId{11u + static_cast<unsigned>(rank)};
     asked.rank = rank;
