@@ -226,9 +226,7 @@ void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::funct
     const auto answered = [this, at = worker.node, kept, text](Result<Message> said) {
       if (said) return text(std::string(said->payload.view()));
       if (said.error().code() == Code::kNotFound) return text("");  // a process that has printed nothing has no log
-      find_node(at, [kept, text, why = said.error()](Result<actors::NodeRow> now) {
-        is_gone(now) ? text(kept()) : text(fail(why));
-      });
+      find_node(at, [kept, text, why = said.error()](Result<actors::NodeRow> now) { is_gone(now) ? text(kept()) : text(fail(why)); });
     };
     const actors::ReadLog what{worker.id, stream, options_.max_log_bytes};
     ask_node(node->endpoint, Method::kReadLog, to_bytes(what), options_.timeout, answered);
