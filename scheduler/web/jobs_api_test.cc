@@ -260,7 +260,7 @@ TEST_F(JobsApiTest, ANodesErrorIsNoEmptyLog) {
   worker.state = actors::WorkerState::kExited;
 
   node.answer = [] { return "printed\n"; };
-  EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "printed\nprinted\n");  // of both streams
+  EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "printed\nprinted\n");  // the two streams
   EXPECT_TRUE(get("/api/jobs/job-1/logs/tail")->ended);
   node.answer = [] { return fail(not_found("this node has no log of it")); };
   EXPECT_EQ(json::parse(get("/api/jobs/job-1/logs")->text)["logs"], "");
