@@ -8,8 +8,8 @@
 The model is sharded: each worker keeps its rows of every parameter, gradient and moment. Afterwards one plain process trains alike, on
 PyTorch without Shoal, and out/loss.png shows both.
 
-No worker is added or killed with --fixed, --resume or --num-workers 1, in a cluster that runs already, and where --batch or
---validation-windows has no window for one worker more.
+No worker is added or killed with --fixed, --resume or --num-workers 1, and where --batch or --validation-windows has no window for one
+worker more. In a cluster that runs already, `shoal scale` adds workers, and the training survives their deaths, unless it is --fixed.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class Show:
 
 
 def name_of(change: Change) -> str:
-    what = "a worker is killed" if change.died else "a worker joins"
+    what = "a worker dies" if change.died else "a worker joins" if change.workers > change.workers_before else "a worker leaves"
     return f"{what}: {change.workers_before} -> {change.workers}"
 
 
@@ -448,8 +448,8 @@ def main() -> None:
     print(f"\nLoss {first:.3f} -> {last:.3f} nats per byte, held-out {held_out:.3f}, {seconds:.0f} s on {workers}.")
     if reference:
         print(f"Largest relative difference to one plain process: {largest_difference(ours, reference):.1e}.")
-    if a.show:
-        print_changes(result)
+    if a.show or changes:
+        print_changes(result, a.show)
     print_next(a, again, reference is not None)
 
 
@@ -460,8 +460,8 @@ def fit(a: argparse.Namespace, c: dict) -> Result:
     except shoal.exceptions.Unavailable:  # no cluster runs; CPUs are logical, so more workers than cores are slow but correct
         shoal.init(address="local", num_cpus=max(a.num_workers + a.show, len(os.sched_getaffinity(0))))
     scaling, progress, show = ScalingConfig(num_workers=a.num_workers), Progress(c), Show(a.num_workers, a.steps)
-    if a.show:
-        scaling = ScalingConfig(num_workers=(1, a.num_workers + 1), initial_workers=a.num_workers)
+    if not (a.fixed or a.resume):
+        scaling = ScalingConfig(num_workers=(1, min(a.batch, a.validation_windows)), initial_workers=a.num_workers)
 
     def on_report(metrics: dict) -> None:
         progress(metrics)
@@ -472,11 +472,11 @@ def fit(a: argparse.Namespace, c: dict) -> Result:
     return trainer.fit()
 
 
-def print_changes(result: Result) -> None:
+def print_changes(result: Result, show: bool) -> None:
     for change in result.changes:
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in change.phases.items() if seconds >= 0.01)
-        print(f"  after step {change.step}: {name_of(change)} workers, pause {change.seconds:.2f} s ({phases})")
-    if not any(change.died for change in result.changes):
+        print(f"  after step {change.step}: {name_of(change)} workers, pause {change.seconds:.2f} s{phases and f' ({phases})'}")
+    if show and not any(change.died for change in result.changes):
         print("The training ended before a worker had joined and could be killed: pass more --steps.")
     lost, repeated = lost_and_repeated(result.metrics_history)
     print(f"{lost} steps were lost, {repeated} were applied twice.")
@@ -493,7 +493,7 @@ Next:
   {bin / "python"} {script} --resume --steps {2 * a.steps} --num-workers {min(a.num_workers + 1, a.batch)} {again}
       go on from the checkpoint, with one worker more
   {bin / "shoal"} start --head && {bin / "shoal"} submit {script} {again}
-      the same as a job of a cluster that stays; look at it: {bin / "shoal"} status""")
+      the same as a job of a cluster that stays, and whose number of workers {bin / "shoal"} scale changes""")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ bool kernel_collapses() {
 }
 
 TEST(Memory, PopulateMakesHugePagesThatOtherMappingsHaveToo) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")) GTEST_SKIP() << "/sys does not show the size of huge pages";
   if (!kernel_collapses()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
   constexpr std::size_t kHuge = 2 << 20, kBytes = 8 * kHuge + 5000;
   const Fd fd = make_memory("populated", kBytes).value();

@@ -220,29 +220,29 @@ def square(x): return x * x
 shoal.init(address="auto")
 print("up", flush=True)
 kept = []
-for i in range(40):
+for i in range(20):
     kept.append(Actor.options(name=f"actor {i}", lifetime="detached").remote(i))
     passing = Actor.remote(-i)
     assert shoal.get(passing.which.remote()) == -i
     shoal.kill(passing)
     assert shoal.get([square.remote(i), kept[-1].which.remote()]) == [i * i, i]
-assert shoal.get([a.which.remote() for a in kept]) == list(range(40))
+assert shoal.get([a.which.remote() for a in kept]) == list(range(20))
 print("done", flush=True)
 """
     )
     driver.said("up")
     dice = random.Random(3)
     kills = 0
-    while driver.process.poll() is None and kills < 30:
+    while driver.process.poll() is None and kills < 15:
         time.sleep(dice.uniform(0, 0.3))
         cluster.kill_head()
         kills += 1
     assert driver.code() == 0, driver.err
     assert kills >= 5
     rows = [row for row in cluster.rows("actors") if row["state"] == "ALIVE"]
-    assert sorted(row["name"] for row in rows) == sorted(f"actor {i}" for i in range(40))
+    assert sorted(row["name"] for row in rows) == sorted(f"actor {i}" for i in range(20))
     database = sqlite3.connect(cluster.started.session / "state.sqlite")
-    assert database.execute("SELECT count(*) FROM actors WHERE state = 'ALIVE'").fetchone() == (40,)
+    assert database.execute("SELECT count(*) FROM actors WHERE state = 'ALIVE'").fetchone() == (20,)
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

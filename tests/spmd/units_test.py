@@ -35,7 +35,7 @@ OPERATORS = {  # cases in which rows depend on each other, with the reason that 
 }
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[4])
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("units")
     done = run([str(HERE / "units_program.py"), str(folder)], request.param, SHOAL_SPMD_DEVICES=str(request.param))

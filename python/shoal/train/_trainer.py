@@ -192,8 +192,8 @@ class Trainer:
                 )
             else:
                 error.hint = (
-                    "ask for less with ScalingConfig(num_workers=..., resources_per_worker=...), or add a node: "
-                    "shoal start --address HOST:PORT"
+                    "ask for less with ScalingConfig(num_workers=..., resources_per_worker=...), start a node with more CPUs, which are "
+                    "logical: shoal start --num-cpus N, or add a node: shoal start --address HOST:PORT"
                 )
             raise
         protected = scaling.elastic and bool(scaling.protect)

@@ -319,6 +319,10 @@ int submit(const Common& common, const SubmitOptions& o) {
                              {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, {}}};
   const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
+  if (!common.json && isatty(STDERR_FILENO) != 0) {
+    print(stderr, "shoal: job {0}; from another terminal: shoal job logs -f {0}, shoal scale {0} --workers N, shoal job stop {0}\n",
+          to_string(job->job));
+  }
   StdinWarning stdin_warning;
   stdin_warning.look();
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
