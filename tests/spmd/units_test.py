@@ -4,6 +4,7 @@ independent."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ OPERATORS = {  # cases in which rows depend on each other, with the reason that 
 }
 
 
-@pytest.fixture(scope="module", params=[4])
+@pytest.fixture(scope="module", params=[2, 4] if "SHOAL_SEEDS" in os.environ else [4])
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("units")
     done = run([str(HERE / "units_program.py"), str(folder)], request.param, SHOAL_SPMD_DEVICES=str(request.param))

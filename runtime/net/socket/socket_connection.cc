@@ -195,10 +195,10 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   void send(Frame frame, Flush flush) {
     if (closed_ || unheard_) return;
     SHOAL_CHECK(check_size(frame, limits_).has_value(), "the frame exceeds the limits");
-    // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes.
     if (frame.kind == FrameKind::kRequest) reader_.expect_answer();
     queue_.push(std::move(frame));
     ++uses_.traffic->sent;
+    // A peer that lets more than max_queued_bytes wait is stalled, and its connection closes.
     if (queue_.waiting_bytes() > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
