@@ -33,6 +33,7 @@ void bind_device(nb::module_& m);
 void bind_step_graph(nb::module_& m);
 void bind_step_runner(nb::module_& m);
 void bind_model(nb::module_& m);
+void bind_step(nb::module_& m);
 void bind_shard_actor(nb::module_& m);
 void bind_optim(nb::module_& m);
 void bind_reshard(nb::module_& m);

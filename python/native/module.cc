@@ -50,6 +50,7 @@ NB_MODULE(_native, m) {
   bind_step_graph(m);
   bind_step_runner(m);
   bind_model(m);
+  bind_step(m);
   bind_protect(m);
   bind_shard_actor(m);
   bind_optim(m);

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+import enum
 from typing import Annotated
 
 import numpy
@@ -1045,6 +1046,181 @@ class ShardedModel:
     def graph_planned(self) -> list: ...
 
     def graph_measured(self) -> list: ...
+
+class View(enum.Enum):
+    """The tensors that a unit's modules hold."""
+
+    SHARDED = 0
+
+    UNSHARDED = 1
+
+    SMALLER_MESH = 2
+
+    GUARDED = 3
+
+class AfterForward(enum.Enum):
+    """The fate of a unit's lease between forward and backward."""
+
+    DEFAULT = 0
+
+    KEEP = 1
+
+    RESHARD = 2
+
+    SMALLER_MESH = 3
+
+class UnitRules:
+    """
+    The program's requests for a unit; it may change them between two events.
+    """
+
+    def __init__(self) -> None: ...
+
+    @property
+    def after_forward(self) -> AfterForward: ...
+
+    @after_forward.setter
+    def after_forward(self, arg: AfterForward, /) -> None: ...
+
+    @property
+    def reshard_after_backward(self) -> bool: ...
+
+    @reshard_after_backward.setter
+    def reshard_after_backward(self, arg: bool, /) -> None: ...
+
+    @property
+    def unshard_in_backward(self) -> bool: ...
+
+    @unshard_in_backward.setter
+    def unshard_in_backward(self, arg: bool, /) -> None: ...
+
+    @property
+    def reduces(self) -> bool:
+        """False: a backward keeps its gradients."""
+
+    @reduces.setter
+    def reduces(self, arg: bool, /) -> None: ...
+
+    @property
+    def everywhere(self) -> bool:
+        """False: gradients are reduced within a replica only."""
+
+    @everywhere.setter
+    def everywhere(self, arg: bool, /) -> None: ...
+
+    @property
+    def forward_prefetch(self) -> list[int]: ...
+
+    @forward_prefetch.setter
+    def forward_prefetch(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def backward_prefetch(self) -> list[int]: ...
+
+    @backward_prefetch.setter
+    def backward_prefetch(self, arg: Sequence[int], /) -> None: ...
+
+class Group:
+    """The parameters of a unit on one mesh."""
+
+    def __init__(self, model: int, index: int, empty: bool, collectives: bool, replicated: bool) -> None: ...
+
+class Step:
+    """
+    The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.
+    """
+
+    def __init__(self, program: object, units: Sequence[tuple[str, bool, UnitRules]]) -> None:
+        """
+        `program` owns this object, and has a method for each action on tensors. `units`: (name, is the root, rules).
+        """
+
+    def forward_begin(self, unit: int, training: bool, recomputed: bool, alive: bool) -> None: ...
+
+    def watched(self, unit: int) -> None: ...
+
+    def forward_end(self, unit: int, training: bool, recomputed: bool, failed: bool) -> None: ...
+
+    def unshard(self, unit: int) -> None: ...
+
+    def reshard(self, unit: int) -> None: ...
+
+    def show_sharded(self, unit: int) -> None: ...
+
+    def enter(self, training: bool, alive: bool) -> None: ...
+
+    def begin_pass(self) -> None: ...
+
+    def backward_begin(self, unit: int, versions: Sequence[int]) -> None: ...
+
+    def backward_end(self, unit: int) -> None: ...
+
+    def pass_ends(self, alive: bool) -> None: ...
+
+    def finalize(self, alive: bool) -> None: ...
+
+    def reduce_kept(self, alive: bool) -> None: ...
+
+    def raised(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def start_over(self) -> None: ...
+
+    def open_window(self, caller: str) -> None: ...
+
+    def optimizer_begin(self) -> None: ...
+
+    def optimizer_end(self) -> None: ...
+
+    def serve_publication(self, model: int, unit: int, group: int) -> None: ...
+
+    def serve_window(self) -> None: ...
+
+    def drop_models(self) -> None:
+        """Refuses every event until set_models."""
+
+    def set_models(self, models: Sequence[ShardedModel], groups: Sequence[Sequence[Group]], slots: int) -> None:
+        """`groups`: by unit."""
+
+    def set_group(self, unit: int, group: int, value: Group) -> None: ...
+
+    def set_last_backward(self, last: bool) -> None: ...
+
+    def set_finalized_by_hand(self, by_hand: bool) -> None: ...
+
+    def set_optimizer_in_backward(self, on: bool) -> None: ...
+
+    def set_joining(self, joining: bool) -> None: ...
+
+    @property
+    def finalized_by_hand(self) -> bool: ...
+
+    @property
+    def waits_for_finalize(self) -> bool: ...
+
+    @property
+    def joining(self) -> bool: ...
+
+    @property
+    def unstepped(self) -> bool: ...
+
+    @property
+    def window_open(self) -> bool: ...
+
+    @property
+    def in_pass(self) -> bool: ...
+
+    @property
+    def running(self) -> int: ...
+
+    def in_backward(self, unit: int) -> bool: ...
+
+    def after_forward(self, unit: int) -> AfterForward: ...
+
+    def everywhere(self, unit: int) -> bool: ...
+
+    def gives_up(self, unit: int) -> bool: ...
 
 class SharedArrays:
     """

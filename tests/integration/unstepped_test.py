@@ -175,8 +175,9 @@ def test_a_gradient_that_no_wrapped_optimizer_has_does_not_wait():
 
 def sharded_root(**more):
     """Stands for the root of a sharded model, between two steps."""
-    values = {"forwards": [], "units": [], "unstepped": False, "window_open": True, "versions": lambda: [4]}
-    return SimpleNamespace(**values | {"ending": SimpleNamespace(waiting=None)} | more)
+    step = {name: more.pop(name, False) for name in ("unstepped", "waits_for_finalize")}
+    values = {"forwards": [], "units": [], "window_open": True, "versions": lambda: [4], "step": SimpleNamespace(**step)}
+    return SimpleNamespace(**values | more)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def sharded_root(**more):
         ({}, False),
         ({"unstepped": True}, True),
         ({"units": [SimpleNamespace(parameters=[SimpleNamespace(gradient=SimpleNamespace(kept=True))])]}, True),
-        ({"ending": SimpleNamespace(waiting=object())}, True),
+        ({"waits_for_finalize": True}, True),
         ({"window_open": False, "forwards": [SimpleNamespace(versions=[4])]}, True),
         ({"window_open": False, "forwards": [SimpleNamespace(versions=[3])]}, False),  # a step has ended its version
         ({"forwards": [SimpleNamespace(versions=[4])]}, False),

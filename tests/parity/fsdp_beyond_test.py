@@ -281,6 +281,30 @@ def samples_count_alike_where_micro_batches_are_uneven():
 
 
 @use
+def a_rank_whose_batches_end_within_a_step_serves_the_others_with_what_it_has_kept():
+    from shoal.fsdp import join
+
+    model, plain, got = shard(Net()), Net(), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def after_backward():
+        got.update({n: full(p.grad).clone() for n, p in model.named_parameters()})
+
+    with join(model, optimizers=optimizer, after_backward=after_backward):
+        for micro in range(2 - rank()):
+            model.set_requires_gradient_sync(micro == 1)
+            model(batch(micro, rank())).square().mean().backward()
+        if rank() == 0:
+            after_backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for micro, r in ((0, 0), (1, 0), (0, 1)):
+        (plain(batch(micro, r)).square().mean() / WORLD).backward()
+    for name, q in plain.named_parameters():
+        torch.testing.assert_close(got[name], q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
 def a_second_synchronised_backward_without_a_step_is_refused_inside_join():
     from shoal.fsdp import join
 

@@ -98,7 +98,7 @@ def gradients_of_added_parameters_are_averaged_per_dtype_and_device():
                 assert (p.dtype, p.device) == (dtype, device)
 
     calls = []
-    added = Kept(SimpleNamespace(joining=False, units=[]))
+    added = Kept(SimpleNamespace(step=SimpleNamespace(joining=False), units=[]))
     devices = ("cpu", "meta", "cpu")  # a second device besides the CPU: it needs no GPU, but tensors on meta take part in no collective
     added._parameters = {nn.Parameter(torch.ones(2, device=device)): device for device in devices}
     added._parameters[nn.Parameter(torch.ones(2, dtype=torch.bfloat16))] = "bf16"

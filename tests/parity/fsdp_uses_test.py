@@ -5,8 +5,10 @@ import functools
 import gc
 import os
 import time
+import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from fsdp2_faults import FAULTS, try_fault
@@ -14,6 +16,9 @@ from fsdp2_net import WORLD, Net, batch, expect_gradients, full, loss_of, rank, 
 from torch import nn
 from torch.distributed.tensor import DTensor
 from uses import Uses, check, ranks, run
+
+from shoal import _native
+from shoal.exceptions import InvalidArgument, ResourceExhausted
 
 use = Uses()
 
@@ -370,6 +375,69 @@ def an_exception_in_backward_of_one_rank_that_is_finalized_by_hand():
 @use
 def an_exception_in_backward_of_one_rank_that_nothing_resets():
     _left_by_an_exception(lambda model: None, ranks=(0,))
+
+
+@use
+def an_exception_in_backward_whose_warning_is_an_error():
+    def warned(model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):  # the step is not started over in part
+                with pytest.raises(UserWarning, match="gradients of a backward pass that an exception left"):
+                    loss_of(model, 9)
+
+    _left_by_an_exception(warned)
+
+
+class _NoMemory:
+    """Inside, no sharded model gets its memory."""
+
+    def __enter__(self):
+        self._made = _native.ShardActor.make_model
+
+        def fails(*args, **kwargs):
+            raise ResourceExhausted("no memory is left")
+
+        _native.ShardActor.make_model = fails
+
+    def __exit__(self, *error):
+        _native.ShardActor.make_model = self._made
+
+
+@use
+def a_first_forward_without_memory_is_repeated():
+    model = shard(Net())
+    with _NoMemory():
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted, match="no memory is left"):
+                loss_of(model)
+    model.reset_iter_state()
+    loss_of(model).backward()
+    expect_gradients(model, Net(), lambda m, r: loss_of(m, 0, r))
+
+
+@use
+def a_model_that_could_not_be_rebuilt_refuses_to_run():
+    model = shard(Net())
+    loss_of(model).backward()
+    model.double()
+    with _NoMemory(), pytest.raises(ResourceExhausted, match="no memory is left"):
+        model(batch(0, rank()).double())
+    with pytest.raises(InvalidArgument, match="the sharded model has no memory"):
+        model(batch(0, rank()).double())
+
+
+@use
+def flags_of_other_types_are_flags():
+    model = shard(Net())
+    loss_of(model).backward()
+    for flag in (numpy.bool_(False), 0, torch.tensor(False)):
+        model.set_requires_gradient_sync(flag)
+        model.set_requires_all_reduce(flag)
+        model.set_reshard_after_backward(flag)
+        model.set_unshard_in_backward(flag)
+        model.set_is_last_backward(flag)
+        model.set_manual_backward_finalization(flag)
 
 
 @use

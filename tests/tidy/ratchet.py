@@ -1,18 +1,16 @@
-"""Compares a survey with the record: faults and sizes may not grow, and the record follows when they shrink.
+"""Compares a survey with the record: faults may not grow, and the record follows when they shrink.
 
 Counts of faults have to equal the record, which one command lowers: a record above the count would let new faults in unseen. A count
-changes only when somebody works on these very faults, so this costs little. Sizes change with every edit. The record of a size therefore
-need not be lowered until the size is a tenth below it, or within the limit.
+changes only when somebody works on these very faults, so this costs little.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tidy.survey import Places, Survey, limit
+from tidy.survey import MOST_FILES, Places, Survey
 
 COUNTS = ("openings", "words", "hidden_imports", "wrong_imports")
-SIZES = ("lines", "functions", "methods", "fields")
 REASONS = ("clocks", "locks", "folders")  # the record has a reason for each key
 LOWER = "`python tests/tidy_test.py --record` lowers the record (tests/tidy.json)"
 MOST_SHOWN = 20
@@ -37,25 +35,11 @@ def of_counts(s: Survey, record: Record, rule: str) -> Places:
     return faults
 
 
-def of_sizes(s: Survey, record: Record, rule: str) -> Places:
-    found, recorded = s.sizes[rule], record[rule]
-    faults = []
-    for key, (now, place) in sorted(found.items()):
-        most = recorded.get(key, limit(rule, key))
-        if now > most:
-            faults.append(f"{place}: {now}, at most {most}")
-    for key, before in sorted(recorded.items()):
-        now = found.get(key, (0, ""))[0]
-        if now <= max(limit(rule, key), before * 0.9):
-            faults.append(f"{key}: {now}, recorded {before}. Well done; {LOWER}")
-    return faults
-
-
 def with_need(s: Survey, rule: str) -> dict[str, Places]:
     """The files and folders for which the record must have a reason."""
     if rule != "folders":
         return s.places[rule]
-    return {key: [f"{place}: {size} source files"] for key, (size, place) in s.sizes[rule].items() if size > limit(rule, key)}
+    return {key: [f"{place}: {size} source files"] for key, (size, place) in s.sizes[rule].items() if size > MOST_FILES}
 
 
 def of_reasons(s: Survey, record: Record, rule: str) -> Places:
@@ -77,10 +61,6 @@ def lowered(s: Survey, record: Record) -> Record:
         now = {key: len(places) for key, places in sorted(s.places[rule].items())}
         before = record.get(rule, now)
         new[rule] = {key: min(count, before[key]) for key, count in now.items() if key in before}
-    for rule in SIZES:
-        now = {key: size for key, (size, _) in sorted(s.sizes[rule].items()) if size > limit(rule, key)}
-        before = record.get(rule, now)
-        new[rule] = {key: min(size, before[key]) for key, size in now.items() if key in before}
     before = record.get("circles", s.circles)
     new["circles"] = [one for one in s.circles if any(set(one) <= set(old) for old in before)]
     for rule in REASONS:

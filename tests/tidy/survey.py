@@ -18,8 +18,7 @@ STARLARK = (".bzl", "BUILD", "WORKSPACE")
 READ = (*SOURCES, *STARLARK, ".md", "dev")
 LEFT_OUT = ("bazel-", ".", "__pycache__", "out", "dist")  # folders that begin so are not the repository's sources
 
-MOST_FILES, MOST_LINES, MOST_LINES_OF_HEADER = 20, 500, 200
-MOST_LINES_OF_FUNCTION, MOST_METHODS, MOST_FIELDS = 80, 30, 20
+MOST_FILES = 20  # in a folder without a reason
 
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
@@ -97,12 +96,6 @@ class Survey:
     def add_size(self, rule: str, key: str, size: int, place: str) -> None:
         if size > self.sizes[rule].get(key, (0, ""))[0]:  # overloads share a name: the largest counts
             self.sizes[rule][key] = (size, place)
-
-
-def limit(rule: str, key: str) -> int:
-    if rule == "lines":
-        return MOST_LINES_OF_HEADER if key.endswith(".h") else MOST_LINES
-    return {"functions": MOST_LINES_OF_FUNCTION, "methods": MOST_METHODS, "fields": MOST_FIELDS, "folders": MOST_FILES}[rule]
 
 
 def read_sources(root: Path) -> dict[str, str]:

@@ -54,12 +54,12 @@ def join(
         if state.root is None:  # this rank had no batch, but must take part in the others' first step
             state.lazy_init()
             state.root.adopt()
-            state.root.enter(True)
+            state.root.enter()
         _serve(roots_in(model), chosen, after_backward, after_step)
     finally:
         state.settings.weigh_samples = state.settings.joining = False
         for root in roots_in(model):
-            root.joining = False
+            root.step.set_joining(False)
 
 
 def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:
@@ -67,22 +67,16 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
         raise Unimplemented("join of a model on several meshes is not in this release", hint="give every rank the same number of batches")
     root, model = roots[0], roots[0].models[0]
     if root.window_open:
-        root.enter(True)
+        root.enter()
     root.samples = 0 if any(s.settings.weigh_samples for s in root.states) else None
     model.join()
     while True:
         what, unit = model.asked()
         if what == "publish":
             u = root.units_of[0][unit]
-            if u.parameters and u.parameters[0].gradient.reducing:
-                model.await_reductions()
-                root.reductions.settle_all()
-            u.publish(True)
+            root.step.serve_publication(0, u.state.index, u.state.units.index(u))
         elif what == "window":
-            for s in root.states:
-                s.to_sharded()
-            model.finish_backward(True)
-            root.reductions.settle_all()
+            root.step.serve_window()
             if after_backward is not None:
                 after_backward()
             for optimizer in optimizers:
@@ -90,6 +84,6 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
                 optimizer.zero_grad()
             if after_step is not None:
                 after_step()
-            root.enter(True)
+            root.enter()
         else:
             return

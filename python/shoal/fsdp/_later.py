@@ -37,12 +37,12 @@ def set_manual_backward_finalization(self: FSDPModule, enabled: bool) -> None:
         state.lazy_init(preliminary=True)
     if not (state.is_root or state.root.preliminary):
         raise RuntimeError("set_manual_backward_finalization must be called on the root FSDP module")
-    ending = state.root.ending
-    if enabled != ending.by_hand and torch._C._current_graph_task_id() != -1:
+    step = state.root.step
+    if enabled != step.finalized_by_hand and torch._C._current_graph_task_id() != -1:
         raise RuntimeError("set_manual_backward_finalization cannot change mode during backward")
-    if enabled != ending.by_hand and ending.waiting is not None:
+    if enabled != step.finalized_by_hand and step.waits_for_finalize:
         raise RuntimeError("set_manual_backward_finalization cannot change mode after backward starts")
-    ending.by_hand = enabled
+    step.set_finalized_by_hand(bool(enabled))
 
 
 def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientReductionHandle | None:
@@ -57,7 +57,7 @@ def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientRe
     if state.root is not None and not state.root.preliminary:
         if not state.is_root:
             raise RuntimeError("finalize_backward must be called on the root FSDP module")
-        if not state.root.ending.by_hand:
+        if not state.root.step.finalized_by_hand:
             raise RuntimeError(
                 "finalize_backward requires manual backward finalization. Call set_manual_backward_finalization(True) before forward"
             )

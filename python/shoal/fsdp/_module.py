@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from shoal import _native
+from shoal._native import AfterForward
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp import _graph, _later
 from shoal.fsdp._engine.collect import state_of
@@ -76,16 +77,16 @@ class FSDPModule(TorchFSDPModule):
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
         for s in self._states(recurse):
-            s.settings.reshard_after_forward = s.reshard_after_forward = reshard_after_forward
+            s.settings.rules.after_forward = AfterForward.RESHARD if reshard_after_forward else AfterForward.KEEP
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: unsharded parameters also stay readable after a backward that is not the step's last one."""
         for s in self._states(recurse):
-            s.settings.reshard_after_backward = reshard_after_backward
+            s.settings.rules.reshard_after_backward = bool(reshard_after_backward)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """False: this unit's backward does not need its parameters (an embedding), and the module keeps the sharded ones."""
-        self._get_fsdp_state().settings.unshard_in_backward = unshard_in_backward
+        self._get_fsdp_state().settings.rules.unshard_in_backward = bool(unshard_in_backward)
 
     set_keep_unsharded_storage = _later.set_keep_unsharded_storage
 
@@ -106,12 +107,12 @@ class FSDPModule(TorchFSDPModule):
                     "set_requires_gradient_sync: with deterministic=True each batch's gradients are reduced, in the order of logical ranks",
                     hint="leave the call out: gradients of several batches add up until zero_grad()",
                 )
-            s.settings.sync = s.settings.everywhere = requires_gradient_sync
+            s.settings.rules.reduces = s.settings.rules.everywhere = bool(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """False, on a mesh with replicas: backward reduces within each replica only. The next full reduction adds these sums."""
         for s in self._states(recurse):
-            s.settings.everywhere = requires_all_reduce
+            s.settings.rules.everywhere = bool(requires_all_reduce)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: another backward of this step follows, and parameters stay readable after this one.
@@ -120,7 +121,7 @@ class FSDPModule(TorchFSDPModule):
         """
         root = self._get_fsdp_state().root
         if root is not None:
-            root.ending.is_last_backward = is_last_backward
+            root.step.set_last_backward(bool(is_last_backward))
 
     set_manual_backward_finalization = _later.set_manual_backward_finalization
     finalize_backward = _later.finalize_backward
@@ -216,7 +217,7 @@ class FSDPModule(TorchFSDPModule):
             return
         if not state.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
-        state.root.reset(state.root.states)
+        state.root.reset()
 
     def step_graph(self) -> _graph.StepGraph:
         """Returns the step as a graph, as ``shoal.fsdp.step_graph`` does."""
@@ -352,6 +353,6 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]
-    reshard = [u.state.reshard_after_forward is True for u in units]
+    reshard = [u.state.after_forward is AfterForward.RESHARD for u in units]
     expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.ahead.depth)
     return _graph.of_model(expected, plan.memory_of(root, activations, optimizer))

@@ -183,7 +183,7 @@ class Gang:
         for s in self._weighed:
             s.settings.share = share
             if self.parts is not None:
-                s.settings.part, s.settings.sync = part, part is None or part.last
+                s.settings.part, s.settings.rules.reduces = part, part is None or part.last
                 for p in (p for u in s.units for p in u.parameters if part is None):
                     p.gradient.drop_parts()  # those of a step that was left before its last part
 

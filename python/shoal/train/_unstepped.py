@@ -82,7 +82,7 @@ def _waits(p: torch.Tensor, used: dict[int, int]) -> bool:
     if g is None:
         return False
     root = getattr(getattr(p, "_shoal_state", None), "root", None)
-    written = root is not None and root.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
+    written = root is not None and root.step.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
     if not written and used.get(id(g)) == _version(g):
         return False
     return bool(_local(g).any())
@@ -102,7 +102,7 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 def _is_incomplete(root: Root) -> bool:
     """Returns True if gradients wait for a reduction, or a forward for its backward. A forward before the last step has none any more."""
-    if root.ending.waiting is not None or any(p.gradient.kept for u in root.units for p in u.parameters):
+    if root.step.waits_for_finalize or any(p.gradient.kept for u in root.units for p in u.parameters):
         return True
     return not root.window_open and any(f.versions == root.versions() for f in root.forwards)
 

@@ -150,7 +150,7 @@ class Added:
                     hint="add it before the model is sharded, or name it in ignored_params and reduce its gradient",
                 )
         names = ", ".join(work.values())
-        if self._root.joining:
+        if self._root.step.joining:
             raise InvalidArgument(
                 f"inside join, gradients of parameters that were added after sharding cannot be reduced ({names})",
                 hint="add them before the model is sharded",

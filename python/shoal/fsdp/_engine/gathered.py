@@ -60,11 +60,20 @@ class Gathered:
     def __init__(self, unit: Unit):
         self._unit = unit
         self.all_gather: Any = None  # set_custom_all_gather sets this torch.distributed.fsdp AllGather
-        self.reduce_scatter: Any = None
+        self._reduce_scatter: Any = None
         self.private = False  # the unit's modules write to whole parameters in forward
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
         self._begun: InPlaceGather | None = None  # a gather under way
+
+    @property
+    def reduce_scatter(self) -> Any:
+        return self._reduce_scatter
+
+    @reduce_scatter.setter
+    def reduce_scatter(self, comm: Any) -> None:
+        self._reduce_scatter = comm
+        self._unit.describe()
 
     @property
     def reduces(self) -> bool:
@@ -300,10 +309,10 @@ class Gathered:
 
     # ---- gradients ----
 
-    def reduce(self) -> None:
+    def reduce(self, everywhere: bool) -> None:
         """Reduces the unit's gradients to their owners. Over Shoal's own group the last reductions of a pass end with the pass."""
         u = self._unit
-        if u.state.root.samples is not None or not u.everywhere:
+        if u.state.root.samples is not None or not everywhere:
             raise Unimplemented(
                 f"unit {u.state.name or '(root)'} has its parameters on devices or a custom reduce_scatter: its gradients can be neither "
                 "weighted by samples nor reduced within replicas only",
@@ -333,7 +342,7 @@ class Gathered:
         pending = group.reduce_scatter(packed, out, u.state.name)
 
         u.state.root.ahead.reduces(pending, partial(self._reduced, out, [p for p, _ in work], before))
-        if u.state.root.gives_up(u.state):
+        if u.state.root.step.gives_up(u.state.index):
             u.state.root.ahead.finish_reductions()  # the optimizer takes the gradients at once
 
     def _reduced(self, out: torch.Tensor, parameters: list[ShardedParameter], before: float) -> None:

@@ -59,21 +59,14 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
                 f"this model is protected, and its steps are those of one optimizer: a second one, {type(optimizer).__name__}, stepped",
                 hint="give all parameters to one optimizer, in groups",
             )
-        root.unstepped = False
-        root.open_window("optimizer.step")
-        for m in root.models:
-            m.optimizer_begin()
-        root.show_rows(plain=True)
+        root.optimizer_begin()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue
-        for m in root.models:
-            m.optimizer_end()
-        if root.rows_plain:
-            root.show_rows(plain=False)
+        root.optimizer_end()
 
 
 register_optimizer_step_pre_hook(_before_step)
@@ -93,9 +86,9 @@ def write(model: nn.Module):
         raise InvalidArgument("nothing in this model was sharded by shoal.fsdp.fully_shard")
     for s in map(state_of, model.modules()):
         if s is not None:
-            s.to_sharded()
+            s.show_sharded()
     for root in roots_in(model):
-        if root.joining:
+        if root.step.joining:
             raise InvalidArgument(
                 "write() cannot be used inside join: ranks without batches would take it for an optimizer's step",
                 hint="write before or after the loop",

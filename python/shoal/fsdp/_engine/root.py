@@ -1,4 +1,8 @@
-"""The state that the units of one model share: the native models, versions, and the current forward and backward pass."""
+"""The units of one model: their native models, their step machine, and what its actions do on torch's side.
+
+``fsdp/step/step_machine.h`` decides which actions follow an event, and in which order. A hook reports an event to ``Root.step``, which
+carries out the actions among ranks itself and calls a method of ``Root`` for each other one. These methods have the actions' names.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from shoal.fsdp._devices.ahead import Ahead
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
-from shoal.fsdp._engine.phases import Phase
 from shoal.fsdp._engine.reductions import Reductions
 from shoal.fsdp._engine.ties import adopt_ties
 from shoal.fsdp._engine.writers import announce
@@ -29,6 +32,8 @@ from shoal.fsdp._parameters.parameter import ShardedParameter
 if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
     from shoal.fsdp._engine.unit import Unit
+
+_ALL = -1  # kAllUnits of an action
 
 
 class ForwardToken:
@@ -47,47 +52,31 @@ class Backward:
     __slots__ = ("__weakref__",)
 
 
-_LEFT = weakref.ref(Backward())  # a pass that an exception has left
-
-
-class Ending:
-    """The end of a step's backward passes, which reduces: that of a pass, or a call of ``finalize_backward`` (``by_hand``)."""
-
-    def __init__(self):
-        self.is_last_backward = True
-        self.by_hand = False
-        self.waiting: Backward | None = None  # a pass that has run, and waits for finalize_backward
-
-    def refuse_waiting(self, event: str) -> None:
-        if self.waiting is not None:
-            raise InvalidArgument(
-                f"{event}, but the last backward pass is not finalized: its gradients are not complete",
-                hint="call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward",
-            )
-
-
 class Root:
     """The units of one model. ``states`` are in the order of modules. The units of each set of ranks form one native model."""
 
     def __init__(self, states: list[State]):
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
-        self.backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
-        self.ending = Ending()
+        self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
-        self.casts = 1  # how often autocast's cache was cleared, plus 1
         self.preliminary = False  # created before the first forward, which may replace it by another root
-        self.running: State | None = None  # the unit whose forward the program called, perhaps an inner one
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
-        self.joining = self.unstepped = False  # inside ``join``; a window is open that no optimizer step has used yet
-        self.skipped: list[State] = []  # in this backward pass: unpublished units that no forward of this rank ran
-        self.in_backward_optimizer: OptimizerInBackward | None = None
+        self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
+        self._found: InvalidArgument | None = None  # a write to a whole parameter, until ``raise_found``
+        self._in_backward_optimizer: OptimizerInBackward | None = None
         self.added = Added(self)
         self.ahead = Ahead(depth=1)
         for index, s in enumerate(states):
             s.root, s.index = self, index
-        self._make_models()
+        self.step = _native.Step(self, [(s.name, s.is_root, s.settings.rules) for s in states])
+        try:
+            self._make_models()
+        except BaseException:
+            for s in states:  # the next forward makes another root
+                s.root = None
+            raise
 
     @property
     def units(self) -> list[Unit]:
@@ -98,8 +87,22 @@ class Root:
         """The number of units whose whole gradients a rank may have in flight."""
         return max((s.settings.max_input_buffers for s in self.states), default=2)
 
+    @property
+    def window_open(self) -> bool:
+        return self.step.window_open
+
+    @property
+    def in_backward_optimizer(self) -> OptimizerInBackward | None:
+        return self._in_backward_optimizer
+
+    @in_backward_optimizer.setter
+    def in_backward_optimizer(self, optimizer: OptimizerInBackward | None) -> None:
+        self._in_backward_optimizer = optimizer
+        self.step.set_optimizer_in_backward(optimizer is not None)
+
     def _make_models(self, made: list[_native.ShardedModel] | None = None) -> None:
         """``made``: the models, if they exist already."""
+        self.step.drop_models()
         self.models: list[_native.ShardedModel] = []
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
@@ -107,19 +110,23 @@ class Root:
         for s in self.states:
             s.writes.forget()
         self.rows_plain = False  # True while an optimizer steps: sharded parameters then have plain local tensors
-        slots = self.slots
         self.units_of: list[list[Unit]] = list(by_actor.values())
-        self.reductions = Reductions(self, slots)  # made first, because reset_iter_state() needs it after a first forward that failed, too
+        self.reductions = Reductions(self)
         for place, units in enumerate(self.units_of):
             names = [u.state.name for u in units]
-            model = made[place] if made else units[0].actor.make_model([u.native for u in units], names, slots=slots)
+            model = made[place] if made else units[0].actor.make_model([u.native for u in units], names, slots=self.slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
+        self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots)
         self.replan()
 
     def replan(self) -> None:
         """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
+        for s in self.states:
+            forward, backward = s.settings.forward_prefetch, s.settings.backward_prefetch
+            s.settings.rules.forward_prefetch = [a.index for a in forward if a.root is self]
+            s.settings.rules.backward_prefetch = [a.index for a in backward if a.root is self]
         for place, (model, units) in enumerate(zip(self.models, self.units_of, strict=True)):
             lists = []
             for u in units:
@@ -131,68 +138,93 @@ class Root:
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
-        self.backward = self.running = self.ending.waiting = None
         self.copies.clear()
         self._make_models([model])
         self.forwards.clear()
-        self.record_window(self.states, None)
+        self._backward = None
+        self.step.start_over()
         self.added.settle()
-        self.forget_casts()
 
     def dissolve(self) -> None:
         self.ahead.version_ends()
         for s in self.states:
-            s.to_sharded()
-            for u in s.units:
-                u.reshard()
+            self.step.reshard(s.index)
             s.root = None
-
-    # ---- versions ----
 
     def versions(self) -> list[int]:
         return [m.version for m in self.models]
 
-    @property
-    def window_open(self) -> bool:
-        return all(m.window_open for m in self.models)
+    def _states(self, unit: int) -> list[State]:
+        """The states that an action names: one, or all."""
+        return self.states if unit == _ALL else [self.states[unit]]
 
-    def enter(self, training: bool) -> None:
-        if self.copies:
-            self.copies.clear()
-        if not self.forwards:
-            for s in self.states:
-                s.seen = False
-        self.added.look()
-        for m in self.models:
-            m.enter(training)
+    # ---- events that no hook of a unit reports ----
+
+    def note_left(self) -> None:
+        """Reports that an exception has left the running backward pass, if that is so."""
+        if self._backward is not None and self._backward() is None:
+            self._backward = None
+            self.step.raised()
 
     def open_window(self, caller: str) -> None:
         announce()
-        self.ending.refuse_waiting(f"{caller} opens the write window")
-        self.recover()
-        self.running = None
-        self.ahead.version_ends()
-        for s in self.states:
-            s.to_sharded()
-            s.writes.closed_window = None
-        for m in self.models:
-            m.open_window(caller)
-        self.forget_casts()
+        self.note_left()
+        self.step.open_window(caller)
+
+    def optimizer_begin(self) -> None:
+        announce()
+        self.note_left()
+        self.step.optimizer_begin()
+        self.show_rows(plain=True)
+
+    def optimizer_end(self) -> None:
+        self.step.optimizer_end()
+        if self.rows_plain:
+            self.show_rows(plain=False)
+
+    def begin_pass(self) -> None:
+        self.note_left()
+        self.step.begin_pass()
+
+    def reduce_kept(self) -> None:
+        """Reduces the gradients that earlier backward passes kept, in a synchronised pass in which no unit runs."""
+        self.note_left()
+        self.step.reduce_kept(bool(self.forwards))
+
+    def finalize_backward(self) -> None:
+        """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
+        if not all(self.step.everywhere(s.index) for s in self.states):
+            raise RuntimeError(
+                "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
+            )
+        self.note_left()
+        self.step.finalize(bool(self.forwards))
+
+    def enter(self) -> None:
+        """A rank without a batch takes part in a step of the others."""
+        self.step.enter(True, bool(self.forwards))
+
+    def reset(self) -> None:
+        """Drops the present step with all gradients."""
+        self._backward = None
+        self.step.reset()
+
+    def abandon_step(self) -> None:
+        """Drops the present step with its gradients, in whatever state an exception has left it. It needs no other rank."""
+        self.reset()
+        if self.rows_plain:
+            self.show_rows(plain=False)
+        self.free_rows()
+        self.copies.clear()
+        self.forwards.clear()
+
+    # ---- actions on parameters ----
 
     def forget_casts(self) -> None:
-        """Clears autocast's cache of parameter casts, which lasts as long as its region.
-
-        Casts of an earlier forward may have old values. Their autograd nodes are older than this forward's, so that gradients would arrive
-        after the end of their unit's backward.
-        """
         torch.clear_autocast_cache()
-        self.casts += 1
 
-    def show_rows(self, plain: bool) -> None:
-        """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
-        self.rows_plain = plain
-        for u in self.units:
-            u.show_rows(plain)
+    def show(self, unit: int, view: _native.View) -> None:
+        self.states[unit].show(view)
 
     def adopt(self) -> None:
         """Adopts tensors that the user put in the place of parameters; rebuilds units whose dtypes or parameters changed."""
@@ -214,6 +246,143 @@ class Root:
         self._make_models()
         self.forwards.clear()
 
+    def find_added(self) -> None:
+        self.copies.clear()
+        self.added.look()
+
+    def drop_prefetched(self) -> None:
+        self.ahead.version_ends()
+
+    def show_rows(self, plain: bool) -> None:
+        """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
+        self.rows_plain = plain
+        for u in self.units:
+            u.show_rows(plain)
+
+    # ---- actions that detect writes while the window is closed ----
+
+    def check_rows(self, unit: int) -> None:
+        """Raises InvalidArgument if rows were written since ``close_rows``. ``unit``: the one whose forward begins."""
+        for s in self.states if self.states[unit].is_root else [self.states[unit]]:
+            if not (written := s.writes.written()):
+                continue
+            name = f"unit {s.name}" if s.index else "the root"
+            why = s.writes.closed_window[0]
+            raise InvalidArgument(
+                f"parameters of {name} were written while the write window was closed ({', '.join(written)}): {why}",
+                hint="write inside `with shoal.fsdp.write(model)`, on every rank; a kept output without its backward also keeps it closed",
+            )
+
+    def watch_whole(self, unit: int) -> None:
+        for s in self._states(unit):
+            s.writes.forward_begins()
+
+    def compare_whole(self, unit: int) -> None:
+        self._found = None  # a failed forward may have left one
+        self._find([s.writes.forward_ends() for s in self._states(unit)])
+
+    def close_rows(self, unit: int, why: str, again: bool) -> None:
+        if again:  # at the end of a pass
+            self._found = None
+        self._find([s.writes.close(why, again) for s in self._states(unit)])
+
+    def free_rows(self) -> None:
+        for s in self.states:
+            s.writes.closed_window = None
+
+    def _find(self, errors: list[InvalidArgument | None]) -> None:
+        self._found = self._found or next(filter(None, errors), None)
+
+    def raise_found(self) -> None:
+        found, self._found = self._found, None
+        if found is not None:
+            raise found
+
+    # ---- actions on gradients ----
+
+    def queue_pass_end(self) -> None:
+        part = self.states[0].settings.part
+        if part is not None and part.backward_ran:
+            raise Unimplemented(
+                "a second backward pass ran in one part of a batch: with deterministic=True its gradients have no place among the sums",
+                hint="add the losses up, and call backward once",
+            )
+        if part is not None:
+            part.backward_ran = True
+        backward = Backward()
+        self._backward = weakref.ref(backward)
+        Variable._execution_engine.queue_callback(partial(self._pass_ends, backward))
+
+    def _pass_ends(self, backward: Backward) -> None:
+        self.step.pass_ends(bool(self.forwards))
+
+    def begin_reduce(self, unit: int, group: int, reshard: bool, everywhere: bool) -> None:
+        self.states[unit].units[group].begin_reduce(reshard, everywhere)
+
+    def finish_reduce(self, unit: int, group: int) -> None:
+        if not self.reductions.finish(self.states[unit].units[group]):
+            self._overtaken = True
+
+    def keep(self, unit: int, group: int, reshard: bool) -> None:
+        s = self.states[unit]
+        s.units[group].model.backward_end(s.units[group].index, [], 1.0, True, reshard)
+        weight = s.settings.share if self.samples is None else self.samples
+        for p in s.units[group].parameters:
+            p.gradient.keep(weight, s.settings.part)
+
+    def update(self, unit: int, group: int) -> None:
+        if self._overtaken:  # the gradients of this unit are those of an earlier pass
+            return
+        self.in_backward_optimizer.update(self.states[unit].units[group])
+
+    def finish_transfers(self) -> None:
+        self.ahead.finish_reductions()
+
+    def samples_used(self, kept: bool) -> None:
+        if self.samples is not None:
+            self.samples_kept = self.samples_kept + self.samples if kept else 0
+
+    def reduce_added(self) -> None:
+        self.added.reduce()
+
+    def refuse_late(self) -> None:
+        """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
+        late = [p for s in self.states if s.settings.rules.reduces for u in s.units for p in u.parameters if p.gradient.exists()]
+        if late:
+            for p in late:
+                p.gradient.drop()
+            names = ", ".join(f"{p.name} of {p.state.name or 'the root'}" for p in late)
+            raise InvalidArgument(
+                f"gradients arrived after the backward of their unit, and are not reduced: {names}. An operator used the parameter before "
+                "the forward of that unit began",
+                hint="compute what depends on a parameter inside the forward of its unit",
+            )
+
+    def run_hooks(self) -> None:
+        self.reductions.run_hooks()
+
+    # ---- actions after exceptions ----
+
+    def drop_reductions(self, warns: bool) -> None:
+        if warns:
+            gradients = [p.gradient for s in self.states if s.settings.rules.reduces for u in s.units for p in u.parameters]
+            if any(g.reducing or g.exists() for g in gradients):
+                message = "gradients of a backward pass that an exception left are dropped, as by reset_iter_state()"
+                warnings.warn(message, stacklevel=2)
+        self._found, self._overtaken = None, False
+        self.reductions.drop()
+        self.ahead.forget_reductions()
+
+    def forget_pending(self) -> None:
+        for u in self.units:
+            for p in u.parameters:
+                p.gradient.forget_reductions()
+
+    def drop_gradients(self, unit: int) -> None:
+        for u in self.states[unit].units:
+            for p in u.parameters:
+                p.gradient.drop()
+
     def still_on_meta(self) -> OnMetaDevice:
         """Returns the error that names all parameters still on the meta device, those of the first call of fully_shard first, as torch."""
         names = {id(m): clean(n) for n, m in next((s for s in self.states if s.is_root), self.states[0]).module.named_modules()}
@@ -229,197 +398,6 @@ class Root:
             f"{found[0]}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
             "module to initialize values." + (f"\nParameters of other units on meta device: {others}" if others else "")
         )
-
-    # ---- a backward pass ----
-
-    def reduce_kept(self) -> None:
-        """Reduces the gradients that earlier backward passes kept, in a synchronised pass in which no unit runs."""
-        self.recover()
-        for u in self.units:
-            u.published = False
-        self.skipped = []
-        self.finish_backward()
-
-    def queue_callback(self) -> None:
-        self.ending.refuse_waiting("another backward pass began")
-        if self.backward is not None and self.backward() is not None:
-            return
-        self.recover()
-        if self.joining and self.unstepped and any(s.settings.sync for s in self.states):
-            raise InvalidArgument(
-                "inside join, a second synchronised backward ran without an optimizer's step after the first",
-                hint="accumulate with set_requires_gradient_sync(False) on all but the last backward of a step",
-            )
-        part = self.states[0].settings.part
-        if part is not None and part.backward_ran:
-            raise Unimplemented(
-                "a second backward pass ran in one part of a batch: with deterministic=True its gradients have no place among the sums",
-                hint="add the losses up, and call backward once",
-            )
-        if part is not None:
-            part.backward_ran = True
-        backward = Backward()
-        self.backward = weakref.ref(backward)
-        for u in self.units:
-            u.published = False
-        self.skipped = [s for s in self.states if not (s.seen or s.phase is Phase.BACKWARD)]
-        Variable._execution_engine.queue_callback(partial(self._end_backward, backward))
-
-    def _end_backward(self, backward: Backward) -> None:
-        if self.ending.by_hand and any(s.settings.sync for s in self.states):
-            self.ending.waiting = backward
-        else:
-            self.finish_backward()
-
-    def finalize_backward(self) -> None:
-        """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
-        if any(not u.everywhere for u in self.units):
-            raise RuntimeError(
-                "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
-            )
-        waiting, self.ending.waiting = self.ending.waiting, None
-        if waiting is not None:
-            self.finish_backward()
-        elif not self.window_open and any(s.settings.sync for s in self.states):
-            self.reduce_kept()
-
-    def publish_skipped(self, before: State) -> None:
-        """Publishes units that precede ``before`` in backward order and that no forward of this rank ran. Other ranks may have run them,
-        and all ranks publish in the same order."""
-        while self.skipped and self.skipped[-1].index > before.index:
-            s = self.skipped.pop()
-            if s.phase is Phase.IDLE:
-                s.publish()
-
-    def finish_backward(self) -> None:
-        """Ends a backward pass: publishes the remaining units, waits for reductions, opens the write window, runs hooks."""
-        try:
-            synced = self._end_reductions()
-        except BaseException:
-            self.backward = _LEFT  # the pass may live on: a traceback that the program keeps holds it
-            raise
-        if synced:
-            self.added.reduce()
-        self._refuse_late()
-        self.reductions.run_hooks()
-
-    def _end_reductions(self) -> bool:
-        """Ends the pass up to its hooks. Returns True if it was synchronised."""
-        synced = False
-        for s in reversed(self.states):
-            if s.phase is Phase.IDLE:
-                s.publish()
-            else:
-                s.post_backward()
-            synced |= s.settings.sync
-        # The window stays closed while the backward of another forward may follow, because that backward reads this version.
-        last = synced and (self.ending.is_last_backward or self.ending.by_hand)
-        leave = last and not self.forwards
-        self.ahead.finish_reductions()
-        if leave:  # leases end before the window opens
-            self.ahead.version_ends()
-            for s in self.states:
-                s.to_sharded()
-        for m in self.models:
-            m.finish_backward(leave)
-        why = "the output of another forward is kept, whose backward may follow" if last else "a backward has run that is not the last"
-        why = None if leave else why
-        self.record_window(self.states, why)
-        self.unstepped = leave and self.in_backward_optimizer is None
-        if self.samples is not None:
-            self.samples_kept = 0 if synced else self.samples_kept + self.samples
-        self.reductions.settle_all()
-        if self.in_backward_optimizer is not None:  # marks again: the optimizer's own writes are no errors in check_closed_window
-            self.record_window(self.states, why)
-        self.backward = self.running = None
-        return synced
-
-    def _refuse_late(self) -> None:
-        """Raises InvalidArgument for gradients that arrived after their unit's publication, which would count for the next step."""
-        late = [p for s in self.states if s.settings.sync for u in s.units for p in u.parameters if p.gradient.exists()]
-        if late:
-            for p in late:
-                p.gradient.drop()
-            names = ", ".join(f"{p.name} of {p.state.name or 'the root'}" for p in late)
-            raise InvalidArgument(
-                f"gradients arrived after the backward of their unit, and are not reduced: {names}. An operator used the parameter before "
-                "the forward of that unit began",
-                hint="compute what depends on a parameter inside the forward of its unit",
-            )
-
-    def gives_up(self, state: State) -> bool:
-        """Returns True if a unit published now is updated as soon as it is reduced, and not read again in this step."""
-        return (
-            self.in_backward_optimizer is not None
-            and self.ending.is_last_backward
-            and state.settings.sync
-            and all(u.everywhere for u in state.units)
-        )
-
-    # ---- detection of writes while the window is closed ----
-
-    def record_window(self, states: list[State], why: str | None) -> None:
-        """Records for check_closed_window why these units' write window is closed; with ``why`` None, that it is open."""
-        if why is None:
-            for s in states:
-                s.writes.closed_window = None
-        elif error := next(filter(None, [s.writes.close(why, again=True) for s in states]), None):
-            raise error
-
-    def check_closed_window(self, states: list[State]) -> None:
-        """Called when a forward begins. Raises InvalidArgument if rows were written since ``record_window`` recorded a closed window."""
-        for s in states:
-            if not (written := s.writes.written()):
-                continue
-            unit = f"unit {s.name}" if s.index else "the root"
-            why = s.writes.closed_window[0]
-            raise InvalidArgument(
-                f"parameters of {unit} were written while the write window was closed ({', '.join(written)}): {why}",
-                hint="write inside `with shoal.fsdp.write(model)`, on every rank; a kept output without its backward also keeps it closed",
-            )
-
-    # ---- after exceptions ----
-
-    def recover(self) -> None:
-        """Resets after a backward pass that ended with an exception; does nothing otherwise."""
-        if self.backward is None or self.backward() is not None:
-            return
-        states = [s for s in self.states if s.settings.sync]
-        if any(p.gradient.reducing or p.gradient.exists() for s in states for u in s.units for p in u.parameters):
-            warnings.warn("gradients of a backward pass that an exception left are dropped, as by reset_iter_state()", stacklevel=2)
-        self.reset(states)
-
-    def abandon_step(self) -> None:
-        """Drops the present step with its gradients, in whatever state an exception has left it. It needs no other rank."""
-        self.reset(self.states)
-        if self.rows_plain:
-            self.show_rows(plain=False)
-        for s in self.states:
-            s.writes.closed_window = None
-        self.copies.clear()
-        self.forwards.clear()
-
-    def reset(self, states: list[State]) -> None:
-        self.backward = self.running = self.ending.waiting = None
-        self.reductions.drop()
-        self.ahead.forget_reductions()
-        self.ahead.version_ends()
-        for m in self.models:
-            m.reset()
-            if self.in_backward_optimizer is not None:  # ends this version, whose rows may be partly updated
-                m.open_window("reset_iter_state")
-        for s in self.states:
-            s.phase = Phase.IDLE
-            s.to_sharded()
-            if self.in_backward_optimizer is not None:
-                s.writes.closed_window = None
-            for u in s.units:
-                for p in u.parameters:
-                    p.gradient.forget_reductions()
-        for s in states:
-            for u in s.units:
-                for p in u.parameters:
-                    p.gradient.drop()
 
 
 def roots_in(model: nn.Module) -> list[Root]:

@@ -1,8 +1,8 @@
-"""The user's requests for one unit."""
+"""The program's requests for one unit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from shoal import _native
+from shoal._native import AfterForward
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
@@ -22,14 +23,12 @@ class Settings:
     """Arguments of fully_shard, and the changes that FSDPModule's methods, ``join`` and ``shoal.train.steps`` make later."""
 
     policy: MixedPrecisionPolicy
-    reshard_after_forward: bool | int | None  # by default True, but False for the root
+    reshard_after_forward: InitVar[bool | int | None]  # by default True, but False for the root
     offload: CPUOffloadPolicy | None = None
     engine: _native.UnitOptions = field(default_factory=_native.UnitOptions)  # arguments that only the C++ unit uses
     ignored: WeakKeyDictionary[nn.Module, set[str]] = field(default_factory=WeakKeyDictionary)  # by module: names of its ignored attributes
-    reshard_after_backward: bool = True
-    unshard_in_backward: bool = True
-    sync: bool = True  # False: backward keeps gradients instead of reducing them
-    everywhere: bool = True  # False: backward reduces within this rank's replica only
+    rules: _native.UnitRules = field(default_factory=_native.UnitRules)  # the requests that the step machine follows
+    smaller_mesh: int | None = field(init=False)  # the number of ranks in reshard_after_forward=n
     reduce_unused: bool = False
     max_input_buffers: int = 2
     forward_prefetch: list[State] = field(default_factory=list)
@@ -42,5 +41,9 @@ class Settings:
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, reshard_after_forward: bool | int | None) -> None:
+        known = {None: AfterForward.DEFAULT, False: AfterForward.KEEP, True: AfterForward.RESHARD}
+        is_number = isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool)
+        self.smaller_mesh = reshard_after_forward if is_number else None
+        self.rules.after_forward = AfterForward.SMALLER_MESH if is_number else known[reshard_after_forward]
         self.cast_to = self.policy.param_dtype if self.policy.cast_forward_inputs else None

@@ -36,9 +36,8 @@ def shard(state: State, ignored: set[nn.Parameter], placement: Callable | None) 
     originals = _make_units(state, ignored, placement)
     _move_buffers(state)
     donors = _take_tied(state)
-    asked = state.settings.reshard_after_forward
-    if isinstance(asked, int) and not isinstance(asked, bool):
-        _reshard_to(state, asked)
+    if state.settings.smaller_mesh is not None:
+        _reshard_to(state, state.settings.smaller_mesh)
     for u in donors:
         u.build_again()
     for u in state.units:

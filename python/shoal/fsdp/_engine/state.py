@@ -1,4 +1,4 @@
-"""The state of a call of fully_shard: modules, their units, and the hooks that report the program's progress to the engine."""
+"""The state of a call of fully_shard: modules, their units, and the hooks that report the program's progress to the step machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.utils import _apply_to_tensors
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from shoal._native import AfterForward, View
 from shoal._objects.tensors import tensors_in
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.ends import Ends, InputOfShardedUnit
-from shoal.fsdp._engine.phases import Phase, Shown
 from shoal.fsdp._engine.root import ForwardToken, Root
 from shoal.fsdp._engine.settings import Settings
 from shoal.fsdp._engine.sharding import check_tied, inner_modules
@@ -33,31 +33,33 @@ from shoal.fsdp._parameters.mesh import DataMesh
 class State:
     """One call of fully_shard: its modules (usually one), the units of their parameters, and the hooks that report their progress.
 
-    ``phase`` and ``shows`` change in hooks only, and in ``Root`` when a pass ends or an exception has left it.
+    For the step machine it is one unit, whose groups are the ``units``.
     """
 
     def __init__(self, modules: tuple[nn.Module, ...], data: DataMesh, settings: Settings):
         self.modules, self.data, self.settings = modules, data, settings
-        self.reshard_after_forward = settings.reshard_after_forward  # lazy_init replaces None by True or False
         self.units: list[Unit] = []
         self.root: Root | None = None
         self.outer: weakref.ref[State] | None = None  # the last state sharded around this one
         self.is_root = False
         self.index = -1
         self.name = type(modules[0]).__name__
-        self.shows = Shown.SHARDED
+        # Plain attributes, because dynamo traces the hooks of inner modules, which read them.
+        self.shows = View.SHARDED  # the view that the modules hold
+        self.forwarding = False  # a forward of these modules runs
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.writes = WriteGuard(self)
-        self.phase = Phase.IDLE
-        self.seen = False  # a forward ran this unit, with gradients or in a checkpoint, and its backward is pending
-        self.forwarding = False  # a forward of this unit is running
         self.entered: nn.Module | None = None  # an inner module that the program called directly
-        self.casts = 0  # Root.casts at this unit's last forward
         self.ends = Ends()
 
     @property
     def module(self) -> nn.Module:
         return self.modules[0]
+
+    @property
+    def after_forward(self) -> AfterForward:
+        """The fate of the lease between forward and backward, for a state with a root."""
+        return self.root.step.after_forward(self.index)
 
     def covered(self) -> set[int]:
         """The ids of this state's modules and of all modules below them."""
@@ -85,7 +87,7 @@ class State:
         for module in self.modules:
             module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._post_forward, prepend=False, always_call=True)
-            module.register_state_dict_pre_hook(lambda *_: self.to_sharded())
+            module.register_state_dict_pre_hook(lambda *_: self.show_sharded())
             module.register_load_state_dict_pre_hook(lambda *_: self.open_write_window("load_state_dict"))
             module.register_load_state_dict_post_hook(lambda *_: self.adopt_loaded())
         for module in inner_modules(self):
@@ -116,14 +118,29 @@ class State:
         for s in states:
             s.is_root = s is self
             s.name = ", ".join(names[id(m)] for m in s.modules if id(m) in names)
-            asked = s.settings.reshard_after_forward
-            s.reshard_after_forward = not s.is_root if asked is None else asked
         Root(states).preliminary = preliminary
 
     # ---- the views ----
 
-    def to_unsharded(self) -> None:
-        third = self.shows is Shown.POST_FORWARD
+    def show(self, view: View) -> None:
+        """Makes the modules hold this view of their parameters. Its gathers end before, its memory is freed after."""
+        third = self.shows in (View.SMALLER_MESH, View.GUARDED)
+        if view is View.UNSHARDED:
+            self._show_unsharded(third)
+        elif view is View.SHARDED:
+            self._show_sharded(third)
+        elif view is View.SMALLER_MESH:
+            for u in self.units:
+                for p in u.parameters:
+                    p.views.show_post_forward(u.post_forward_mesh)
+        else:  # whole parameters that the unit keeps become views (Whole) that redirect writes
+            for u in self.units:
+                for p in u.parameters:
+                    if u.in_arena(p) and not p.views.unsharded.is_inference():
+                        p.views.show_guarded()
+        self.shows = view
+
+    def _show_unsharded(self, third: bool) -> None:
         for u in self.units:
             if u.gathered is not None:
                 u.gathered.unshard()
@@ -137,12 +154,8 @@ class State:
                         f"parameter {p.name} of {self.name or 'the root'} was replaced while the write window was closed",
                         hint="replace it inside `with shoal.fsdp.write(model)`, or by load_state_dict(assign=True)",
                     )
-        self.shows = Shown.UNSHARDED
 
-    def to_sharded(self) -> None:
-        if self.shows is Shown.SHARDED:
-            return
-        third, self.shows = self.shows is Shown.POST_FORWARD, Shown.SHARDED
+    def _show_sharded(self, third: bool) -> None:
         for u in self.units:
             for p in u.parameters:
                 views = p.views
@@ -152,26 +165,15 @@ class State:
             if u.gathered is not None:
                 u.gathered.reshard()
 
-    def to_post_forward(self) -> None:
-        self.shows = Shown.POST_FORWARD
-        for u in self.units:
-            for p in u.parameters:
-                p.views.show_post_forward(u.post_forward_mesh)
-
-    def to_guarded(self) -> None:
-        """After an evaluation, replaces whole parameters that the unit keeps by views (Whole) that redirect writes."""
-        if self.shows is not Shown.UNSHARDED:
-            return
-        self.shows = Shown.POST_FORWARD
-        for u in self.units:
-            for p in u.parameters:
-                if u.in_arena(p) and not p.views.unsharded.is_inference():
-                    p.views.show_guarded()
+    def show_sharded(self) -> None:
+        """Makes the modules hold sharded parameters, if they hold others. The lease stays."""
+        if self.root is not None:
+            self.root.step.show_sharded(self.index)
 
     def open_write_window(self, name: str) -> None:
         """Opens the write window for the operation ``name``. Without a root there is nothing to do: before the first forward the window is
         open."""
-        self.to_sharded()
+        self.show_sharded()
         if self.root is not None:
             self.root.open_window(name)
 
@@ -189,16 +191,11 @@ class State:
     def unshard(self) -> None:
         if self.root is None:
             self.lazy_init(preliminary=True)
-        if self.root.window_open:
-            self.root.adopt()
-        for u in self.units:
-            u.unshard()
-        self.to_unsharded()
+        self.root.step.unshard(self.index)
 
     def reshard(self) -> None:
-        self.to_sharded()
-        for u in self.units:
-            u.reshard()
+        if self.root is not None:
+            self.root.step.reshard(self.index)
 
     # ---- forward ----
 
@@ -208,43 +205,24 @@ class State:
             return None
         if self.root is None:
             self.lazy_init()
-        root, training = self.root, torch.is_grad_enabled()
+        root, settings, training = self.root, self.settings, torch.is_grad_enabled()
         root.preliminary, self.forwarding = False, True
-        if self.casts == root.casts:  # autocast's cache was not cleared since this unit's last forward
-            root.forget_casts()
-        self.casts = root.casts
-        settings = self.settings
         if settings.post_optim_event is not None:
             event, settings.post_optim_event = settings.post_optim_event, None
             (event.synchronize if hasattr(event, "synchronize") else event.wait)()
-        in_graph = torch._C._current_graph_task_id() != -1
-        if not in_graph:
-            root.recover()
-            if self.is_root or root.running is None:
-                if not root.window_open:
-                    root.check_closed_window(root.states if self.is_root else [self])
-                root.running = self
-                root.ahead.forward_begins()
-        if root.window_open:
-            root.adopt()
+        recomputed = torch._C._current_graph_task_id() != -1
+        if not recomputed:
+            root.note_left()
+        if self.is_root and settings.joining:
+            root.step.set_joining(True)
+        root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
         if self.is_root:
-            root.samples = _samples(args, kwargs) if self.settings.weigh_samples else None
-            root.joining |= self.settings.joining
-            root.enter(training)
-        self.seen = True
-        for u in self.units:
-            u.model.forward_begin(u.index, training and not in_graph)
-        self.to_unsharded()
-        if root.running is self and not in_graph:
-            for s in root.states if self.is_root else [self]:
-                s.writes.forward_begins()
-        if not in_graph:
-            for s in self.settings.forward_prefetch:
-                for u in s.units:
-                    u.unshard()
-        if self.settings.cast_to is not None:
-            args, kwargs = _apply_to_tensors(partial(_cast, self.settings.cast_to), (args, kwargs))
-        if training and (not in_graph or not self.ends.more_to_come()):  # a checkpoint may recompute the forward in a separate graph
+            root.samples = _samples(args, kwargs) if settings.weigh_samples else None
+        if not recomputed:
+            _unshard_elsewhere(root, settings.forward_prefetch)
+        if settings.cast_to is not None:
+            args, kwargs = _apply_to_tensors(partial(_cast, settings.cast_to), (args, kwargs))
+        if training and (not recomputed or not self.ends.more_to_come()):  # a checkpoint may recompute the forward in a separate graph
             args, kwargs = self._watch_inputs(args, kwargs)
         return args, kwargs
 
@@ -252,8 +230,7 @@ class State:
         """Inserts a node whose backward runs when the gradients of the inputs are computed, which ends the unit's backward."""
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(flat) if torch.is_tensor(t) and t.requires_grad]
-        if self.phase is Phase.IDLE:
-            self.phase = Phase.RAN
+        self.root.step.watched(self.index)
         self.ends.unseen = not at
         if not at:
             return args, kwargs  # no node: the end of the whole backward pass ends the unit's backward
@@ -267,34 +244,16 @@ class State:
         """Ends the unit's forward. torch calls it after an exception in forward, too, with ``output`` None."""
         if not self.forwarding:  # _pre_forward has not run
             return output
+        self.forwarding, root = False, self.root
         if output is None:
             _explain(self.name, sys.exc_info()[1])
-        self.forwarding = False
-        root, training = self.root, torch.is_grad_enabled()
-        recomputed = torch._C._current_graph_task_id() != -1
-        outermost = root.running is self and not recomputed
-        if outermost:
-            root.running = None
-            ran = root.states if self.is_root else [self]
-            written = [s.writes.forward_ends() for s in ran]
-            if not root.window_open:  # the window is still open if the forward failed at its begin
-                written += [s.writes.close("a forward has run, and no synchronised backward after it") for s in ran]
-        in_backward = self.phase is Phase.BACKWARD
-        resharded = self.reshard_after_forward is True and not in_backward
-        for u in self.units:
-            u.model.forward_end(u.index, training and not recomputed, resharded)
-        if resharded:
-            self.to_sharded()
-        elif not isinstance(self.reshard_after_forward, bool) and not in_backward:
-            self.to_post_forward()
-        if outermost and not training:
-            for s in root.states if self.is_root else [self]:
-                s.to_guarded()
-        if outermost and output is not None and (error := next(filter(None, written), None)):
-            raise error
-        if training and not (recomputed and in_backward):
+        training, recomputed = torch.is_grad_enabled(), torch._C._current_graph_task_id() != -1
+        counts = self.is_root or (not recomputed and root.step.running == self.index)
+        in_backward = recomputed and root.step.in_backward(self.index)
+        root.step.forward_end(self.index, training, recomputed, output is None)
+        if training and not in_backward:
             token = ForwardToken(root.versions())
-            if self.is_root or outermost:
+            if counts:
                 root.forwards.add(token)
             self.ends.add_forward(token)
             for t in tensors_in(output):
@@ -308,7 +267,7 @@ class State:
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Pre-hook of an inner module. If the program calls the module outside a forward of this unit, the call counts as the unit's
         forward."""
-        if self.forwarding or self.replaced or (self.shows is Shown.UNSHARDED and torch._C._current_graph_task_id() != -1):
+        if self.forwarding or self.replaced or (self.shows is View.UNSHARDED and torch._C._current_graph_task_id() != -1):
             return None
         self.entered = module
         return self._pre_forward(module, args, kwargs)
@@ -340,70 +299,22 @@ class State:
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # the graph is freed: no further backward
             self.root.forwards.discard(token)
             token.ended_in = task
-        self.root.queue_callback()
+        self.root.begin_pass()
         try:
-            self._begin_backward(token)
+            self.root.step.backward_begin(self.index, token.versions)
         except InvalidArgument as error:
             if error.reason != "StaleBackward":
                 raise
             again = "Trying to backward through the graph a second time: " if freed_in not in (-1, task) else ""
             raise StaleBackward(again + error.message, reason=error.reason, hint=error.hint, context=error.context) from None
+        _unshard_elsewhere(self.root, self.settings.backward_prefetch)
         return grad
-
-    def _begin_backward(self, token: ForwardToken) -> None:
-        if self.phase is Phase.BACKWARD:  # the running backward may be that of another forward, which read another version
-            for u in self.units:
-                u.model.check_version(u.index, token.versions[u.place])
-        else:
-            self.phase = Phase.BACKWARD
-            for u in self.units:
-                u.model.backward_begin(u.index, token.versions[u.place])
-            if self.settings.unshard_in_backward:
-                self.to_unsharded()
-            for s in self.settings.backward_prefetch:
-                for u in s.units:
-                    u.unshard()
 
     def inputs_done(self, node) -> None:
         """Called when the gradients of a forward's inputs are computed. Ends the unit's backward unless this pass returns to it."""
-        self.root.queue_callback()
+        self.root.begin_pass()
         if self.ends.leave(node):
-            self.post_backward()
-
-    def post_backward(self) -> None:
-        self.root.publish_skipped(self)
-        self.phase = Phase.IDLE
-        for u in self.units:
-            if self.settings.sync and u.parameters and u.parameters[0].gradient.reducing:
-                # An earlier autograd graph of this pass has published the unit: its reduction must end before the next publication.
-                # The wait cannot deadlock, since all ranks publish in one order.
-                u.model.await_reductions()
-                self.root.reductions.settle_all()
-            self._publish(u, self.settings.reshard_after_backward)
-        if self.settings.reshard_after_backward or self.root.gives_up(self):
-            self.to_sharded()
-
-    def publish(self) -> None:
-        """Publishes a unit that did not run in this pass, with its kept gradients."""
-        for u in self.units:
-            if self.settings.sync and not u.published:
-                self._publish(u, False)
-
-    def _publish(self, u: Unit, reshard: bool) -> None:
-        if self.settings.sync:
-            gives_up = self.root.gives_up(self)
-            u.publish(reshard or gives_up)
-            if gives_up:
-                u.model.give_up(u.index)
-                if u.gathered is not None and u.gathered.reduces:  # reduced by collectives: every rank has contributed
-                    self.root.in_backward_optimizer.update(u)
-            if len(self.root.models) > 1:  # a wait in one model serves no reductions of another, so at most one has pending ones
-                u.model.await_reductions()
-            return
-        u.model.backward_end(u.index, [], 1.0, True, reshard)
-        weight = self.settings.share if self.root.samples is None else self.root.samples
-        for p in u.parameters:
-            p.gradient.keep(weight, self.settings.part)
+            self.root.step.backward_end(self.index)
 
     # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 
@@ -432,6 +343,13 @@ def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
     module._forward_pre_hooks_with_kwargs[_INSIDE] = True
     module._forward_hooks[_INSIDE] = after
     module._forward_hooks_always_called[_INSIDE] = True
+
+
+def _unshard_elsewhere(root: Root, prefetch: list[State]) -> None:
+    """Unshards those units of a prefetch list that another model's root has; the step machine knows only its own."""
+    for s in prefetch:
+        if s.root is not None and s.root is not root:
+            s.root.step.unshard(s.index)
 
 
 def _explain(name: str, error: BaseException | None) -> None:

@@ -27,7 +27,6 @@ class Unit:
         self.model: _native.ShardedModel | None = None
         self.place = self.index = -1  # position of the model among the root's, and of the unit in the model
         self.post_forward_mesh: DeviceMesh | None = None
-        self.published = False  # True once the running backward pass has published the unit
         self.divide_factor: float | None = None
         self.all_reduce_hook: Callable[[torch.Tensor], None] | None = None
         self.keeps_storage = False  # memory of gathered parameters stays allocated, at its address
@@ -89,7 +88,14 @@ class Unit:
         self.state.writes.forget()
         if self.gathered is None:
             self.gathered = Gathered(self)
+            self.describe()
         return self.gathered
+
+    def describe(self) -> None:
+        """Reports to the step machine who reduces this unit's gradients, if that has changed after the first forward."""
+        root = self.state.root
+        if root is not None and self.model is not None and self.model in root.models:
+            root.step.set_group(self.state.index, self.state.units.index(self), self.group())
 
     def in_arena(self, p: ShardedParameter) -> bool:
         """Returns True if parameter ``p`` is read in the arena: no collective gathers it."""
@@ -104,45 +110,35 @@ class Unit:
 
     # ---- a step ----
 
-    def unshard(self) -> None:
-        self.model.unshard(self.index)
-
-    def reshard(self) -> None:
-        if self.model is not None:
-            self.model.reshard(self.index)
-
-    @property
-    def everywhere(self) -> bool:
-        """True if gradients are reduced over all replicas. With one replica this is always so."""
-        return self.state.settings.everywhere or self.data.replicas == 1
+    def group(self) -> _native.Group:
+        """This unit as the step machine knows it: one of the groups of a call of fully_shard."""
+        collectives = self.gathered is not None and self.gathered.reduces
+        return _native.Group(self.place, self.index, not self.parameters, collectives, self.data.replicas > 1)
 
     @property
     def scale(self) -> float:
         part = self.state.settings.part
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.of))
 
-    def publish(self, reshard: bool) -> None:
-        """Publishes this rank's gradients, or their absence, once per backward pass and graph."""
-        self.published = True
+    def begin_reduce(self, reshard: bool, everywhere: bool) -> None:
+        """Publishes this rank's gradients, or their absence, once per backward pass and graph. ``everywhere``: over all replicas."""
         s = self.state
         if s.settings.share is not None:
             for p in self.parameters:
                 p.gradient.weigh(s.settings.share)
         if self.gathered is not None and self.gathered.reduces:
-            self.gathered.reduce()
+            self.gathered.reduce(everywhere)
             self.model.backward_end(self.index, [], 1.0, True, reshard)
             return
         fresh = self.all_reduce_hook is not None
         if s.root.samples is not None:
             for p in self.parameters:
                 p.gradient.weigh(s.root.samples)
-        work = [p.gradient.work(self.everywhere, s.settings.reduce_unused, fresh) for p in self.parameters]
+        work = [p.gradient.work(everywhere, s.settings.reduce_unused, fresh) for p in self.parameters]
         weight = -1.0 if s.root.samples is None else float(s.root.samples + s.root.samples_kept)
-        self.model.backward_end(self.index, work, self.scale, self.everywhere, reshard, weight)
+        self.model.backward_end(self.index, work, self.scale, everywhere, reshard, weight)
         for p in self.parameters:
             p.gradient.published()
-        if work:  # a unit without parameters publishes nothing
-            s.root.reductions.published(self.place)
 
     def gradients_done(self, present: list[bool]) -> None:
         done = [(p, p.gradient.done(has)) for p, has in zip(self.parameters, present, strict=True)]

@@ -6,8 +6,8 @@ import ctypes
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from shoal._native import View
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._engine.phases import Shown
 from shoal.fsdp._engine.writers import announce
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.views import local_of
@@ -108,7 +108,7 @@ class WriteGuard:
             )
         self._check(p)
         for s in root.states:
-            if s.shows is Shown.POST_FORWARD:
+            if s.shows in (View.GUARDED, View.SMALLER_MESH):
                 for q in (q for u in s.units if u.post_forward_mesh is None for q in u.parameters if u.in_arena(q)):
                     root.copies[q] = local_of(q.views.unsharded.detach()).clone()
         root.open_window(f"a write to {self._full_name(p)}")
@@ -163,13 +163,13 @@ class WriteGuard:
 
     def _check(self, p: ShardedParameter) -> None:
         root, name = self._state.root, self._full_name(p)
-        if root.joining:
+        if root.step.joining:
             raise InvalidArgument(
                 f"{name} is written inside join, after a forward: ranks without batches would take it for an optimizer's step",
                 hint="write before or after the loop, or between a synchronised backward and the next forward",
             )
-        in_backward = root.backward is not None and root.backward() is not None
-        if in_backward or any(s.forwarding for s in root.states):
+        root.note_left()
+        if root.step.in_pass or any(s.forwarding for s in root.states):
             raise InvalidArgument(
                 f"{name} is written inside a forward or backward pass, in which other ranks may be, too",
                 hint="write before the forward or after the backward (register_post_accumulate_grad_hook runs there)",

@@ -77,7 +77,7 @@ def run(model: nn.Module, states: list[State], example_inputs: Any) -> tuple[lis
         args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (tuple(args), kwargs))
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         live = _Live({t.untyped_storage()._cdata for t in (*faked.values(), *inputs)})
-        accumulates = not all(s.settings.sync for s in states)
+        accumulates = not all(s.settings.rules.reduces for s in states)
         try:
             with mode, live, torch.enable_grad():
                 for reduces in (False, True) if accumulates else (True,):

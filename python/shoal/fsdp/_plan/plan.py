@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shoal._core.budget import bytes_of
+from shoal._native import AfterForward
 from shoal.exceptions import InvalidArgument, ResourceExhausted, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
@@ -58,7 +59,7 @@ def _outside_arenas(root: Root) -> int:
     kept, others = 0, [0]
     for u in root.units:
         size = 0 if u.gathered is None else u.gathered.whole_bytes
-        if u.state.reshard_after_forward is False:
+        if u.state.after_forward is AfterForward.KEEP:
             kept += size
         else:
             others.append(size)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shoal import _native
+from shoal._native import AfterForward
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import managed, state_of
 from shoal.fsdp._engine.lasting import shared_arrays
@@ -91,9 +92,9 @@ class Contents:
             )
         for s in self.states:
             name = f"unit {s.name}" if s.name else "the root"
-            if not isinstance(s.reshard_after_forward, (bool, type(None))):
+            if s.settings.rules.after_forward is AfterForward.SMALLER_MESH:
                 raise Unimplemented(
-                    f"{name} has reshard_after_forward={s.reshard_after_forward}, whose smaller mesh does not fit another number of ranks",
+                    f"{name} has reshard_after_forward={s.settings.smaller_mesh}, whose smaller mesh does not fit another number of ranks",
                     hint="use reshard_after_forward=True or False",
                 )
             if s.data.spmd is not None:

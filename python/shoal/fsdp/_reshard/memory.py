@@ -62,8 +62,8 @@ class NewMesh:
     def commit(self, contents: Contents) -> None:
         """Moves states, units and roots to this mesh."""
         for s in contents.states:
-            s.to_sharded()
-            s.data, s.seen = self.data, False
+            s.show_sharded()
+            s.data = self.data
         for u, native, rows in zip(contents.units, self.units, self.rows, strict=True):
             u.move(self.data, self.actor, native, rows)
         for root, model in zip(contents.roots, self.models, strict=True):

@@ -1,0 +1,34 @@
+// The executor for ranks of which each host's map one arena: fully_shard's engine. Its leases, waits and windows are those of ShardedModel.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "fsdp/shard/sharded_model.h"
+#include "fsdp/step/executor.h"
+
+namespace shoal::fsdp {
+
+class ArenaExecutor final : public Executor {
+ public:
+  explicit ArenaExecutor(const StepMachine& machine) : machine_(machine) {}
+
+  void set_models(std::vector<std::shared_ptr<ShardedModel>> models) { models_ = std::move(models); }
+  // Which actions this executor carries out: those among the ranks, except kReduce, whose gradients the program's side has.
+  static bool carries_out(Action::Kind kind);
+  // An action of this kind may wait for other ranks.
+  static bool waits(Action::Kind kind);
+  Result<void> run(const Action& action) override;
+
+ private:
+  ShardedModel& model(const Action& action) { return *models_[static_cast<std::size_t>(action.model)]; }
+  template <class F>
+  Result<void> each_group(int unit, F&& fn);
+  template <class F>
+  Result<void> each_model(F&& fn);
+
+  const StepMachine& machine_;
+  std::vector<std::shared_ptr<ShardedModel>> models_;
+};
+
+}  // namespace shoal::fsdp

@@ -1,0 +1,37 @@
+#include "fsdp/step/executor.h"
+
+namespace shoal::fsdp {
+
+namespace {
+
+// An executor of Python's hooks throws their exceptions through this function, so the machine learns of a failure in a destructor.
+class FailsUnlessEnded {
+ public:
+  FailsUnlessEnded(StepMachine& machine, const Actions& actions) : machine_(machine), actions_(actions) {}
+  FailsUnlessEnded(const FailsUnlessEnded&) = delete;
+  ~FailsUnlessEnded() {
+    if (!ended_) machine_.failed(actions_);
+  }
+  void end() { ended_ = true; }
+
+ private:
+  StepMachine& machine_;
+  const Actions& actions_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+Result<void> perform(StepMachine& machine, Executor& executor, const Result<Actions>& actions) {
+  if (!actions) return fail(actions.error());
+  FailsUnlessEnded guard(machine, *actions);
+  for (const Action& a : *actions) {
+    if (!machine.is_due(a)) continue;
+    SHOAL_OK(executor.run(a));
+    machine.done(a);
+  }
+  guard.end();
+  return {};
+}
+
+}  // namespace shoal::fsdp

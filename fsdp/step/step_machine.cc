@@ -1,0 +1,514 @@
+#include "fsdp/step/step_machine.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace shoal::fsdp {
+
+using Kind = Action::Kind;
+using AfterForward = UnitRules::AfterForward;
+
+StepMachine::StepMachine(std::vector<UnitOptions> units) {
+  for (auto& options : units) {
+    names_.push_back(options.name);
+    units_.push_back({std::move(options), {}, {}});
+  }
+}
+
+void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, std::vector<bool> open) {
+  int models = 0;
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    units_[u].groups = std::move(groups[u]);
+    units_[u].published.assign(units_[u].groups.size(), false);
+    units_[u].seen = false;  // the versions that earlier forwards read are gone
+    for (const Group& g : units_[u].groups) models = std::max(models, g.model + 1);
+  }
+  slots_ = static_cast<std::size_t>(slots);
+  open_ = std::move(open);
+  open_.resize(at(models), true);
+  reducing_.assign(at(models), {});
+}
+
+// ---- queries ---------------------------------------------------------------------------------------------------------------
+
+bool StepMachine::window_open() const { return std::find(open_.begin(), open_.end(), false) == open_.end(); }
+
+AfterForward StepMachine::after_forward(int unit) const {
+  const AfterForward asked = rules(unit).after_forward;
+  if (asked != AfterForward::kDefault) return asked;
+  return units_[at(unit)].options.root ? AfterForward::kKeep : AfterForward::kReshard;
+}
+
+bool StepMachine::any_reduces() const {
+  return std::any_of(units_.begin(), units_.end(), [](const Unit& u) { return u.options.rules->reduces; });
+}
+
+bool StepMachine::everywhere(int unit) const {
+  const auto& groups = units_[at(unit)].groups;
+  return rules(unit).everywhere || std::none_of(groups.begin(), groups.end(), [](const Group& g) { return g.replicated; });
+}
+
+bool StepMachine::gives_up(int unit) const { return optimizer_in_backward_ && last_backward_ && rules(unit).reduces && everywhere(unit); }
+
+Result<void> StepMachine::refuse_waiting(const std::string& event) const {
+  if (pass_ != Pass::kWaiting) return {};
+  return fail(invalid_argument(fmt::format("{}, but the last backward pass is not finalized: its gradients are not complete", event))
+                  .with_hint("call finalize_backward() first, or set_requires_gradient_sync(False) before all but the last backward"));
+}
+
+// ---- parts of events ---------------------------------------------------------------------------------------------------------------
+
+void StepMachine::forget_casts(Actions& out) {
+  // Casts of an earlier forward may have old values. Their autograd nodes are older than this forward's, so that gradients would arrive
+  // after the end of their unit's backward.
+  out.push_back({Kind::kForgetCasts});
+}
+
+void StepMachine::unshard_ahead(Actions& out, const std::vector<int>& units) const {
+  for (const int unit : units) {
+    enter(out, unit);
+    out.push_back({.kind = Kind::kUnshard, .unit = unit});
+  }
+}
+
+void StepMachine::enter(Actions& out, int unit) const {
+  for (const Group& g : units_[at(unit)].groups) out.push_back({.kind = Kind::kEnter, .unit = unit, .model = g.model});
+}
+
+void StepMachine::open_windows(Actions& out, const std::string& caller) const {
+  for (std::size_t model = 0; model < open_.size(); ++model)
+    out.push_back({.kind = Kind::kOpenWindow, .model = static_cast<int>(model), .text = caller});
+}
+
+void StepMachine::enter_all(Actions& out, Forward f) {
+  if (!f.alive) {
+    for (Unit& u : units_) u.seen = false;
+  }
+  out.push_back({Kind::kFindAdded});
+  for (std::size_t model = 0; model < open_.size(); ++model)
+    out.push_back({.kind = Kind::kEnter, .model = static_cast<int>(model), .training = f.training});
+}
+
+void StepMachine::show(Actions& out, int unit, View view) const { out.push_back({.kind = Kind::kShow, .unit = unit, .view = view}); }
+
+void StepMachine::show_all_sharded(Actions& out) const {
+  for (int u = 0; u < num_units(); ++u) show(out, u, View::kSharded);
+}
+
+void StepMachine::settle(Actions& out, int model, std::size_t kept) {
+  auto& reducing = reducing_[at(model)];
+  while (reducing.size() > kept) {
+    const int unit = reducing.front().unit, group = reducing.front().group;
+    reducing.pop_front();
+    out.push_back({.kind = Kind::kSettle, .unit = unit, .group = group, .model = model});
+    if (gives_up(unit)) out.push_back({.kind = Kind::kUpdate, .unit = unit, .group = group});
+  }
+}
+
+void StepMachine::settle_all(Actions& out) {
+  for (std::size_t model = 0; model < reducing_.size(); ++model) settle(out, static_cast<int>(model), 0);
+}
+
+bool StepMachine::is_reducing(int unit, int group) const {
+  const auto& reducing = reducing_[at(units_[at(unit)].groups[at(group)].model)];
+  return std::any_of(reducing.begin(), reducing.end(), [&](const Reduction& r) { return r.is_of(unit, group); });
+}
+
+void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
+  Unit& u = units_[at(unit)];
+  const Group& g = u.groups[at(group)];
+  const bool last_read = gives_up(unit);
+  u.published[at(group)] = true;
+  const bool partial = g.replicated && !rules(unit).everywhere;
+  out.push_back(
+      {.kind = Kind::kReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
+  if (!g.collectives && !g.empty) {
+    reducing_[at(g.model)].push_back({unit, group});
+    // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
+    // the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
+    settle(out, g.model, slots_);
+  }
+  if (last_read) {
+    out.push_back({.kind = Kind::kGiveUp, .unit = unit, .group = group, .model = g.model});
+    if (g.collectives) out.push_back({.kind = Kind::kUpdate, .unit = unit, .group = group});  // every rank has contributed
+  }
+  // A wait in one model serves no reductions of another, so at most one model has pending ones.
+  if (open_.size() > 1) out.push_back({.kind = Kind::kAwaitReductions, .model = g.model});
+}
+
+void StepMachine::reduce_or_keep(Actions& out, int unit, int group, bool reshard) {
+  if (rules(unit).reduces) return reduce(out, unit, group, reshard);
+  const int model = units_[at(unit)].groups[at(group)].model;
+  out.push_back({.kind = Kind::kKeep, .unit = unit, .group = group, .model = model, .reshard = reshard});
+}
+
+// A unit that did not run in this pass, with its kept gradients.
+void StepMachine::publish(Actions& out, int unit) {
+  for (int g = 0; g < static_cast<int>(units_[at(unit)].groups.size()); ++g) {
+    if (rules(unit).reduces && !units_[at(unit)].published[at(g)]) reduce(out, unit, g, false);
+  }
+}
+
+// Other ranks may have run the skipped units that precede `before` in backward order, and all ranks publish in one order.
+void StepMachine::publish_skipped(Actions& out, int before) {
+  while (!skipped_.empty() && skipped_.back() > before) {
+    const int unit = skipped_.back();
+    skipped_.pop_back();
+    if (units_[at(unit)].phase == Phase::kIdle) publish(out, unit);
+  }
+}
+
+void StepMachine::end_backward(Actions& out, int unit) {
+  publish_skipped(out, unit);
+  Unit& u = units_[at(unit)];
+  u.phase = Phase::kIdle;
+  const bool reshard = rules(unit).reshard_after_backward;
+  for (int g = 0; g < static_cast<int>(u.groups.size()); ++g) {
+    if (rules(unit).reduces && is_reducing(unit, g)) {
+      // An earlier autograd graph of this pass has published the group: its reduction must end before the next one begins. The wait
+      // cannot deadlock, since all ranks publish in one order.
+      out.push_back({.kind = Kind::kAwaitReductions, .model = u.groups[at(g)].model});
+      settle_all(out);
+    }
+    reduce_or_keep(out, unit, g, reshard);
+  }
+  if (reshard || gives_up(unit)) show(out, unit, View::kSharded);
+}
+
+// ---- forward ---------------------------------------------------------------------------------------------------------------------
+
+Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
+  Actions out;
+  Unit& u = units_[at(unit)];
+  const bool may_be_kept = u.casts == casts_;  // since this unit's last forward, no casts were dropped
+  if (may_be_kept) forget_casts(out);
+  u.casts = casts_ + (may_be_kept ? 1 : 0);
+  const bool outermost = !f.recomputed && (u.options.root || running_ < 0);
+  if (outermost) {
+    out.push_back({.kind = Kind::kCheckRows, .unit = unit});
+    out.push_back({Kind::kDropPrefetched});
+  }
+  if (window_open()) out.push_back({Kind::kAdopt});
+  if (u.options.root) {
+    enter_all(out, f);
+  } else {
+    enter(out, unit);
+  }
+  out.push_back({.kind = Kind::kLease, .unit = unit, .training = f.training && !f.recomputed});
+  show(out, unit, View::kUnsharded);
+  if (outermost || (running_ == unit && !f.recomputed)) out.push_back({.kind = Kind::kWatchWhole, .unit = scope(unit)});
+  if (!f.recomputed) unshard_ahead(out, rules(unit).forward_prefetch);
+  return out;
+}
+
+void StepMachine::watched(int unit) {
+  Unit& u = units_[at(unit)];
+  if (u.phase == Phase::kIdle) u.phase = Phase::kRan;
+}
+
+Result<Actions> StepMachine::forward_end(int unit, Forward f) {
+  Actions out;
+  Unit& u = units_[at(unit)];
+  const bool outermost = running_ == unit && !f.recomputed;
+  const int ran = scope(unit);
+  if (outermost) {
+    running_ = -1;
+    out.push_back({.kind = Kind::kCompareWhole, .unit = ran});
+    if (!window_open()) {  // it is still open if the forward failed at its begin
+      out.push_back({.kind = Kind::kCloseRows, .unit = ran, .text = "a forward has run, and no synchronised backward after it"});
+    }
+  }
+  const bool in_backward = u.phase == Phase::kBackward;
+  const AfterForward after = after_forward(unit);
+  const bool reshard = after == AfterForward::kReshard && !in_backward;
+  out.push_back({.kind = Kind::kForwardEnd, .unit = unit, .training = f.training && !f.recomputed, .reshard = reshard});
+  if (reshard) show(out, unit, View::kSharded);
+  if (after == AfterForward::kSmallerMesh && !in_backward) show(out, unit, View::kSmallerMesh);
+  if (outermost && !f.training) {
+    for (int each = 0; each < num_units(); ++each) {
+      if (ran == kAllUnits || each == unit) show(out, each, View::kGuarded);
+    }
+  }
+  if (outermost && !f.failed) out.push_back({Kind::kRaiseFound});
+  return out;
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------------------
+
+Result<Actions> StepMachine::begin_pass() {
+  SHOAL_OK(refuse_waiting("another backward pass began"));
+  if (in_pass()) return Actions();
+  if (joining_ && unstepped_ && any_reduces()) {
+    return fail(invalid_argument("inside join, a second synchronised backward ran without an optimizer's step after the first")
+                    .with_hint("accumulate with set_requires_gradient_sync(False) on all but the last backward of a step"));
+  }
+  return Actions{{Kind::kQueuePassEnd}};
+}
+
+Result<Actions> StepMachine::backward_begin(int unit, std::vector<std::uint64_t> versions) {
+  Actions out;
+  Unit& u = units_[at(unit)];
+  if (u.phase == Phase::kBackward) {  // the running backward may be that of another forward, which read another version
+    out.push_back({.kind = Kind::kCheckVersion, .unit = unit, .versions = std::move(versions)});
+    return out;
+  }
+  u.phase = Phase::kBackward;
+  out.push_back({.kind = Kind::kLease, .unit = unit, .backward = true, .versions = std::move(versions)});
+  if (rules(unit).unshard_in_backward) show(out, unit, View::kUnsharded);
+  unshard_ahead(out, rules(unit).backward_prefetch);
+  return out;
+}
+
+Result<Actions> StepMachine::backward_end(int unit) {
+  Actions out;
+  end_backward(out, unit);
+  return out;
+}
+
+Result<Actions> StepMachine::pass_ends(bool alive) {
+  if (by_hand_ && any_reduces()) {
+    pass_ = Pass::kWaiting;
+    return Actions();
+  }
+  return finish_pass(alive);
+}
+
+Result<Actions> StepMachine::finalize(bool alive) {
+  if (pass_ == Pass::kWaiting) return finish_pass(alive);
+  if (!window_open() && any_reduces()) return reduce_kept(alive);
+  return Actions();
+}
+
+Result<Actions> StepMachine::reduce_kept(bool alive) {
+  for (Unit& u : units_) u.published.assign(u.groups.size(), false);
+  skipped_.clear();
+  return finish_pass(alive);
+}
+
+void StepMachine::finish_models(Actions& out, bool leave) const {
+  for (std::size_t model = 0; model < open_.size(); ++model)
+    out.push_back({.kind = Kind::kFinishPass, .model = static_cast<int>(model), .reshard = leave});
+}
+
+Actions StepMachine::finish_pass(bool alive) {
+  Actions out;
+  pass_ = Pass::kEnding;
+  const bool reduced = any_reduces();
+  for (int unit = num_units() - 1; unit >= 0; --unit) {
+    if (units_[at(unit)].phase == Phase::kIdle) {
+      publish(out, unit);
+    } else {
+      end_backward(out, unit);
+    }
+  }
+  // The window stays closed while the backward of another forward may follow, because that backward reads this version.
+  const bool last = reduced && (last_backward_ || by_hand_);
+  const bool leave = last && !alive;
+  const std::string why =
+      last ? "the output of another forward is kept, whose backward may follow" : "a backward has run that is not the last";
+  const auto record_window = [&] {
+    if (leave) {
+      out.push_back({Kind::kFreeRows});
+    } else {
+      out.push_back({.kind = Kind::kCloseRows, .again = true, .text = why});
+      out.push_back({Kind::kRaiseFound});
+    }
+  };
+  out.push_back({Kind::kFinishTransfers});
+  if (leave) {  // leases end before the window opens
+    out.push_back({Kind::kDropPrefetched});
+    show_all_sharded(out);
+  }
+  finish_models(out, leave);
+  record_window();
+  out.push_back({.kind = Kind::kSamplesUsed, .again = !reduced});
+  settle_all(out);
+  if (optimizer_in_backward_) record_window();  // the optimizer's own writes are no faults of the program
+  out.push_back({Kind::kEndPass});
+  if (reduced) out.push_back({Kind::kReduceAdded});
+  out.push_back({Kind::kRefuseLate});
+  out.push_back({Kind::kRunHooks});
+  return out;
+}
+
+// ---- between steps ---------------------------------------------------------------------------------------------------------------
+
+Result<Actions> StepMachine::unshard(int unit) {
+  Actions out;
+  if (window_open()) out.push_back({Kind::kAdopt});
+  unshard_ahead(out, {unit});
+  show(out, unit, View::kUnsharded);
+  return out;
+}
+
+Result<Actions> StepMachine::reshard(int unit) {
+  Actions out;
+  show(out, unit, View::kSharded);
+  out.push_back({.kind = Kind::kReshard, .unit = unit});
+  return out;
+}
+
+Result<Actions> StepMachine::open_window(const std::string& caller) {
+  SHOAL_OK(refuse_waiting(fmt::format("{} opens the write window", caller)));
+  Actions out;
+  running_ = -1;
+  out.push_back({Kind::kDropPrefetched});
+  show_all_sharded(out);
+  out.push_back({Kind::kFreeRows});
+  open_windows(out, caller);
+  forget_casts(out);
+  return out;
+}
+
+Result<Actions> StepMachine::optimizer_begin() {
+  unstepped_ = false;
+  SHOAL_TRY(Actions out, open_window("optimizer.step"));
+  out.push_back({Kind::kBeginOptimizer});
+  return out;
+}
+
+Result<Actions> StepMachine::optimizer_end() { return Actions{{Kind::kEndOptimizer}}; }
+
+Result<Actions> StepMachine::show_sharded(int unit) {
+  Actions out;
+  show(out, unit, View::kSharded);
+  return out;
+}
+
+Result<Actions> StepMachine::enter(Forward f) {
+  Actions out;
+  enter_all(out, f);
+  return out;
+}
+
+Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
+  Actions out;
+  if (is_reducing(unit, group)) {
+    out.push_back({.kind = Kind::kAwaitReductions, .model = model});
+    settle_all(out);
+  }
+  reduce(out, unit, group, true);  // the others reduce, although this rank's last backward may have kept its gradients
+  return out;
+}
+
+Result<Actions> StepMachine::serve_window() {
+  Actions out;
+  show_all_sharded(out);
+  finish_models(out, /*leave=*/true);
+  settle_all(out);
+  return out;
+}
+
+// ---- after exceptions -------------------------------------------------------------------------------------------------------------
+
+void StepMachine::raised() {
+  if (pass_ == Pass::kRunning || pass_ == Pass::kEnding) pass_ = Pass::kLeft;
+}
+
+void StepMachine::failed(const Actions& actions) {
+  for (auto& reducing : reducing_) std::erase_if(reducing, [](const Reduction& r) { return !r.begun; });
+  const auto ends = [](const Action& a) { return a.kind == Kind::kEndPass; };
+  if (pass_ == Pass::kEnding && std::any_of(actions.begin(), actions.end(), ends)) pass_ = Pass::kLeft;
+}
+
+Actions StepMachine::recover() { return pass_ == Pass::kLeft ? reset(false, true) : Actions(); }
+
+Actions StepMachine::reset(bool all, bool warns) {
+  Actions out;
+  running_ = -1;
+  for (auto& reducing : reducing_) reducing.clear();
+  for (Unit& u : units_) u.phase = Phase::kIdle;
+  out.push_back({.kind = Kind::kDropReductions, .again = warns});
+  out.push_back({Kind::kDropPrefetched});
+  out.push_back({Kind::kReset});
+  show_all_sharded(out);
+  if (optimizer_in_backward_) {  // rows of this version may be partly updated, so it ends
+    open_windows(out, "reset_iter_state");
+    out.push_back({Kind::kFreeRows});
+  }
+  for (int u = 0; u < num_units(); ++u) {
+    if (all || rules(u).reduces) out.push_back({.kind = Kind::kDropGradients, .unit = u});
+  }
+  out.push_back({Kind::kForgetPending});
+  return out;
+}
+
+Actions StepMachine::start_over() {
+  pass_ = Pass::kNone;
+  running_ = -1;
+  Actions out{{Kind::kFreeRows}};
+  forget_casts(out);
+  return out;
+}
+
+// ---- answers of the executor ------------------------------------------------------------------------------------------------------
+
+bool StepMachine::is_due(const Action& a) const {
+  switch (a.kind) {
+    case Kind::kShow:
+      // The other views may have been replaced by the program, and are shown again.
+      if (a.view == View::kSharded) return view(a.unit) != View::kSharded;
+      return a.view != View::kGuarded || view(a.unit) == View::kUnsharded;
+    case Kind::kEnter:
+      return a.unit == kAllUnits || open_[at(a.model)];
+    default:
+      return true;
+  }
+}
+
+void StepMachine::done(const Action& a) {
+  switch (a.kind) {
+    case Kind::kCheckRows:
+      running_ = a.unit;
+      break;
+    case Kind::kShow:
+      units_[at(a.unit)].view = a.view;
+      break;
+    case Kind::kEnter:
+      open_[at(a.model)] = false;
+      break;
+    case Kind::kLease:
+      if (!a.backward) units_[at(a.unit)].seen = true;
+      break;
+    case Kind::kQueuePassEnd:
+      pass_ = Pass::kRunning;
+      skipped_.clear();
+      for (int u = 0; u < num_units(); ++u) {
+        Unit& unit = units_[at(u)];
+        unit.published.assign(unit.groups.size(), false);
+        if (!unit.seen && unit.phase != Phase::kBackward) skipped_.push_back(u);
+      }
+      break;
+    case Kind::kFinishPass:
+      if (a.reshard) open_[at(a.model)] = true;
+      unstepped_ = a.reshard && !optimizer_in_backward_;
+      break;
+    case Kind::kOpenWindow:
+      open_[at(a.model)] = true;
+      break;
+    case Kind::kEndPass:
+      pass_ = Pass::kNone;
+      running_ = -1;
+      break;
+    case Kind::kForgetCasts:
+      ++casts_;
+      break;
+    case Kind::kReduce: {
+      const Group& g = units_[at(a.unit)].groups[at(a.group)];
+      if (g.collectives || g.empty) break;
+      auto& reducing = reducing_[at(a.model)];
+      const auto found =
+          std::find_if(reducing.begin(), reducing.end(), [&](const Reduction& r) { return !r.begun && r.is_of(a.unit, a.group); });
+      if (found != reducing.end()) found->begun = true;
+      break;
+    }
+    case Kind::kForgetPending:  // the last action of a reset: until then, an exception leaves it to be done again
+      pass_ = Pass::kNone;
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace shoal::fsdp

@@ -1,0 +1,200 @@
+// The protocol of a training step on one rank: which actions follow an event of the program, in which order.
+//
+// Pure: it has no clock, thread, memory of parameters or knowledge of autograd. Doors (the hooks of fully_shard, a test's program) report
+// events; an Executor (executor.h) carries out the actions. The machine changes its state when an action is done, so after an error it
+// knows what has happened. Every rank's program reports the same events up to differences that the protocol allows (a unit that no
+// forward of this rank ran), so all ranks issue collectives in one order.
+//
+// A unit's place in a step (Phase):
+//
+//      kIdle ── forward_begin with an input that needs gradients (watched) ──▶ kRan ── backward_begin ──▶ kBackward
+//        ▲                                                                                                  │
+//        └───────────── backward_end: its gradients go to a reduction, or are kept ─────────────────────────┘
+//
+// A backward pass (Pass) begins with the first unit's backward_begin, and ends where autograd ends (pass_ends). With the write window
+// closed, rows are read by other ranks; it opens at the end of a pass that reduces, or before a write.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/step/action.h"
+#include "runtime/core/result.h"
+
+namespace shoal::fsdp {
+
+// The program's requests for a unit. It may change them between two events.
+struct UnitRules {
+  // The lease between forward and backward. kDefault: kReshard, but kKeep for the root.
+  enum class AfterForward : std::uint8_t { kDefault, kKeep, kReshard, kSmallerMesh };
+  AfterForward after_forward = AfterForward::kDefault;
+  bool reshard_after_backward = true;
+  bool unshard_in_backward = true;
+  bool reduces = true;                                   // false: a backward keeps its gradients (no_sync)
+  bool everywhere = true;                                // false: gradients are reduced within a replica only
+  std::vector<int> forward_prefetch, backward_prefetch;  // units to unshard at the begin of this one's forward, or backward
+};
+
+class StepMachine {
+ public:
+  // Parameters of a unit on one mesh. They belong to the native model of that mesh.
+  struct Group {
+    int model = 0;
+    int index = 0;             // the number of these parameters among the model's units
+    bool empty = false;        // without parameters
+    bool collectives = false;  // collectives outside the engine reduce its gradients, complete when they return
+    bool replicated = false;
+  };
+  struct UnitOptions {
+    std::string name;  // "" for the root
+    bool root = false;
+    std::shared_ptr<const UnitRules> rules;
+  };
+  enum class Phase : std::uint8_t { kIdle, kRan, kBackward };
+  enum class Pass : std::uint8_t {
+    kNone,
+    kRunning,
+    kWaiting,  // autograd has ended; the program will call finalize
+    kEnding,
+    kLeft,  // an exception has left it
+  };
+
+  // `units`: in the order of modules, the root first if it is among them.
+  explicit StepMachine(std::vector<UnitOptions> units);
+
+  // The models to which the units' groups belong, and how many reductions may be under way in each. Between two steps: reductions are
+  // forgotten. `open`: by model, its write window is open; empty: all are, because no rank reads a new model.
+  void set_groups(std::vector<std::vector<Group>> groups, int slots, std::vector<bool> open = {});
+  void set_group(int unit, int group, Group value) { units_[at(unit)].groups[at(group)] = value; }
+
+  // ---- events of the program
+  struct Forward {
+    bool training = false;    // gradients are on
+    bool recomputed = false;  // runs inside a backward pass (a checkpoint)
+    bool alive = false;       // the output of an earlier forward of the root is alive, and its backward may follow
+    bool failed = false;      // at its end: an exception has left it
+  };
+  Result<Actions> forward_begin(int unit, Forward forward);
+  void watched(int unit);  // gradients will flow to the unit's parameters
+  Result<Actions> forward_end(int unit, Forward forward);
+  // The first call in a pass begins the pass.
+  Result<Actions> begin_pass();
+  // `versions`: by model, those that the forward of this backward read.
+  Result<Actions> backward_begin(int unit, std::vector<std::uint64_t> versions);
+  Result<Actions> backward_end(int unit);
+  // Autograd has ended the pass. `alive`: as in Forward.
+  Result<Actions> pass_ends(bool alive);
+  // The program ends its passes by hand.
+  Result<Actions> finalize(bool alive);
+  // A pass in which no unit runs reduces the gradients that earlier passes kept.
+  Result<Actions> reduce_kept(bool alive);
+  // An exception has left the running pass.
+  void raised();
+  Result<Actions> unshard(int unit);
+  Result<Actions> reshard(int unit);
+  Result<Actions> show_sharded(int unit);
+  // A write to rows follows, by `caller`.
+  Result<Actions> open_window(const std::string& caller);
+  Result<Actions> optimizer_begin();
+  Result<Actions> optimizer_end();
+  // The program starts the step over: gradients of `all` units are dropped, or only of those that reduce.
+  Actions reset(bool all, bool warns = false);
+  // The actions before the next event, if an exception has left a pass; else none.
+  Actions recover();
+  // A rank without further batches: another rank needs this one's gradients of a group, or its write window.
+  Result<Actions> serve_publication(int model, int unit, int group);
+  Result<Actions> serve_window();
+  Result<Actions> enter(Forward forward);
+  // The model has moved to another mesh, between two steps. Follows set_groups.
+  Actions start_over();
+
+  // ---- answers of the executor
+  // False where the action would change nothing.
+  bool is_due(const Action& action) const;
+  void done(const Action& action);
+  // One of these actions has failed, and the rest will not be carried out.
+  void failed(const Actions& actions);
+
+  // ---- requests of the program for all units
+  void set_last_backward(bool last) { last_backward_ = last; }
+  void set_finalized_by_hand(bool by_hand) { by_hand_ = by_hand; }
+  void set_optimizer_in_backward(bool on) { optimizer_in_backward_ = on; }
+  void set_joining(bool joining) { joining_ = joining; }
+
+  bool finalized_by_hand() const { return by_hand_; }
+  bool joining() const { return joining_; }
+  // A window is open that no optimizer step has used yet.
+  bool unstepped() const { return unstepped_; }
+  bool window_open() const;
+  Pass pass() const { return pass_; }
+  bool in_pass() const { return pass_ == Pass::kRunning || pass_ == Pass::kWaiting || pass_ == Pass::kEnding; }
+  int running() const { return running_; }
+  Phase phase(int unit) const { return units_[at(unit)].phase; }
+  View view(int unit) const { return units_[at(unit)].view; }
+  UnitRules::AfterForward after_forward(int unit) const;
+  // The gradients of all the unit's groups are reduced over all replicas, of which there may be one.
+  bool everywhere(int unit) const;
+  // A group whose reduction begins now is updated as soon as it ends, and not read again in this step.
+  bool gives_up(int unit) const;
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<Group>& groups(int unit) const { return units_[at(unit)].groups; }
+  int num_units() const { return static_cast<int>(units_.size()); }
+
+ private:
+  struct Unit {
+    UnitOptions options;
+    std::vector<Group> groups;
+    std::vector<bool> published;  // by group: in the running pass
+    Phase phase = Phase::kIdle;
+    View view = View::kSharded;
+    bool seen = false;  // a forward ran it whose backward is pending
+    int casts = 0;      // casts_ at its last forward
+  };
+
+  struct Reduction {
+    int unit, group;
+    bool begun = false;  // false: the action that begins it is not done
+    bool is_of(int a, int b) const { return unit == a && group == b; }
+  };
+
+  static std::size_t at(int index) { return static_cast<std::size_t>(index); }
+  const UnitRules& rules(int unit) const { return *units_[at(unit)].options.rules; }
+  bool any_reduces() const;
+  // The units of a forward that the program called on `unit`: all for the root.
+  int scope(int unit) const { return units_[at(unit)].options.root ? kAllUnits : unit; }
+  Result<void> refuse_waiting(const std::string& event) const;
+
+  void forget_casts(Actions& out);
+  void unshard_ahead(Actions& out, const std::vector<int>& units) const;
+  void enter(Actions& out, int unit) const;
+  void enter_all(Actions& out, Forward forward);
+  void open_windows(Actions& out, const std::string& caller) const;
+  void show(Actions& out, int unit, View view) const;
+  void show_all_sharded(Actions& out) const;
+  void end_backward(Actions& out, int unit);
+  void publish(Actions& out, int unit);
+  void publish_skipped(Actions& out, int before);
+  void reduce_or_keep(Actions& out, int unit, int group, bool reshard);
+  void reduce(Actions& out, int unit, int group, bool reshard);
+  void settle(Actions& out, int model, std::size_t kept);
+  void settle_all(Actions& out);
+  bool is_reducing(int unit, int group) const;
+  void finish_models(Actions& out, bool leave) const;
+  Actions finish_pass(bool alive);
+
+  std::vector<Unit> units_;
+  std::vector<std::string> names_;
+  std::vector<bool> open_;                       // by model: its write window is open
+  std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not settled, oldest first
+  std::size_t slots_ = 2;
+  int casts_ = 1;     // how often casts were dropped, plus 1
+  int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none
+  Pass pass_ = Pass::kNone;
+  std::vector<int> skipped_;  // in this pass: units that no forward of this rank ran, not published yet, in the order of modules
+  bool last_backward_ = true, by_hand_ = false, optimizer_in_backward_ = false, joining_ = false, unstepped_ = false;
+};
+
+}  // namespace shoal::fsdp

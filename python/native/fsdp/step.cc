@@ -1,0 +1,256 @@
+// Bindings of the step machine. Python's hooks report events; actions on tensors are calls of methods of the program's Root.
+#include "fsdp/step/arena.h"
+#include "python/native/fsdp/fsdp.h"
+
+namespace shoal::python {
+
+using fsdp::Action;
+using fsdp::StepMachine;
+using fsdp::UnitRules;
+using Forward = StepMachine::Forward;
+using Kind = Action::Kind;
+
+namespace {
+
+// Carries out actions among ranks without the GIL, and calls Python for the others. A call may raise; the exception passes through
+// perform().
+class HookExecutor final : public fsdp::Executor {
+ public:
+  // `program` owns this object, so the reference is weak.
+  HookExecutor(const StepMachine& machine, nb::handle program)
+      : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))) {
+    if (!program_.is_valid()) nb::raise_python_error();
+  }
+
+  fsdp::ArenaExecutor& arena() { return arena_; }
+
+  Result<void> run(const Action& a) override {
+    if (fsdp::ArenaExecutor::carries_out(a.kind)) {
+      if (!fsdp::ArenaExecutor::waits(a.kind)) return arena_.run(a);
+      const GilReleased release;
+      return arena_.run(a);
+    }
+    const nb::object method = program_().attr(fsdp::name_of(a.kind));
+    switch (a.kind) {
+      case Kind::kCheckRows:
+      case Kind::kWatchWhole:
+      case Kind::kCompareWhole:
+      case Kind::kDropGradients:
+        method(a.unit);
+        break;
+      case Kind::kShow:
+        method(a.unit, a.view);
+        break;
+      case Kind::kCloseRows:
+        method(a.unit, a.text, a.again);
+        break;
+      case Kind::kReduce:
+        method(a.unit, a.group, a.reshard, !a.partial);
+        break;
+      case Kind::kKeep:
+        method(a.unit, a.group, a.reshard);
+        break;
+      case Kind::kSettle:
+      case Kind::kUpdate:
+        method(a.unit, a.group);
+        break;
+      case Kind::kSamplesUsed:
+      case Kind::kDropReductions:
+        method(a.again);
+        break;
+      default:
+        method();
+        break;
+    }
+    return {};
+  }
+
+ private:
+  fsdp::ArenaExecutor arena_;
+  const nb::object program_;
+};
+
+// A program's machine with its executor.
+class Step {
+ public:
+  using Unit = std::tuple<std::string, bool, std::shared_ptr<UnitRules>>;  // name, is the root, rules
+
+  Step(nb::handle program, const std::vector<Unit>& units) : machine_(options_of(units)), executor_(machine_, program) {}
+
+  StepMachine& machine() { return machine_; }
+
+  // Until set_models() every event is refused: the program's side may fail to make the models.
+  void drop_models() { has_models_ = false; }
+  void set_models(std::vector<std::shared_ptr<fsdp::ShardedModel>> models, std::vector<std::vector<StepMachine::Group>> groups, int slots) {
+    std::vector<bool> open;
+    for (const auto& m : models) open.push_back(m->leases().window_open());
+    executor_.arena().set_models(std::move(models));
+    machine_.set_groups(std::move(groups), slots, std::move(open));
+    has_models_ = true;
+  }
+
+  void perform(const Result<fsdp::Actions>& actions) {
+    if (!has_models_) {
+      raise(invalid_argument("the sharded model has no memory: an earlier call could not make it")
+                .with_hint("mend the cause of the first error, and build and shard the model again"));
+    }
+    unwrap(fsdp::perform(machine_, executor_, actions));
+  }
+
+  // For events before which the remains of a pass that an exception has left are cleared away.
+  template <class F>
+  void perform_recovered(F&& event) {
+    if (machine_.pass() == StepMachine::Pass::kLeft) perform(machine_.recover());
+    perform(event());
+  }
+
+ private:
+  static std::vector<StepMachine::UnitOptions> options_of(const std::vector<Unit>& units) {
+    std::vector<StepMachine::UnitOptions> out;
+    for (const auto& [name, root, rules] : units) out.push_back({name, root, rules});
+    return out;
+  }
+
+  StepMachine machine_;
+  HookExecutor executor_;
+  bool has_models_ = false;
+};
+
+using StepClass = nb::class_<Step>;
+
+void bind_rules(nb::module_& m) {
+  nb::enum_<fsdp::View>(m, "View", "The tensors that a unit's modules hold.")
+      .value("SHARDED", fsdp::View::kSharded)
+      .value("UNSHARDED", fsdp::View::kUnsharded)
+      .value("SMALLER_MESH", fsdp::View::kSmallerMesh)
+      .value("GUARDED", fsdp::View::kGuarded);
+  nb::enum_<UnitRules::AfterForward>(m, "AfterForward", "The fate of a unit's lease between forward and backward.")
+      .value("DEFAULT", UnitRules::AfterForward::kDefault)
+      .value("KEEP", UnitRules::AfterForward::kKeep)
+      .value("RESHARD", UnitRules::AfterForward::kReshard)
+      .value("SMALLER_MESH", UnitRules::AfterForward::kSmallerMesh);
+  nb::class_<UnitRules>(m, "UnitRules", "The program's requests for a unit; it may change them between two events.")
+      .def(nb::init<>())
+      .def_rw("after_forward", &UnitRules::after_forward)
+      .def_rw("reshard_after_backward", &UnitRules::reshard_after_backward)
+      .def_rw("unshard_in_backward", &UnitRules::unshard_in_backward)
+      .def_rw("reduces", &UnitRules::reduces, "False: a backward keeps its gradients.")
+      .def_rw("everywhere", &UnitRules::everywhere, "False: gradients are reduced within a replica only.")
+      .def_rw("forward_prefetch", &UnitRules::forward_prefetch)
+      .def_rw("backward_prefetch", &UnitRules::backward_prefetch);
+  nb::class_<StepMachine::Group>(m, "Group", "The parameters of a unit on one mesh.")
+      .def(
+          "__init__",
+          [](StepMachine::Group* g, int model, int index, bool empty, bool collectives, bool replicated) {
+            new (g) StepMachine::Group{model, index, empty, collectives, replicated};
+          },
+          nb::arg("model"), nb::arg("index"), nb::arg("empty"), nb::arg("collectives"), nb::arg("replicated"));
+}
+
+void bind_forward(StepClass& step) {
+  step.def(
+          "forward_begin",
+          [](Step& s, int unit, bool training, bool recomputed, bool alive) {
+            const auto event = [&] { return s.machine().forward_begin(unit, {training, recomputed, alive}); };
+            if (recomputed) {
+              s.perform(event());
+            } else {
+              s.perform_recovered(event);
+            }
+          },
+          nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("alive"))
+      .def(
+          "watched", [](Step& s, int unit) { s.machine().watched(unit); }, nb::arg("unit"))
+      .def(
+          "forward_end",
+          [](Step& s, int unit, bool training, bool recomputed, bool failed) {
+            s.perform(s.machine().forward_end(unit, {training, recomputed, false, failed}));
+          },
+          nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("failed"))
+      .def(
+          "unshard", [](Step& s, int unit) { s.perform(s.machine().unshard(unit)); }, nb::arg("unit"))
+      .def(
+          "reshard", [](Step& s, int unit) { s.perform(s.machine().reshard(unit)); }, nb::arg("unit"))
+      .def(
+          "show_sharded", [](Step& s, int unit) { s.perform(s.machine().show_sharded(unit)); }, nb::arg("unit"))
+      .def(
+          "enter", [](Step& s, bool training, bool alive) { s.perform(s.machine().enter({training, false, alive})); }, nb::arg("training"),
+          nb::arg("alive"));
+}
+
+void bind_backward(StepClass& step) {
+  step.def("begin_pass", [](Step& s) { s.perform_recovered([&] { return s.machine().begin_pass(); }); })
+      .def(
+          "backward_begin",
+          [](Step& s, int unit, std::vector<std::uint64_t> versions) { s.perform(s.machine().backward_begin(unit, std::move(versions))); },
+          nb::arg("unit"), nb::arg("versions"))
+      .def(
+          "backward_end", [](Step& s, int unit) { s.perform(s.machine().backward_end(unit)); }, nb::arg("unit"))
+      .def(
+          "pass_ends", [](Step& s, bool alive) { s.perform(s.machine().pass_ends(alive)); }, nb::arg("alive"))
+      .def(
+          "finalize", [](Step& s, bool alive) { s.perform_recovered([&] { return s.machine().finalize(alive); }); }, nb::arg("alive"))
+      .def(
+          "reduce_kept", [](Step& s, bool alive) { s.perform_recovered([&] { return s.machine().reduce_kept(alive); }); }, nb::arg("alive"))
+      .def("raised", [](Step& s) { s.machine().raised(); })
+      .def("reset", [](Step& s) { s.perform(s.machine().reset(/*all=*/true)); })
+      .def("start_over", [](Step& s) { s.perform(s.machine().start_over()); });
+}
+
+void bind_step_window(StepClass& step) {
+  step.def(
+          "open_window", [](Step& s, const std::string& caller) { s.perform_recovered([&] { return s.machine().open_window(caller); }); },
+          nb::arg("caller"))
+      .def("optimizer_begin", [](Step& s) { s.perform_recovered([&] { return s.machine().optimizer_begin(); }); })
+      .def("optimizer_end", [](Step& s) { s.perform(s.machine().optimizer_end()); })
+      .def(
+          "serve_publication",
+          [](Step& s, int model, int unit, int group) { s.perform(s.machine().serve_publication(model, unit, group)); }, nb::arg("model"),
+          nb::arg("unit"), nb::arg("group"))
+      .def("serve_window", [](Step& s) { s.perform(s.machine().serve_window()); });
+}
+
+void bind_state(StepClass& step) {
+  step.def("drop_models", &Step::drop_models, "Refuses every event until set_models.")
+      .def("set_models", &Step::set_models, nb::arg("models"), nb::arg("groups"), nb::arg("slots"), "`groups`: by unit.")
+      .def(
+          "set_group", [](Step& s, int unit, int group, StepMachine::Group value) { s.machine().set_group(unit, group, value); },
+          nb::arg("unit"), nb::arg("group"), nb::arg("value"))
+      .def(
+          "set_last_backward", [](Step& s, bool on) { s.machine().set_last_backward(on); }, nb::arg("last"))
+      .def(
+          "set_finalized_by_hand", [](Step& s, bool on) { s.machine().set_finalized_by_hand(on); }, nb::arg("by_hand"))
+      .def(
+          "set_optimizer_in_backward", [](Step& s, bool on) { s.machine().set_optimizer_in_backward(on); }, nb::arg("on"))
+      .def(
+          "set_joining", [](Step& s, bool on) { s.machine().set_joining(on); }, nb::arg("joining"))
+      .def_prop_ro("finalized_by_hand", [](Step& s) { return s.machine().finalized_by_hand(); })
+      .def_prop_ro("waits_for_finalize", [](Step& s) { return s.machine().pass() == StepMachine::Pass::kWaiting; })
+      .def_prop_ro("joining", [](Step& s) { return s.machine().joining(); })
+      .def_prop_ro("unstepped", [](Step& s) { return s.machine().unstepped(); })
+      .def_prop_ro("window_open", [](Step& s) { return s.machine().window_open(); })
+      .def_prop_ro("in_pass", [](Step& s) { return s.machine().in_pass(); })
+      .def_prop_ro("running", [](Step& s) { return s.machine().running(); })
+      .def(
+          "in_backward", [](Step& s, int unit) { return s.machine().phase(unit) == StepMachine::Phase::kBackward; }, nb::arg("unit"))
+      .def(
+          "after_forward", [](Step& s, int unit) { return s.machine().after_forward(unit); }, nb::arg("unit"))
+      .def(
+          "everywhere", [](Step& s, int unit) { return s.machine().everywhere(unit); }, nb::arg("unit"))
+      .def("gives_up", [](Step& s, int unit) { return s.machine().gives_up(unit); }, nb::arg("unit"));
+}
+
+}  // namespace
+
+void bind_step(nb::module_& m) {
+  bind_rules(m);
+  StepClass step(m, "Step", "The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.");
+  step.def(nb::init<nb::handle, const std::vector<Step::Unit>&>(), nb::arg("program"), nb::arg("units"),
+           "`program` owns this object, and has a method for each action on tensors. `units`: (name, is the root, rules).");
+  bind_forward(step);
+  bind_backward(step);
+  bind_step_window(step);
+  bind_state(step);
+}
+
+}  // namespace shoal::python
