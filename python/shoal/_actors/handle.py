@@ -9,67 +9,17 @@ from typing import Any
 from shoal import _native
 from shoal._actors.calls import extra_of, pack_call, results, streaming
 from shoal._actors.options import BUILT_IN, METHOD_OPTIONS, check_call_options
-from shoal._actors.ownership import LifetimeToken, actor_ownership
+from shoal._actors.ownership import HandleState, LifetimeToken, actor_ownership
 from shoal._actors.retry import MethodAttempts, Retries
-from shoal._core import serialize
 from shoal._core.context import parent_call, running
 from shoal._core.ids import ActorID
 from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._core.signature import Signature
 from shoal._objects.refs import ObjectRef
-from shoal.exceptions import CrossLanguageError, PendingCallsLimitExceeded, Unimplemented
+from shoal.exceptions import CrossLanguageError, Unimplemented
 
 __all__ = ["ActorHandle", "ActorMethod", "in_any_order", "own", "sharing"]
-
-
-class _Actor:
-    """The state that a handle and its methods share. ``counts``: the session that is notified when the handle is gone (None: the handle
-    does not count).
-    ``token``: the counted object, once a handle has left the creating process."""
-
-    __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "token", "weak")
-
-    def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
-        self.counts: _native.Session | None = None
-        self.token: LifetimeToken | None = None
-        self.any_order = self.weak = False  # weak: neither the handle nor its copies keep the actor
-        self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
-        self.max_pending, self.pending = max_pending, None
-
-    def options_of(self, name: str) -> dict[str, Any]:
-        return self.methods.get(name) or {}
-
-    def admit(self, session: _native.Session) -> _native.Tally | None:
-        """Returns the tally of unfinished calls, if there is a limit. Raises PendingCallsLimitExceeded at the limit."""
-        if self.max_pending < 0:
-            return None
-        if self.pending is None:
-            self.pending = session.tally([])
-        if self.pending.of - self.pending.ready >= self.max_pending:
-            raise PendingCallsLimitExceeded(f"max_pending_calls={self.max_pending} calls wait for actor {self.class_name}")
-        return self.pending
-
-    def leaves(self) -> tuple[str, ...]:
-        """Returns the part of a handle's pickle that makes it count."""
-        if self.weak:
-            token = None
-        elif self.id == running.actor_id:
-            token = running.token or actor_ownership.own_token()
-        elif self.counts is not None and self.counts is state.session:
-            token = self.token or actor_ownership.token_for(self)
-        else:
-            token = None
-        if token is None:
-            return ()
-        if not serialize.note_ref(token.ref):
-            _session().pin(token.ref)
-        return token.object_id, token.place
-
-    def __del__(self):
-        # This may run in any thread, even at interpreter exit, so it only queues a note.
-        if self.counts is not None and actor_ownership is not None:
-            actor_ownership.put((self.counts, self.id, self.token))
 
 
 class ActorMethod:
@@ -77,7 +27,7 @@ class ActorMethod:
 
     __slots__ = ("_actor", "_least", "_most", "_name", "_where")
 
-    def __init__(self, actor: _Actor, name: str):
+    def __init__(self, actor: HandleState, name: str):
         self._actor, self._name, self._where = actor, name, f"{actor.class_name}.{name}"
         self._least, self._most = actor.options_of(name).get("takes", (0, 1 << 30))[:2]
 
@@ -122,7 +72,7 @@ class _MethodWithOptions(ActorMethod):
 
     __slots__ = ("_options",)
 
-    def __init__(self, actor: _Actor, name: str, options: dict[str, Any]):
+    def __init__(self, actor: HandleState, name: str, options: dict[str, Any]):
         super().__init__(actor, name)
         self._options = options
 
@@ -168,7 +118,7 @@ class ActorHandle:
         max_pending: int = -1,
     ):
         # All other names belong to the user's methods.
-        self._shoal_actor = _Actor(actor_id, class_name, methods, created, max_pending)
+        self._shoal_actor = HandleState(actor_id, class_name, methods, created, max_pending)
 
     __class_getitem__ = classmethod(types.GenericAlias)
 
@@ -210,7 +160,7 @@ class ActorHandle:
 _ID_NAMES = ("_actor_id", "_ray_actor_id")  # the actor's id by Ray's names, unless the class has such methods
 
 
-def sharing(actor: _Actor) -> ActorHandle:
+def sharing(actor: HandleState) -> ActorHandle:
     """Returns another handle of the same actor, in the same process."""
     out = ActorHandle.__new__(ActorHandle)
     out._shoal_actor = actor

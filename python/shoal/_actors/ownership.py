@@ -1,4 +1,4 @@
-"""The count of an actor's handles, and the request to end an actor that has none left.
+"""The state of an actor's handles, their count, and the request to end an actor that has none left.
 
 An actor ends with its last counted handle on any node (``ActorOwnership``). The creator's handle and its copies count, those of
 ``get_actor`` do not. While only the creating process has handles, no node counts them. When the first one leaves that process, an object
@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from shoal import _native
@@ -24,12 +24,17 @@ from shoal._core.process import session as _session
 from shoal._core.process import state
 from shoal._objects.refs import ObjectRef, load, new_object_id, when_ready
 from shoal._objects.values import wait
-from shoal.exceptions import ActorDiedError, ActorUnavailableError, NotFound, ObjectLostError, ResourceExhausted, TaskCancelledError
+from shoal.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    NotFound,
+    ObjectLostError,
+    PendingCallsLimitExceeded,
+    ResourceExhausted,
+    TaskCancelledError,
+)
 
-if TYPE_CHECKING:
-    from shoal._actors.handle import ActorHandle, _Actor
-
-__all__ = ["ActorOwnership", "LifetimeToken", "actor_ownership"]
+__all__ = ["ActorOwnership", "HandleState", "LifetimeToken", "actor_ownership"]
 
 _END_S = 5.0  # limit in seconds for the work of this class's thread at the session's end
 
@@ -45,6 +50,54 @@ class LifetimeToken(NamedTuple):
 def _lifetime_token(session: _native.Session) -> LifetimeToken:
     object_id, place = new_object_id(), session.place
     return LifetimeToken(session.hold(object_id, place), object_id, place)
+
+
+class HandleState:
+    """The state that a handle and its methods share. ``counts``: the session that is notified when the handle is gone (None: the handle
+    does not count). ``token``: the counted object, once a handle has left the creating process."""
+
+    __slots__ = ("__weakref__", "any_order", "class_name", "counts", "created", "id", "max_pending", "methods", "pending", "token", "weak")
+
+    def __init__(self, actor_id: str, class_name: str, methods: dict[str, dict[str, Any]], created: ObjectRef | None, max_pending: int):
+        self.counts: _native.Session | None = None
+        self.token: LifetimeToken | None = None
+        self.any_order = self.weak = False  # weak: neither the handle nor its copies keep the actor
+        self.id, self.class_name, self.methods, self.created = actor_id, class_name, methods, created
+        self.max_pending, self.pending = max_pending, None
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        return self.methods.get(name) or {}
+
+    def admit(self, session: _native.Session) -> _native.Tally | None:
+        """Returns the tally of unfinished calls, if there is a limit. Raises PendingCallsLimitExceeded at the limit."""
+        if self.max_pending < 0:
+            return None
+        if self.pending is None:
+            self.pending = session.tally([])
+        if self.pending.of - self.pending.ready >= self.max_pending:
+            raise PendingCallsLimitExceeded(f"max_pending_calls={self.max_pending} calls wait for actor {self.class_name}")
+        return self.pending
+
+    def leaves(self) -> tuple[str, ...]:
+        """Returns the part of a handle's pickle that makes it count."""
+        if self.weak:
+            token = None
+        elif self.id == running.actor_id:
+            token = running.token or actor_ownership.own_token()
+        elif self.counts is not None and self.counts is state.session:
+            token = self.token or actor_ownership.token_for(self)
+        else:
+            token = None
+        if token is None:
+            return ()
+        if not serialize.note_ref(token.ref):
+            _session().pin(token.ref)
+        return token.object_id, token.place
+
+    def __del__(self):
+        # This may run in any thread, even at interpreter exit, so it only queues a note.
+        if self.counts is not None and actor_ownership is not None:
+            actor_ownership.put((self.counts, self.id, self.token))
 
 
 class _Made(NamedTuple):
@@ -85,7 +138,7 @@ class ActorOwnership:
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
         self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
-        self._held: WeakValueDictionary[str, _Actor] = WeakValueDictionary()  # the shared state of handles that count, for actors in _made
+        self._held: WeakValueDictionary[str, HandleState] = WeakValueDictionary()  # the handles that count, for actors in _made
         self.put = self._queue.put  # takes (session, actor, token) of a handle that is gone; may be called in any thread and by the GC
 
     def begin(self) -> None:
@@ -105,21 +158,21 @@ class ActorOwnership:
             self._queue.put(told)
             told.wait(_END_S)
 
-    def is_alive(self, handle: ActorHandle) -> bool:
-        """False once a report of the actor's death has reached this process."""
-        return not _session().dead(handle._shoal_actor.id)
+    def if_alive(self, actor: HandleState) -> HandleState | None:
+        """Returns ``actor``, or None once a report of its death has reached this process."""
+        return None if _session().dead(actor.id) else actor
 
-    def keep_on(self, handle: ActorHandle) -> bool:
-        """True if an actor that was found by name stays alive. If this process made it, ``handle`` counts as one more. A request to end
-        that the actor has not begun is cancelled; the actor then ends with ``handle``."""
-        if (held := self._held.get(handle._shoal_actor.id)) is not None:
-            handle._shoal_actor = held
-            return self.is_alive(handle)
+    def keep_on(self, actor: HandleState) -> HandleState | None:
+        """Returns the state for a handle of an actor that was found by name, or None if the actor does not stay alive. If this process
+        made it, that handle counts as one more. A request to end that the actor has not begun is cancelled; the actor then ends with the
+        handle."""
+        if (held := self._held.get(actor.id)) is not None:
+            return self.if_alive(held)
         self.settle()
-        session, actor = _session(), handle._shoal_actor
+        session = _session()
         told = next((told for told in reversed(tuple(self._told)) if told[0].id == actor.id), None)
         if told is None:
-            return self.is_alive(handle)
+            return self.if_alive(actor)
         made, ref = told
         session.cancel(ref._ref, False, False)
         wait([ref], timeout=_END_S)
@@ -131,10 +184,10 @@ class ActorOwnership:
                 self._told.remove(told)
             self.add(actor, made.restarts, None)
         except ActorDiedError:  # reported by the actor or its node
-            return False
+            return None
         except Exception:
-            return self.is_alive(handle)
-        return True
+            return self.if_alive(actor)
+        return actor
 
     def end(self) -> None:
         """Returns when the release thread no longer uses the session."""
@@ -146,7 +199,7 @@ class ActorOwnership:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
 
-    def add(self, actor: _Actor, restarts: bool, kept: list[_native.Ref] | None) -> None:
+    def add(self, actor: HandleState, restarts: bool, kept: list[_native.Ref] | None) -> None:
         self.begin()
         self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
         if kept:
@@ -154,7 +207,7 @@ class ActorOwnership:
         self._held[actor.id] = actor
         actor.counts = _session()
 
-    def token_for(self, actor: _Actor) -> LifetimeToken | None:
+    def token_for(self, actor: HandleState) -> LifetimeToken | None:
         """Makes the lifetime token when a handle of an actor made here first leaves this process. Returns None in a forked child."""
         with self._lock:
             made = self._made.get(actor.id)

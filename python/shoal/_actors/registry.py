@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shoal._actors.handle import ActorHandle
-from shoal._actors.ownership import actor_ownership
+from shoal._actors.ownership import HandleState, actor_ownership
 from shoal._core import serialize
 from shoal._core.process import session as _session
 from shoal._core.process import state
@@ -24,16 +24,20 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     if not isinstance(name, str) or not name:
         raise (TypeError if name else ValueError)(f"the name of an actor is a str that is not empty, not {name!r}")
     session = _session()
-    return living(partial(session.find_actor, name, namespace or state.namespace), actor_ownership.is_alive)
+    return living(partial(session.find_actor, name, namespace or state.namespace), actor_ownership.if_alive)
 
 
-def living(find: Callable[[], bytes | None], lives: Callable[[ActorHandle], bool] = actor_ownership.keep_on) -> ActorHandle | None:
+def living(
+    find: Callable[[], bytes | None], lives: Callable[[HandleState], HandleState | None] = actor_ownership.keep_on
+) -> ActorHandle | None:
     """Returns the actor that the head has by a name. It asks again while the head still lists an actor whose death this process already
     knows."""
     until = time.monotonic() + _ENDS_S
     while (found := find()) is not None:
         handle = serialize.loads(found, [])
-        if lives(handle) or time.monotonic() > until:
+        actor = lives(handle._shoal_actor)
+        if actor is not None or time.monotonic() > until:
+            handle._shoal_actor = actor or handle._shoal_actor
             return handle
         time.sleep(_AGAIN_S)
     return None
