@@ -13,29 +13,45 @@ import select
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from shoal import _native
-from shoal._actors.calls import HAND_OVER, pack_call, results, streaming
+from shoal._actors.calls import HAND_OVER, extra_of, pack_call, results, streaming
 from shoal._actors.creation import create_gang
 from shoal._actors.ownership import actor_ownership
-from shoal._actors.placement import fits
+from shoal._actors.placement import fits, where
 from shoal._actors.retry import Retries
 from shoal._core.context import parent_call
 from shoal._core.process import session, state
 from shoal._objects.refs import ObjectRef, load
 from shoal._objects.streams import ObjectRefGenerator
 from shoal._objects.values import wait_lending
-from shoal._tasks.functions import Function, FunctionWorker
+from shoal._tasks.functions import FunctionWorker, Sent
 from shoal.exceptions import NotFound, ShoalError
 
-__all__ = ["FunctionPool"]
+__all__ = ["Function", "FunctionPool"]
 
+_MAX_RETRIES = 3  # default for a task whose worker died
 _END_S = 5.0  # limit for the pool thread's work at the session's end
 
 _LOOK_AT_NODES_S = 1.0  # interval of a spreading pool's searches for nodes without a worker
 _NODES_AT_ONCE = 16  # number of nodes that one search uses
 
 _FEW = 16  # number of workers up to which dead ones are not removed
+
+
+class Function:
+    """A function with the options of its calls."""
+
+    def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
+        self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
+        self.placed = (*where(options), options.get("runtime_env"))
+        self.retries = Retries.of(options.get("max_retries", _MAX_RETRIES), options.get("retry_exceptions", False))
+        self.number = sent.number(self.retries)
+        # Device memory is released only at the end of the process.
+        self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
+        self.extra = extra_of(options)
+        self.pool: _Pool | None = None
 
 
 class _Pool:

@@ -16,8 +16,8 @@ from shoal._core.process import state
 from shoal._core.signature import Signature, of_callable
 from shoal._objects.refs import ObjectRef
 from shoal._objects.streams import ObjectRefGenerator
-from shoal._tasks.functions import Function, Sent
-from shoal._tasks.pool import FunctionPool
+from shoal._tasks.functions import Sent
+from shoal._tasks.pool import Function, FunctionPool
 
 __all__ = ["RemoteFunction"]
 
