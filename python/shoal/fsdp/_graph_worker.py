@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp import _graph
 from shoal.fsdp._engine.collect import own_parameters
-
-if TYPE_CHECKING:
-    from shoal.fsdp.graph import AdamW
 
 BATCH = -1  # source of a node that reads the batch's inputs
 
@@ -77,19 +74,9 @@ class GraphWorker:
             module._parameters[attribute] = whole
         return whole
 
-    def send(self, graph: bytes, optimizer: AdamW, offload_folder: str) -> None:
-        """Receives the graph that later steps run."""
-        beta1, beta2 = optimizer.betas
-        self._runner = _native.StepRunner.make(
-            self._model,
-            graph,
-            lr=optimizer.lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            offload_folder=offload_folder,
-        )
+    def send(self, graph: bytes, optimizer: dict[str, float], offload_folder: str) -> None:
+        """Receives the graph that later steps run, with the options of its updates."""
+        self._runner = _native.StepRunner.make(self._model, graph, **optimizer, offload_folder=offload_folder)
         self._grad = any(n.op == "backward" for n in self._runner.graph_nodes())
 
     def step(self) -> float:

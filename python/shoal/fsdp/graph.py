@@ -316,8 +316,10 @@ class Ranks:
             raise InvalidArgument("these ranks have a graph already", hint="place a model of its own for another graph")
         if step.units != self.units:
             raise InvalidArgument(f"the step has the units {', '.join(step.units)}, the model {', '.join(self.units)}", reason="BadGraph")
-        encoded = step.encode()
-        get([w.send.remote(encoded, self._optimizer, self._offload_folder) for w in self._workers])
+        encoded, a = step.encode(), self._optimizer
+        beta1, beta2 = a.betas
+        options = {"lr": a.lr, "beta1": beta1, "beta2": beta2, "eps": a.eps, "weight_decay": a.weight_decay}
+        get([w.send.remote(encoded, options, self._offload_folder) for w in self._workers])
         self._sent = True
 
     def step(self) -> list[ObjectRef]:
