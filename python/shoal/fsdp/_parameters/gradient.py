@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -11,19 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from shoal import _native
 from shoal._objects.tensors import address_of, in_memory, long_lived
-from shoal.fsdp._parameters.logical import PartialSums
+from shoal.fsdp._parameters.logical import Part, PartialSums
+from shoal.fsdp._parameters.precision import engine_dtype
+from shoal.fsdp._parameters.slices import Slices
+from shoal.fsdp._parameters.views import Views
 
-if TYPE_CHECKING:
-    from shoal.fsdp._parameters.logical import Part
-    from shoal.fsdp._parameters.parameter import ShardedParameter
-
-# Dtypes that the engine treats as uint8, because it only moves their bytes.
-AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
 _NO_GRADIENT = _native.Gradient()
-
-
-def engine_dtype(dtype: torch.dtype) -> str:
-    return str(AS_BYTES.get(dtype, dtype)).removeprefix("torch.")
 
 
 class ParameterGradient:
@@ -31,8 +24,8 @@ class ParameterGradient:
     takes it; the engine reads it until ``published``. The reduced gradient, from ``done``, is added to ``sharded.grad`` once. Reductions
     end in the order in which they began."""
 
-    def __init__(self, parameter: ShardedParameter):
-        self._parameter, self._views = parameter, parameter.views
+    def __init__(self, parameter: Slices, views: Views):
+        self._parameter, self._views = parameter, views
         self._accumulated: torch.Tensor | None = None  # unreduced whole gradients, in the reduce dtype
         self._parts = PartialSums()  # those of this batch's earlier parts, in the reduce dtype
         self._partial: torch.Tensor | None = None  # the sum of reductions within this replica that no full reduction has included yet

@@ -1,8 +1,7 @@
-"""One parameter of a unit: which slices this rank owns, and in which dtypes they are stored, computed with and reduced."""
+"""One parameter of a unit: its slices on this rank in the engine, on another mesh, and after replacements by the user."""
 
 from __future__ import annotations
 
-import enum
 import weakref
 from typing import Any
 
@@ -11,13 +10,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import _native
-from shoal._objects.tensors import dtensor, dtensor_parameter, is_wrapper, with_dtype
+from shoal._objects.tensors import dtensor_parameter, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._parameters.gradient import AS_BYTES, ParameterGradient, engine_dtype
+from shoal.fsdp._parameters.gradient import ParameterGradient
 from shoal.fsdp._parameters.mesh import DataMesh
-from shoal.fsdp._parameters.precision import dtypes_of
+from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._parameters.rows import Rows
-from shoal.fsdp._parameters.views import Views, local_of
+from shoal.fsdp._parameters.slices import Kind, Slices, local_of
+from shoal.fsdp._parameters.views import Views
 
 _POISON = {4: 0x7FC0DEAD, 2: 0x7FDE, 8: 0x7FF80000DEADDEAD, 1: 0x7F}  # by element size, NaNs that no computation yields
 _META = torch.device("meta")
@@ -25,21 +25,7 @@ _PLAIN = (torch.Tensor, nn.Parameter, Rows)
 _INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-class Kind(enum.Enum):
-    """The kind of a parameter's local tensor, which decides how it is unsharded."""
-
-    MEMORY = enum.auto()  # plain memory, in the arena on a CPU mesh
-    WRAPPER = enum.auto()  # a wrapper subclass, whose elements lie in other tensors
-    EXTENDED = enum.auto()  # with FSDP2's all-gather extensions, of its class or set on the object
-
-    @staticmethod
-    def of(local: torch.Tensor) -> Kind:
-        if hasattr(local, "fsdp_pre_all_gather"):
-            return Kind.EXTENDED
-        return Kind.WRAPPER if is_wrapper(local) else Kind.MEMORY
-
-
-class ShardedParameter:
+class ShardedParameter(Slices):
     """This rank's slices of one parameter, in the unit's arena or, if ``external``, in other memory.
 
     From ``bind`` on ``own`` has the values. If the user puts another tensor in the parameter's place, ``adopt`` copies its values there.
@@ -56,58 +42,15 @@ class ShardedParameter:
         home: torch.device,
         pinned: bool = False,
     ):
-        self.name = name
-        self.owners = owners  # (module, attribute), several for a tied parameter
-        self.data, self.dim = data, dim
-        self.home, self.pinned = home, pinned  # device of the slices, and whether their memory is pinned
-        self.state: Any = None
-        local = local_of(original)
-        self.shape, self.dtype = local.shape, local.dtype
-        self._set_kind(local)
-        self.spec = data.spec_of(name, original, dim)
-        self.policy = policy
-        self._set_dtypes()
-        self._set_own_shape()
-        self.own: torch.Tensor | None = None  # this rank's slices; in the arena unless ``external``
+        super().__init__(name, original, owners, data, dim, policy, home, pinned)
         self.emptied = False  # to_empty was called, and perhaps no initialisation since
         self.views = Views(self, original)
-        self.gradient = ParameterGradient(self)
+        self.gradient = ParameterGradient(self, self.views)
 
     @property
     def on_other_mesh(self) -> bool:
         """True if the original was a DTensor already."""
         return self.views.whole_spec is not None
-
-    @property
-    def extended(self) -> bool:
-        return self.kind is Kind.EXTENDED
-
-    @property
-    def external(self) -> bool:
-        """True if the parameter has no memory in the arena."""
-        return self.kind is not Kind.MEMORY or not self.data.in_arena
-
-    def _set_kind(self, local: torch.Tensor) -> None:
-        self.kind = Kind.of(local)
-        if self.extended != hasattr(local, "fsdp_post_all_gather"):
-            raise AssertionError(
-                "Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined if using all-gather extensions: parameter "
-                f"{self.name}, a {type(local).__name__}"
-            )
-        if self.extended and self.dim != 0 and self.shape[self.dim] % self.data.shards != 0:
-            raise NotImplementedError(
-                f"FSDP does not support uneven sharding on dim {self.dim}: {self.shape} (world size: {self.data.shards}) of a parameter "
-                f"with all-gather extensions: shard {self.name} on dim 0"
-            )
-
-    def _set_dtypes(self) -> None:
-        floating = self.dtype.is_floating_point and self.dtype not in AS_BYTES
-        self.compute_dtype, self.reduce_dtype = dtypes_of(self.policy, self.dtype) if floating else (self.dtype, self.dtype)
-
-    def _set_own_shape(self) -> None:
-        begin, end = self.data.own_bounds(self.shape[self.dim])
-        self.own_shape = torch.Size((*self.shape[: self.dim], end - begin, *self.shape[self.dim + 1 :]))
-        self.empty = self.own_shape.numel() == 0
 
     # ---- in the engine ----
 
@@ -186,22 +129,6 @@ class ShardedParameter:
                     source.set_(memory)
             self.own = source
 
-    @property
-    def padded_shape(self) -> torch.Size:
-        """The shape of the first rank's slices, the largest of all ranks."""
-        return torch.Size((*self.shape[: self.dim], -(-self.shape[self.dim] // self.data.shards), *self.shape[self.dim + 1 :]))
-
-    def slice(self, whole: torch.Tensor) -> torch.Tensor:
-        begin, _ = self.data.own_bounds(self.shape[self.dim])
-        return whole.narrow(self.dim, begin, self.own_shape[self.dim])
-
-    def dtensor(self, local: torch.Tensor) -> DTensor:
-        return dtensor(local, self.spec, local.requires_grad)
-
-    @property
-    def whole_offset(self) -> int:
-        return local_of(self.views.unsharded).storage_offset()
-
     # ---- replacements by the user ----
 
     def adopt(self) -> bool:
@@ -232,10 +159,6 @@ class ShardedParameter:
             if current.dtype != self.dtype or current.shape != self.global_shape or Kind.of(local_of(current)) is not self.kind:
                 return
         self.adopt()
-
-    @property
-    def global_shape(self) -> torch.Size:
-        return self.spec.tensor_meta.shape
 
     def _in_arena(self, local: torch.Tensor) -> bool:
         if Kind.of(local) is not self.kind:

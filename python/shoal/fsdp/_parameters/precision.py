@@ -1,4 +1,4 @@
-"""The mixed precision of one parameter."""
+"""The dtypes of one parameter: its mixed precision, and the names that the engine has for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+# Dtypes that the engine treats as uint8, because it only moves their bytes.
+AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
 # Since torch 2.15 gradients are reduced in the dtype of their parameter if the policy has no reduce_dtype, before in its param_dtype.
 _REDUCES_AS_STORED = hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")
 
@@ -36,3 +38,7 @@ def dtypes_of(policy: MixedPrecisionPolicy, stored: torch.dtype) -> tuple[torch.
     """Returns the dtypes of computation and reduction of a floating-point parameter."""
     compute = policy.param_dtype or stored
     return compute, policy.reduce_dtype or (stored if _REDUCES_AS_STORED else compute)
+
+
+def engine_dtype(dtype: torch.dtype) -> str:
+    return str(AS_BYTES.get(dtype, dtype)).removeprefix("torch.")

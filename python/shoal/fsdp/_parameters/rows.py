@@ -9,20 +9,19 @@ from __future__ import annotations
 import functools
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-if TYPE_CHECKING:
-    from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.slices import Slices
 
 
 class Rows(torch.Tensor):
     """The local tensor of a sharded parameter, created by ``rows_of``. Operators return plain tensors, except for views; copies and pickles
     are plain."""
 
-    _parameter: weakref.ref[ShardedParameter]
+    _parameter: weakref.ref[Slices]
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -84,7 +83,7 @@ class Rows(torch.Tensor):
         return self.plain().__repr__(**kwargs)
 
 
-def rows_of(own: torch.Tensor, parameter: ShardedParameter) -> Rows:
+def rows_of(own: torch.Tensor, parameter: Slices) -> Rows:
     """Wraps ``own``, the memory of this rank's rows."""
     return _wrapped(own, Rows, weakref.ref(parameter))
 
@@ -109,7 +108,7 @@ class Whole(Rows):
         return array
 
 
-def _copy_of(p: ShardedParameter) -> torch.Tensor | None:
+def _copy_of(p: Slices) -> torch.Tensor | None:
     root = None if p.state is None else p.state.root
     return None if root is None else root.copies.get(p)
 
@@ -124,11 +123,11 @@ def _current(t: Any) -> Any:
     return copy.as_strided(t.size(), t.stride(), t.storage_offset() - p.whole_offset)
 
 
-def whole_of(t: torch.Tensor, parameter: ShardedParameter) -> Whole:
+def whole_of(t: torch.Tensor, parameter: Slices) -> Whole:
     return _wrapped(t.detach(), Whole, weakref.ref(parameter))
 
 
-def _wrapped(t: Any, kind: type[Rows], parameter: weakref.ref[ShardedParameter]) -> Any:
+def _wrapped(t: Any, kind: type[Rows], parameter: weakref.ref[Slices]) -> Any:
     if type(t) is not torch.Tensor:
         return t
     rows = torch.Tensor._make_subclass(kind, t)

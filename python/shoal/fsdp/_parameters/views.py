@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,16 +19,9 @@ from torch.nn.utils import stateless
 from shoal._objects.tensors import dtensor, dtensor_parameter, lasting, with_dtype
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters.rows import rows_of, whole_of
-
-if TYPE_CHECKING:
-    from shoal.fsdp._parameters.parameter import ShardedParameter
-
+from shoal.fsdp._parameters.slices import Slices, local_of
 
 _SAMPLE_BYTES = 256  # as many values show most writes to a parameter, and cost no measurable time
-
-
-def local_of(t: torch.Tensor) -> torch.Tensor:
-    return t._local_tensor if isinstance(t, DTensor) else t
 
 
 class Views:
@@ -39,7 +32,7 @@ class Views:
     evaluation a Whole, which redirects writes (rows.py).
     """
 
-    def __init__(self, parameter: ShardedParameter, original: nn.Parameter):
+    def __init__(self, parameter: Slices, original: nn.Parameter):
         self._parameter = parameter
         self._owners = parameter.owners
         self.requires_grad = original.requires_grad
@@ -76,6 +69,7 @@ class Views:
         if not self._parameter.external:
             rows = self._parameter.slice(local_of(whole))
             contiguous = rows.shape[self._parameter.dim] * rows.stride(self._parameter.dim) * rows.itemsize if rows.numel() else 0
+            self._parameter.whole_offset = local_of(whole).storage_offset()
             self.whole_address, self.whole_sample = local_of(whole).data_ptr(), (rows.data_ptr(), min(contiguous, _SAMPLE_BYTES))
         self.post_forward = None
         self.mark()

@@ -15,7 +15,7 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
 from shoal.fsdp._graph import Memory
 from shoal.fsdp._memory import state_bytes_to_come
-from shoal.fsdp._parameters.views import local_of
+from shoal.fsdp._parameters.slices import local_of
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.root import Root

@@ -15,8 +15,9 @@ from shoal._objects.tensors import dtensor, long_lived, with_dtype
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, Unimplemented
 from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._engine.root import Root
-from shoal.fsdp._parameters.gradient import engine_dtype, uses
+from shoal.fsdp._parameters.gradient import uses
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas

@@ -21,7 +21,7 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
-from shoal.fsdp._parameters.views import local_of
+from shoal.fsdp._parameters.slices import local_of
 from shoal.fsdp._reshard.stream import bytes_of
 
 _INLINE_NUMEL = 64  # tensors of at most this many elements travel with the description
