@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from shoal.spmd._controller.controller import Position
+from shoal.spmd._controller.controller import Controller, Position
 from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.sharding import Sharding, parts_of
 from shoal.spmd._layout.traffic import Origin
-
-if TYPE_CHECKING:
-    from shoal.spmd._controller.recording import Recorder
 
 
 class Meta:
@@ -45,7 +42,7 @@ class RemoteBox:
 
     __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
 
-    def __init__(self, recorder: Recorder, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
+    def __init__(self, recorder: Controller, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
         self._sharding = sharding  # unknown if None; that of a view changes with its base
@@ -116,7 +113,7 @@ class RemoteBox:
         for position, ref in self._held[1].items():
             if (part := ref()) is not None:
                 whole[cuts[position]] = part
-        self.recorder.dispatch(torch.ops.aten.copy_.default, (Tensor(self), whole), {})
+        torch.ops.aten.copy_.default(Tensor(self), whole)
 
 
 class RemoteArray(Array):
