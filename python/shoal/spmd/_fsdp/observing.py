@@ -8,10 +8,10 @@ import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,18 +24,14 @@ from shoal.spmd._fsdp.parameter import EngineParameter
 from shoal.spmd._layout.processes import world
 from shoal.spmd._layout.sharding import Sharding
 
-if TYPE_CHECKING:
-    from shoal.spmd._fsdp.unit import Unit
-
-
 # relative to the largest output, because a unit's two runs may sum in different orders
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 CONSTANTS = (int, float, complex, bool, str, bytes, torch.dtype, torch.device, Enum, type(None))
 
 
-def have_hooks(units: list[Unit]) -> bool:
-    return any(p._backward_hooks or p._post_accumulate_grad_hooks for u in units for p in u.parameters)
+def have_hooks(parameters: Iterable[nn.Parameter]) -> bool:
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
 
 
 def hooks_of(m: nn.Module) -> tuple[dict, ...]:

@@ -14,7 +14,7 @@ from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.processes import loading
 
 if TYPE_CHECKING:
-    from shoal.spmd._fsdp.unit import Unit
+    from shoal.fsdp._engine.state import State
 
 
 # How the outermost running unit runs: "rows", "operators", "looking", "trying"; None outside of units.
@@ -50,22 +50,22 @@ def loaders_waiting() -> Iterator[None]:
             loading.release()
 
 
-_units_paused: list[Unit] = []
+_paused: list[State] = []
 
 
 @contextlib.contextmanager
-def paused(units: list[Unit]) -> Iterator[None]:
-    """Within the ``with`` block, the units' modules run without the engine, on the program's parameters."""
-    global _units_paused
-    before, _units_paused = _units_paused, [*_units_paused, *units]
-    for u in units:
-        u.state.replaced = True
+def paused(states: list[State]) -> Iterator[None]:
+    """Within the ``with`` block, the states' modules run without the engine, on the program's parameters."""
+    global _paused
+    before, _paused = _paused, [*_paused, *states]
+    for s in states:
+        s.replaced = True
     try:
         yield
     finally:
-        _units_paused = before
-        for u in units:
-            u.state.replaced = u in before
+        _paused = before
+        for s in states:
+            s.replaced = s in before
 
 
 def is_again(args: tuple, kwargs: dict) -> bool:
@@ -78,10 +78,10 @@ def is_again(args: tuple, kwargs: dict) -> bool:
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps ``function`` so that a later call runs as a call would now: the backward pass recomputes the forward of a checkpointed
     module."""
-    way, units = now, _units_paused
+    way, states = now, _paused
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with going(way), paused(units):
+        with going(way), paused(states):
             return function(*args, **kwargs)
 
     return run

@@ -188,7 +188,8 @@ class Unit:
                 return self._on_rows(flat, tree, units, way)
             except _Otherwise:
                 way = self._ways[key] = None if last else self._look(flat, tree, units)
-        with paused([self] if self._never else units), contextlib.nullcontext() if self._never else going("operators"):
+        states = [self.state] if self._never else [u.state for u in units]
+        with paused(states), contextlib.nullcontext() if self._never else going("operators"):
             return self.module(*args, **kwargs)
 
     def _check_parameters(self, units: list[Unit]) -> None:
@@ -245,8 +246,9 @@ class Unit:
         inputs = tuple(
             (tuple(a.shape), a.dtype, a._box.array.sharding, a.requires_grad) if isinstance(a, Tensor) else (type(a), a) for a in flat
         )
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), have_hooks(units), tuple(map(len, hooks_of_all()))
-        wanted = tuple(p.requires_grad for u in units for p in u.parameters)
+        parameters = [p for u in units for p in u.parameters]
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), have_hooks(parameters), tuple(map(len, hooks_of_all()))
+        wanted = tuple(p.requires_grad for p in parameters)
         return inputs, str(tree), modes, self._tree.number(), wanted
 
     def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
@@ -257,7 +259,7 @@ class Unit:
             return self._because("no input is split over the batch")
         if not all(is_by_rows(s) or s.is_replicated for s in given):
             return self._because("an input is split in another dimension than the batch")
-        if have_hooks(units):
+        if have_hooks(p for u in units for p in u.parameters):
             return self._because("a parameter has hooks")
         every = [*hooks_of_all(), *(of for m in self.module.modules() for of in hooks_of(m))]
         if any(is_of_program(h) for of in every for h in of.values()):
@@ -363,7 +365,7 @@ class Unit:
         state, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
         traces: list[tuple[str, bool]] = []
         try:
-            with paused(units):
+            with paused([u.state for u in units]):
                 yield traces
         finally:
             drawn = not torch.equal(state, torch.get_rng_state()) or pythons != random.getstate()
