@@ -22,7 +22,6 @@ import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._auto import choice
-from shoal.spmd._layout.sharding import Sharding
 from shoal.spmd.fsdp import checkpoint_module
 
 xr.use_spmd()
@@ -236,7 +235,7 @@ def test_planned_bytes_per_device_equal_the_actual_ones(automatic):
             p = model.get_parameter(row.name)
             there = [p, p.grad, *(s for s in optimizer.state[p].values() if s.dim())]
             assert sum(map(held, there)) == row.device_bytes
-    assert xs.XLAShardedTensor(x).sharding_spec == str(Sharding.of(LINE, plan.input_specs["0"]))
+    assert xs.XLAShardedTensor(x).sharding_spec == str(LINE.get_op_sharding(plan.input_specs["0"]))
 
 
 def test_marks_of_the_program_are_kept(automatic):

@@ -24,7 +24,7 @@ import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._layout.sharding import Sharding, ShardingType
+from shoal.spmd._layout.sharding import ShardingType
 
 xr.use_spmd()
 DEVICE = xm.xla_device()
@@ -130,7 +130,7 @@ def test_shards_equal_index_arithmetic(sizes, shuffled, checked):
         for spec in specs(len(sizes), rank):
             expected = Reference(sizes, ids, spec)
             spoken = written(spec, draw)
-            sharding = Sharding.of(mesh, spoken)
+            sharding = mesh.get_op_sharding(spoken)
             where = f"mesh {sizes} of devices {ids.tolist()}, spec {spoken}"
             assert (str(sharding), sharding.type) == (expected.text, expected.type), where
             if expected.copies < 8:
@@ -170,9 +170,9 @@ def check_tensor(mesh, spec, expected: Reference, shape: np.ndarray, where: str)
 @pytest.mark.parametrize(
     ("make", "hint"),
     [
-        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2), ("x", "y")), ("z", None)), "use one of them, or give the mesh this name"),
-        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2)), ("z", None)), "use an index, or give the mesh this name"),
-        (lambda: Sharding.of(xs.Mesh(range(8), (4, 2)), (2, None)), "use an index up to 1"),
+        (lambda: xs.Mesh(range(8), (4, 2), ("x", "y")).get_op_sharding(("z", None)), "use one of them, or give the mesh this name"),
+        (lambda: xs.Mesh(range(8), (4, 2)).get_op_sharding(("z", None)), "use an index, or give the mesh this name"),
+        (lambda: xs.Mesh(range(8), (4, 2)).get_op_sharding((2, None)), "use an index up to 1"),
         (lambda: xs.HybridMesh((4, 4)), "choose sizes whose product is 8"),
         (lambda: xs.HybridMesh((8,), (1, 1)), "give both one size per axis, 1 for none"),
         (lambda: xs.HybridMesh((8,), (0,)), "choose sizes whose product is 1"),

@@ -13,13 +13,12 @@ from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, ope
 from torch import nn
 
 from shoal.spmd._layout.processes import world
-from shoal.spmd._layout.sharding import Sharding
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 
 
 def sharding(f: dict) -> None:
     mesh = xs.Mesh(f.get("ids") or range(NUM_DEVICES), f["mesh"], f["axes"])
-    s, shape = Sharding.of(mesh, as_spec(f["spec"])), f["shape"]
+    s, shape = mesh.get_op_sharding(as_spec(f["spec"])), f["shape"]
     shards = "full" if s.is_replicated else [[[c.start, c.stop] for c in s.ranges(d, shape)] for d in range(NUM_DEVICES)]
     got = {"sharding": str(s), "type": s.type.name, "padded": list(s.tile(shape)), "shards": shards}
     got["replica"] = [s.replica(d) for d in range(NUM_DEVICES)]

@@ -31,7 +31,7 @@ class Decision:
 
     def sharding(self, mesh: Mesh, candidate: int, rank: int) -> Sharding:
         axes = self.candidates[candidate]
-        return Sharding.of(mesh, [*axes, *[()] * (rank - len(axes))])
+        return mesh.get_op_sharding([*axes, *[()] * (rank - len(axes))])
 
 
 def decisions_of(trace: Trace, mesh: Mesh, module: nn.Module) -> list[Decision]:

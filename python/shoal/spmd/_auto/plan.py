@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_flatten
 from shoal.spmd._auto.trace import input_name
 from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.device import DEVICE
-from shoal.spmd._layout.mesh import Mesh
-from shoal.spmd._layout.sharding import Spec
+from shoal.spmd._layout.mesh import Mesh, Spec
 from shoal.spmd._marks.marking import mark_freely, mark_sharding
 
 

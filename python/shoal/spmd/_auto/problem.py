@@ -13,8 +13,8 @@ from shoal.spmd._auto.costs import Collective, Machine, Price, Prices, local_byt
 from shoal.spmd._auto.decisions import Axes, Decision, decisions_of
 from shoal.spmd._auto.plan import Row, ShardingPlan, size_text, spec_text, time_text
 from shoal.spmd._auto.trace import GRADIENT, MARK, Trace
-from shoal.spmd._layout.mesh import Mesh
-from shoal.spmd._layout.sharding import Sharding, Spec
+from shoal.spmd._layout.mesh import Mesh, Spec
+from shoal.spmd._layout.sharding import Sharding
 
 Choice = tuple[int, ...]  # by decision: the index of a candidate
 _ROUNDS = 8  # rounds of the search; each changes every decision at most once

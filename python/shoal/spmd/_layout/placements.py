@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._layout.mesh import Mesh
-from shoal.spmd._layout.sharding import Spec, axes_of
+from shoal.spmd._layout.mesh import Mesh, Spec, axes_of
 
 
 class _DimError(InvalidArgument, IndexError):

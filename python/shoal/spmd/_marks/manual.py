@@ -13,9 +13,8 @@ from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.errors import MarkError
-from shoal.spmd._layout.mesh import Mesh, get_global_mesh
+from shoal.spmd._layout.mesh import Mesh, Spec, get_global_mesh
 from shoal.spmd._layout.processes import world
-from shoal.spmd._layout.sharding import Spec
 from shoal.spmd._marks.marking import XLAShardedTensor, sharding_for
 
 

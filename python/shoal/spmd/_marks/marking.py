@@ -17,10 +17,10 @@ from shoal.spmd._layout import devices as _devices
 from shoal.spmd._layout.array import Array
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.errors import MarkError, SpecError
-from shoal.spmd._layout.mesh import Mesh
+from shoal.spmd._layout.mesh import Mesh, Spec
 from shoal.spmd._layout.placements import convert_to_xla_partition_spec, placements_of
 from shoal.spmd._layout.processes import world
-from shoal.spmd._layout.sharding import Sharding, ShardingType, Spec, parts_of
+from shoal.spmd._layout.sharding import Sharding, ShardingType, parts_of
 
 
 @dataclass
@@ -213,7 +213,7 @@ def sharding_for(mesh: Mesh, spec: Spec, rank: int) -> Sharding:
     plain = all(e is None or type(e) is str for e in spec)
     if plain and len(spec) == rank and spec in mesh.shardings:
         return mesh.shardings[spec]
-    sharding = Sharding.of(mesh, spec)
+    sharding = mesh.get_op_sharding(spec)
     if len(spec) != rank:
         raise SpecError(
             f"Partition spec length ({len(spec)}) should be equal to the input rank ({rank}). The spec is {spec}",
@@ -342,7 +342,7 @@ class ShardingSpec:
     minibatch: bool | None = False
 
     def __post_init__(self) -> None:
-        Sharding.of(self.mesh, self.partition_spec)
+        self.mesh.get_op_sharding(self.partition_spec)
 
     def can_apply(self, t: torch.Tensor) -> bool:
         return len(t.shape) == len(self.partition_spec)
