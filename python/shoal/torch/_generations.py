@@ -1,4 +1,4 @@
-"""The generations of a process group: its communicator, which ``reconfigure`` replaces by one of other members, and its windows."""
+"""The generations of a process group: its communicator, which ``reconfigure`` replaces by one of other members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from shoal import _native
@@ -19,7 +18,6 @@ from shoal.exceptions import ActorDiedError, InvalidArgument, ShoalError, Unavai
 from shoal.torch._errors import as_torch
 from shoal.torch._membership import Unformed, make_handle, meet, meeting_store, members_of
 from shoal.torch._messages import Messages
-from shoal.torch._window import Window
 from shoal.torch._work import DONE
 
 _OF_CALLBACKS = (-1, 0)  # the channel of collectives, which has no peer
@@ -169,18 +167,6 @@ class Generations(Messages):
             raise as_torch(
                 Unimplemented("process groups with multiple backends cannot be reconfigured", hint='init_process_group("shoal")')
             )
-
-    @property
-    def supports_window(self) -> bool:
-        return self.transport == "shm"
-
-    def next_window(self) -> int:
-        """Returns the number of a new window, the same on all ranks."""
-        return next(self._windows)
-
-    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
-        """Returns a window, with the tensor registered if there is one. Collective. See :class:`shoal.torch.Window`."""
-        return Window(self, tensor)
 
     def _leave(self) -> None:
         """Leaves the communicators of this generation."""

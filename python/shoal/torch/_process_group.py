@@ -16,14 +16,14 @@ from shoal._core.process import state
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.torch._allocator import CpuBackend
 from shoal.torch._errors import as_torch
-from shoal.torch._generations import Generations
 from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan, torch_has_hooks
+from shoal.torch._window import Windows
 
 _CPU = torch.device("cpu")
 _NAN_CHECK = -1  # the id of the hook that checks for NaN; it goes before the user's
 
 
-class ProcessGroup(Generations):
+class ProcessGroup(Windows):
     """A ``torch.distributed.ProcessGroup`` whose CPU tensors travel over a Communicator: in shared memory on one host.
 
     ``torch.distributed.init_process_group("shoal")`` makes one. In ``"cpu:shoal,cuda:nccl"``, tensors on the GPU go to NCCL.

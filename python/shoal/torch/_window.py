@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,11 +14,9 @@ from shoal import _native
 from shoal.exceptions import InvalidArgument, ShoalError, Unimplemented
 from shoal.torch._allocator import use_count
 from shoal.torch._errors import as_torch
+from shoal.torch._generations import Generations
 from shoal.torch._tensors import DTYPES, dense, dtype_of, is_simple, memory
 from shoal.torch._work import DONE
-
-if TYPE_CHECKING:
-    from shoal.torch._process_group import ProcessGroup
 
 _NUMBERS = tuple(DTYPES)  # a dtype by its number, the same on all ranks
 _MOST_DIMS = 64
@@ -32,7 +29,7 @@ class Window:
     signal; by then the elements of the puts before it have arrived. Registrations are collective, other calls are not.
     """
 
-    def __init__(self, group: ProcessGroup, tensor: torch.Tensor | None):
+    def __init__(self, group: Windows, tensor: torch.Tensor | None):
         if not group.supports_window:
             _refuse(Unimplemented("windows need ranks that share memory", hint="make a process group of the ranks of one host"))
         self._group, self._members = group, group._native
@@ -168,6 +165,22 @@ class Window:
             _refuse(InvalidArgument("a tensor is not registered", hint="call tensor_register() on every rank"))
         if not 0 <= rank < self._group.size():
             _refuse(InvalidArgument(f"there is no rank {rank} in a group of {self._group.size()}"))
+
+
+class Windows(Generations):
+    """A group of ranks that make windows."""
+
+    @property
+    def supports_window(self) -> bool:
+        return self.transport == "shm"
+
+    def next_window(self) -> int:
+        """Returns the number of a new window, the same on all ranks."""
+        return next(self._windows)
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """Returns a window, with the tensor registered if there is one. Collective. See :class:`shoal.torch.Window`."""
+        return Window(self, tensor)
 
 
 def _refuse(error: ShoalError) -> None:
