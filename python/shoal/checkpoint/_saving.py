@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shoal._distributed.saves import SaveControl, save_controls
 from shoal._printable import printable_lines, say
 from shoal.checkpoint._contents import Model, contents_of
 from shoal.checkpoint._plan import Plan
@@ -255,7 +256,7 @@ def print_error(first: bool) -> None:
         _current.print_error(first)
 
 
-leave_all = wait  # before the process groups end, as in shoal.fsdp
+save_controls.append(SaveControl(wait, finish, abandon, print_error))
 
 
 def _at_exit() -> None:

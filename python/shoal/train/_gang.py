@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal._core.process import session
 from shoal._distributed import ranks
 from shoal._distributed.communicator import Exchange, form_communicator
+from shoal._distributed.saves import save_controls
 from shoal._objects.values import get
+from shoal.collective._group import leave_all as leave_collective_groups
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
@@ -270,8 +271,8 @@ class Gang:
                     error = again
             raise error
         finally:
-            if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
-                saving.print_error(self.rank == 0)
+            for control in save_controls:
+                control.print_error(self.rank == 0)
 
     def _recover(self, error: Exception, phases: Phases) -> None:
         again = not (self.repeats or self._joining)
@@ -298,8 +299,8 @@ class Gang:
         """Leaves all groups, which ends the waits of other workers there, and drops the step under way."""
         self.end_parts()
         self._next = None
-        if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None:
-            saving.abandon()
+        for control in save_controls:
+            control.abandon()
         self._leave_groups()
         self._end_process_group()
         self._record.abandon_step()
@@ -366,8 +367,8 @@ class Gang:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
         Unavailable at once if one of them dies."""
         guard = Guard(transition.change.generation)
-        if (saving := sys.modules.get("shoal.checkpoint._saving")) is not None and not transition.recovers:
-            saving.finish(guard.check)
+        for control in () if transition.recovers else save_controls:
+            control.finish(guard.check)
             phases.end("finish the save")
         if transition.union is not None:
             self._end_process_group()
@@ -381,8 +382,7 @@ class Gang:
     def _leave_groups(self) -> None:
         """Leaves the groups of the generation that ends, but for the model's, whose tensors still have to move."""
         self.close()
-        if (groups := sys.modules.get("shoal.collective._group")) is not None:
-            groups.leave_all()
+        leave_collective_groups()
 
     def _settle(self, transition: Transition) -> dict[int, AdoptedRank]:
         """Decides with the other survivors if the step under way counts. Finishes the step, or goes back to its begin."""

@@ -14,6 +14,7 @@ from typing import Any
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import session
 from shoal._core.process import state as process
+from shoal._distributed.saves import save_controls
 from shoal.exceptions import TaskError, Unavailable
 from shoal.train._context import _Here
 from shoal.train._ranks import Place, here
@@ -115,9 +116,11 @@ def leave_all() -> None:
     """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. After an exception,
     the driver reports that exception instead."""
     with contextlib.ExitStack() as last_first:
-        for name in ("shoal.collective._group", "shoal.fsdp._engine.bootstrap", "shoal.checkpoint._saving"):
+        for name in ("shoal.collective._group", "shoal.fsdp._engine.bootstrap"):  # a loop without them does not need their imports
             if (module := sys.modules.get(name)) is not None:
                 last_first.callback(module.leave_all)
+        for control in save_controls:
+            last_first.callback(control.wait)
 
 
 def _backend(role: Role) -> str:
