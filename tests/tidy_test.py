@@ -82,7 +82,7 @@ def test_folders_have_few_files() -> None:
 
 def test_python_modules_import_in_one_direction() -> None:
     advice = "Modules of shoal import each other in a circle, at the top or inside functions. Move what both need into a module below them."
-    demand(ratchet.of_circles(*project()), advice)
+    demand(ratchet.of_circles(*project(), "circles"), advice)
     advice = (
         "A function imports a module of shoal: the order of the layers is hidden in it. Import at the top of the file. Where the import "
         "has to be late, end its line with `# late: ` and the reason."
@@ -102,6 +102,11 @@ def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
     demand(project()[0].wrong_includes, "A file includes a header of a room above its own (ARCHITECTURE.md). Move what it needs down.")
 
 
+def test_cpp_folders_include_in_one_direction() -> None:
+    advice = "C++ folders include each other's headers in a circle. Move what both need into a folder below them."
+    demand(ratchet.of_circles(*project(), "folder_circles"), advice)
+
+
 def test_commands_print_through_their_output_file() -> None:
     printing = re.compile(r"\bstd::(?:v?f?printf|fwrite|f?puts|cout|cerr)\b")
     paths = [path for path in (ROOT / "scheduler" / "cli").rglob("*.[ch]*") if path.name not in ("output.cc", "output.h")]
@@ -115,7 +120,7 @@ def test_all_sources_are_understood() -> None:
 
 # ---- the checks, on broken examples ----
 
-NOTHING: ratchet.Record = {rule: {} for rule in ratchet.COUNTS + ratchet.REASONS} | {"circles": []}
+NOTHING: ratchet.Record = {rule: {} for rule in ratchet.COUNTS + ratchet.REASONS} | {rule: [] for rule in ratchet.CIRCLES}
 
 
 def test_a_sentence_is_checked_in_every_kind_of_comment() -> None:
@@ -280,17 +285,34 @@ def test_circles_and_hidden_imports_are_found() -> None:
             "python/shoal/a.py": "import torch\nfrom .b import c\nfrom .b.d import x\nfrom shoal import _native\n",
             "python/shoal/b/__init__.py": "from . import d\n",
             "python/shoal/b/c.py": "def f():\n    import torch\n    from ..b import d\n    from shoal import a  # late: a reason\n",
-            "python/shoal/b/d.py": "if TYPE_CHECKING:\n    from shoal import a\n",
+            "python/shoal/b/d.py": "",
+            "python/shoal/e.py": "if TYPE_CHECKING:\n    from shoal import f\n",
+            "python/shoal/f.py": "def g():\n    return sys.modules.get('shoal.e') or sys.modules['torch']\n",
             "tests/x.py": "def f():\n    import shoal.a\n",
         }
     )
-    assert s.circles == [["shoal.a", "shoal.b.c"]]
+    assert s.circles == [["shoal.a", "shoal.b.c"], ["shoal.e", "shoal.f"]]
+    s.circles.pop()
     assert s.places["hidden_imports"] == {"python/shoal/b/c.py": ["python/shoal/b/c.py:3: shoal.b.d"]}
-    assert ratchet.of_circles(s, NOTHING) == ["new: shoal.a shoal.b.c"]
-    assert ratchet.of_circles(s, NOTHING | {"circles": s.circles}) == []
+    assert ratchet.of_circles(s, NOTHING, "circles") == ["new: shoal.a shoal.b.c"]
+    assert ratchet.of_circles(s, NOTHING | {"circles": s.circles}, "circles") == []
     larger = NOTHING | {"circles": [["shoal.a", "shoal.b.c", "shoal.x"]]}
-    assert ratchet.of_circles(s, larger)[0].startswith("gone or smaller: shoal.a shoal.b.c shoal.x")
+    assert ratchet.of_circles(s, larger, "circles")[0].startswith("gone or smaller: shoal.a shoal.b.c shoal.x")
     assert ratchet.lowered(s, larger)["circles"] == s.circles
+
+
+def test_circles_of_cpp_folders_are_found() -> None:
+    s = survey(
+        {
+            "fsdp/a/a.h": '#include "fsdp/b/b.h"\n#include "fsdp/a/own.h"\n',
+            "fsdp/b/b.cc": '#include "fsdp/c/inner/c.h"\n',
+            "fsdp/c/inner/c.h": '#include <vector>\n#include "fsdp/a/a.h"\n',
+            "fsdp/c/c.h": '#include "fsdp/c/inner/c.h"\n',
+            "fsdp/a/a_test.cc": '#include "fsdp/c/c.h"\n',  # a test may use what lies above
+        }
+    )
+    assert s.folder_circles == [["fsdp/a", "fsdp/b", "fsdp/c/inner"]]
+    assert ratchet.of_circles(s, NOTHING, "folder_circles") == ["new: fsdp/a fsdp/b fsdp/c/inner"]
 
 
 def test_an_import_against_the_order_of_the_layers_is_found() -> None:
@@ -355,6 +377,7 @@ def report(s: Survey) -> str:
     ]
     rows += [(f"files outside of runtime/ with {rule}", f"{len(s.places[rule])}") for rule in ("clocks", "locks")]
     rows.append(("Python modules in circles", f"{sum(map(len, s.circles))}"))
+    rows.append(("C++ folders in circles", f"{sum(map(len, s.folder_circles))}"))
     lines = [f"{name:45}{value}" for name, value in rows]
     for rule, title in (("lines", "files by lines"), ("functions", "functions by lines")):
         lines += [title, *largest(s, rule)]

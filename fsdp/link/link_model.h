@@ -4,7 +4,7 @@
 #include "fsdp/layout/hosts.h"
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/slots.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

@@ -9,7 +9,7 @@
 #include "fsdp/protect/adoption.h"
 #include "fsdp/protect/protected_update.h"
 #include "fsdp/protect/shared_arrays.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

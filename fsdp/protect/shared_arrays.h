@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 #include "runtime/core/fd.h"
 #include "runtime/shm/memory.h"
 

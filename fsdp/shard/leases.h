@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/graph/stepper.h"
 #include "fsdp/link/host_link.h"
+#include "fsdp/plan/stepper.h"
 #include "fsdp/protocol/version_gate.h"
 #include "fsdp/shard/peers.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/graph/stepper.h"
 #include "fsdp/layout/hosts.h"
 #include "fsdp/link/host_link.h"
+#include "fsdp/plan/stepper.h"
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/reducer.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

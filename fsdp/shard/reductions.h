@@ -10,7 +10,7 @@
 
 #include "fsdp/protocol/reducer.h"
 #include "fsdp/shard/peers.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

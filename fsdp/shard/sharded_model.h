@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/graph/stepper.h"
 #include "fsdp/layout/hosts.h"
 #include "fsdp/link/host_link.h"
+#include "fsdp/plan/stepper.h"
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/reducer.h"
 #include "fsdp/shard/leases.h"
 #include "fsdp/shard/peers.h"
 #include "fsdp/shard/reductions.h"
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 namespace shoal::fsdp {
 

@@ -82,14 +82,20 @@ def imported(node: ast.AST, path: str, modules: set[str]) -> set[str]:
 
 
 def imports(tree: ast.Module, path: str, modules: set[str]) -> Iterator[tuple[str, bool, int]]:
-    """The imports of other modules in a file: name, True inside a function, line. Imports for type checkers do not count."""
-    for_checkers = set()
+    """The imports of other modules in a file: name, True inside a function, line. An import for type checkers is one, and so is a module
+    that is looked up in sys.modules by its name."""
     for node, inside in statements(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for_checkers.update(node.body)
-        if node not in for_checkers:
-            for name in sorted(imported(node, path, modules) - {module_name(path)}):
-                yield name, inside, node.lineno
+        for name in sorted(imported(node, path, modules) - {module_name(path)}):
+            yield name, inside, node.lineno
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get" and node.args
+        looked_up = node.args[0] if called else node.slice if _is_sys_modules(node) else None
+        if isinstance(looked_up, ast.Constant) and looked_up.value in modules - {module_name(path)}:
+            yield looked_up.value, False, node.lineno
+
+
+def _is_sys_modules(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules"
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:

@@ -48,9 +48,13 @@ def of_reasons(s: Survey, record: Record, rule: str) -> Places:
     return faults + [f"{key} needs no reason any more. Well done; {LOWER}" for key in sorted(reasons) if key not in needed]
 
 
-def of_circles(s: Survey, record: Record) -> Places:
-    faults = [f"new: {' '.join(one)}" for one in s.circles if not any(set(one) <= set(old) for old in record["circles"])]
-    return faults + [f"gone or smaller: {' '.join(old)}. Well done; {LOWER}" for old in record["circles"] if old not in s.circles]
+CIRCLES = ("circles", "folder_circles")
+
+
+def of_circles(s: Survey, record: Record, rule: str) -> Places:
+    found, recorded = getattr(s, rule), record[rule]
+    faults = [f"new: {' '.join(one)}" for one in found if not any(set(one) <= set(old) for old in recorded)]
+    return faults + [f"gone or smaller: {' '.join(old)}. Well done; {LOWER}" for old in recorded if old not in found]
 
 
 def lowered(s: Survey, record: Record) -> Record:
@@ -61,8 +65,9 @@ def lowered(s: Survey, record: Record) -> Record:
         now = {key: len(places) for key, places in sorted(s.places[rule].items())}
         before = record.get(rule, now)
         new[rule] = {key: min(count, before[key]) for key, count in now.items() if key in before}
-    before = record.get("circles", s.circles)
-    new["circles"] = [one for one in s.circles if any(set(one) <= set(old) for old in before)]
+    for rule in CIRCLES:
+        found = getattr(s, rule)
+        new[rule] = [one for one in found if any(set(one) <= set(old) for old in record.get(rule, found))]
     for rule in REASONS:
         needed, before = with_need(s, rule), record.get(rule)
         new[rule] = dict.fromkeys(sorted(needed), "") if before is None else {key: why for key, why in before.items() if key in needed}

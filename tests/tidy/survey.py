@@ -23,6 +23,8 @@ MOST_FILES = 20  # in a folder without a reason
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
+INCLUDED_FOLDER = re.compile(r'^#include "([\w/]+)/[^"/]+"', re.MULTILINE)
+TEST_FILE = re.compile(r"_tests?(_\d+)?\.cc$|_fixture\.h$|/tested_\w+\.h$")
 # The top-level folders whose headers each of them may include, besides its own (ARCHITECTURE.md, "Folders").
 BELOW = {
     "runtime": (),
@@ -91,7 +93,8 @@ class Survey:
     wrong_includes: Places = field(default_factory=list)
     places: dict[str, dict[str, Places]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))  # by rule and key
     sizes: dict[str, dict[str, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # by rule and key: size, place
-    circles: list[list[str]] = field(default_factory=list)
+    circles: list[list[str]] = field(default_factory=list)  # Python modules
+    folder_circles: list[list[str]] = field(default_factory=list)  # folders with C++ sources
 
     def add_size(self, rule: str, key: str, size: int, place: str) -> None:
         if size > self.sizes[rule].get(key, (0, ""))[0]:  # overloads share a name: the largest counts
@@ -113,6 +116,7 @@ def survey(sources: dict[str, str]) -> Survey:
     modules = {python_scan.module_name(path) for path in sources if path.startswith("python/shoal/") and path.endswith(".py")}
     edges: dict[str, set[str]] = defaultdict(set)
     num_files: dict[str, int] = defaultdict(int)
+    folders: dict[str, set[str]] = defaultdict(set)
     for path, text in sources.items():
         try:
             tree = ast.parse(text) if path.endswith((".py", *STARLARK)) else None
@@ -123,6 +127,9 @@ def survey(sources: dict[str, str]) -> Survey:
                 add_sizes(s, path, text, tree)
             if path.endswith(CPP):
                 add_rooms(s, path, text)
+            if path.endswith(CPP) and path.partition("/")[0] in BELOW and not TEST_FILE.search(path):
+                folder = path.rpartition("/")[0]
+                folders[folder].update(other for other in INCLUDED_FOLDER.findall(text) if other.partition("/")[0] in BELOW)
         except (SyntaxError, ValueError) as error:
             s.unreadable.append(f"{path}: {error}")
             continue
@@ -133,6 +140,7 @@ def survey(sources: dict[str, str]) -> Survey:
     for folder, size in num_files.items():
         s.add_size("folders", folder, size, f"{folder}/")
     s.circles = python_scan.circles(edges)
+    s.folder_circles = python_scan.circles({folder: others - {folder} for folder, others in folders.items()})
     return s
 
 

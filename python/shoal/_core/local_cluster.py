@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from shoal import _native
@@ -30,7 +31,7 @@ def binary() -> str:
 
 def package_path() -> str:
     """The import path of this very package and its extension, for child processes."""
-    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in sys.modules["shoal"].__path__))
+    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in find_spec("shoal").submodule_search_locations))
 
 
 def start_local(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed import fsdp as torch_fsdp  # the parent has no attribute yet when the import hook runs this
@@ -12,7 +12,14 @@ from torch.distributed import fsdp as torch_fsdp  # the parent has no attribute 
 from shoal.exceptions import Unimplemented
 
 if TYPE_CHECKING:
-    from shoal.fsdp._module import FSDPModule
+    from shoal.fsdp._engine.state import State
+
+
+class Sharded(Protocol):
+    """``FSDPModule``, as these methods use it."""
+
+    def _get_fsdp_state(self) -> State: ...
+    def _states(self, recurse: bool) -> list[State]: ...
 
 
 class GradientReductionHandle(getattr(torch_fsdp, "GradientReductionHandle", object)):
@@ -22,14 +29,14 @@ class GradientReductionHandle(getattr(torch_fsdp, "GradientReductionHandle", obj
         return None
 
 
-def set_keep_unsharded_storage(self: FSDPModule, keep: bool, *, recurse: bool = True) -> None:
+def set_keep_unsharded_storage(self: Sharded, keep: bool, *, recurse: bool = True) -> None:
     """True: unsharded parameters keep their memory while they are sharded, so that their addresses stay. In shared memory they always do;
     this is for parameters that collectives gather."""
     for unit in (u for s in self._states(recurse) for u in s.units):
         unit.keeps_storage = keep
 
 
-def set_manual_backward_finalization(self: FSDPModule, enabled: bool) -> None:
+def set_manual_backward_finalization(self: Sharded, enabled: bool) -> None:
     """True: a backward pass that reduces ends with ``finalize_backward``. Raises RuntimeError on a module that is not the root, inside a
     backward pass, and before a pass is finalized."""
     state = self._get_fsdp_state()
@@ -45,7 +52,7 @@ def set_manual_backward_finalization(self: FSDPModule, enabled: bool) -> None:
     step.set_finalized_by_hand(bool(enabled))
 
 
-def finalize_backward(self: FSDPModule, *, async_op: bool = False) -> GradientReductionHandle | None:
+def finalize_backward(self: Sharded, *, async_op: bool = False) -> GradientReductionHandle | None:
     """Ends the step's backward passes: every gradient is reduced when it returns, also with ``async_op``. Collective.
 
     Call it on the root, after ``set_manual_backward_finalization(True)`` and all backward passes, before the optimizer. If there are
@@ -75,7 +82,7 @@ def refuse_unknown(cls: type) -> None:
 
 
 def _refusing(name: str) -> Callable[..., None]:
-    def method(self: FSDPModule, *_: Any, **__: Any) -> None:
+    def method(self: Sharded, *_: Any, **__: Any) -> None:
         raise Unimplemented(f"FSDPModule.{name} of torch {torch.__version__} is not in this release", hint="leave the call out")
 
     return method

@@ -62,14 +62,14 @@ class FSDPModule(TorchFSDPModule):
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Unshards these units at the beginning of this unit's forward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
-        state.settings.forward_prefetch = _states_of(modules)
+        state.settings.forward_prefetch = _checked(modules)
         if state.root is not None:
             state.root.replan()
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Unshards these units at the beginning of this unit's backward, after its own. Raises ValueError for other modules."""
         state = self._get_fsdp_state()
-        state.settings.backward_prefetch = _states_of(modules)
+        state.settings.backward_prefetch = _checked(modules)
         if state.root is not None:
             state.root.replan()
 
@@ -258,11 +258,12 @@ class UnshardHandle(TorchUnshardHandle):
         return None
 
 
-def _states_of(modules: list[FSDPModule]) -> list[State]:
+def _checked(modules: list[FSDPModule]) -> list[FSDPModule]:
     for m in modules:
         if not isinstance(m, FSDPModule):
             raise ValueError(f"Expects FSDPModule but got {type(m)}: {m}")
-    return [m._get_fsdp_state() for m in modules]
+        m._get_fsdp_state()
+    return list(modules)
 
 
 _classes: dict[type, type] = {}

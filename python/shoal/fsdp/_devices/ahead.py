@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal._distributed.devices import Pending
 from shoal.exceptions import ShoalError
 
-if TYPE_CHECKING:
-    from shoal.fsdp._engine.gathered import Gathered
-
 _REDUCTIONS = 1  # how many may be under way when the next one has begun; each holds a unit's gradients
+
+
+class Gathered(Protocol):
+    """A unit's gather, which may begin before its use."""
+
+    def begin(self) -> bool: ...
+    def drop_begun(self) -> None: ...
 
 
 class Ahead:

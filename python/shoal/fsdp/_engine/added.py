@@ -17,7 +17,7 @@ from shoal.fsdp._engine.collect import is_replicated, managed
 from shoal.fsdp._names import below
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.root import Root
+    from shoal.fsdp._engine.seams import RootSeam
     from shoal.fsdp._parameters.mesh import DataMesh
 
 
@@ -43,7 +43,7 @@ class _Registrations:
 class Added:
     """Parameters added to one root after sharding. ``look`` finds them and broadcasts the values of the mesh's first rank, as DDP does."""
 
-    def __init__(self, root: Root):
+    def __init__(self, root: RootSeam):
         self._root = root
         self._parameters: dict[nn.Parameter, str] = {}
         self._seen = -1  # _Registrations.count when ``look`` last ran

@@ -11,11 +11,11 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._names import below
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
     from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
-def state_of(module: nn.Module) -> State | None:
+def state_of(module: nn.Module) -> StateSeam | None:
     return module.__dict__.get("_shoal_fsdp_state")
 
 

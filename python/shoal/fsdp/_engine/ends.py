@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.root import ForwardToken
-    from shoal.fsdp._engine.state import State
+    from collections.abc import Callable
 
 
 class Ends:
     """The autograd nodes that run when a unit's backward has ended: one per forward with an input that requires a gradient."""
 
-    def __init__(self):
+    def __init__(self, done: Callable[[Any], None]):
+        """``done(node)`` is called when the gradients of a forward's inputs are computed."""
+        self.done = done
         self.unseen = False  # no input of the running forward requires a gradient
         self._nodes: weakref.WeakSet = weakref.WeakSet()
-        self._endless: weakref.WeakSet[ForwardToken] = weakref.WeakSet()  # forwards without such a node
+        self._endless: weakref.WeakSet = weakref.WeakSet()  # tokens of forwards without such a node
 
     def add(self, node) -> None:
         self._nodes.add(node)
 
-    def add_forward(self, token: ForwardToken) -> None:
+    def add_forward(self, token: object) -> None:
         if self.unseen:
             self._endless.add(token)
 
@@ -42,12 +43,12 @@ class InputOfShardedUnit(torch.autograd.Function):
     """The identity on a unit's inputs. Its backward runs after the unit's own backward."""
 
     @staticmethod
-    def forward(ctx, state: State, *inputs: torch.Tensor):
-        ctx.state, ctx.left_in = state, -1
-        state.ends.add(ctx)
+    def forward(ctx, ends: Ends, *inputs: torch.Tensor):
+        ctx.ends, ctx.left_in = ends, -1
+        ends.add(ctx)
         return inputs
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):
-        ctx.state.inputs_done(ctx)
+        ctx.ends.done(ctx)
         return (None, *grads)

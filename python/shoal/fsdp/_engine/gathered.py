@@ -26,7 +26,7 @@ from shoal.fsdp._devices.in_place import InPlaceGather, joined, pack, times, unp
 from shoal.fsdp._parameters.parameter import Kind, ShardedParameter
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.unit import Unit
+    from shoal.fsdp._engine.seams import UnitSeam
 
 
 # Dtypes that every backend gathers; all others are sent as bytes.
@@ -57,7 +57,7 @@ class _Whole:
 
 
 class Gathered:
-    def __init__(self, unit: Unit):
+    def __init__(self, unit: UnitSeam):
         self._unit = unit
         self.all_gather: Any = None  # set_custom_all_gather sets this torch.distributed.fsdp AllGather
         self._reduce_scatter: Any = None

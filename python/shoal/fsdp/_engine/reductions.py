@@ -6,7 +6,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.root import Root
     from shoal.fsdp._engine.unit import Unit
     from shoal.fsdp._parameters.parameter import ShardedParameter
 
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
 class Reductions:
     """Reduced units of a root's models until the step machine finishes them, and parameters whose hooks have to run."""
 
-    def __init__(self, root: Root):
-        self._root = root
+    def __init__(self, units_of: list[list[Unit]]):
+        self._units_of = units_of  # by model
         # By model: the reduced units that are not finished, in the order of their publications, with a presence per parameter.
-        self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in root.units_of]
+        self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in units_of]
         # parameters with post-accumulate-grad hooks that got a gradient in this pass, in order
         self._hooked: dict[ShardedParameter, None] = {}
 
@@ -29,7 +28,7 @@ class Reductions:
         if not reduced:
             return False
         index, present = reduced.popleft()
-        self._root.units_of[unit.place][index].gradients_done(present)
+        self._units_of[unit.place][index].gradients_done(present)
         return True
 
     def accumulated(self, p: ShardedParameter) -> None:

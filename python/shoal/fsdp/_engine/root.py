@@ -30,7 +30,7 @@ from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
     from shoal.fsdp._engine.unit import Unit
 
 _ALL = -1  # kAllUnits of an action
@@ -55,7 +55,7 @@ class Backward:
 class Root:
     """The units of one model. ``states`` are in the order of modules. The units of each set of ranks form one native model."""
 
-    def __init__(self, states: list[State]):
+    def __init__(self, states: list[StateSeam]):
         self.states = states
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
@@ -111,7 +111,7 @@ class Root:
             s.writes.forget()
         self.rows_plain = False  # True while an optimizer steps: sharded parameters then have plain local tensors
         self.units_of: list[list[Unit]] = list(by_actor.values())
-        self.reductions = Reductions(self)
+        self.reductions = Reductions(self.units_of)
         for place, units in enumerate(self.units_of):
             names = [u.state.name for u in units]
             model = made[place] if made else units[0].actor.make_model([u.native for u in units], names, slots=self.slots)
@@ -124,17 +124,19 @@ class Root:
     def replan(self) -> None:
         """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
         for s in self.states:
-            forward, backward = s.settings.forward_prefetch, s.settings.backward_prefetch
-            s.settings.rules.forward_prefetch = [a.index for a in forward if a.root is self]
-            s.settings.rules.backward_prefetch = [a.index for a in backward if a.root is self]
+            s.settings.rules.forward_prefetch = [a.index for a in self._own(s.settings.forward_prefetch)]
+            s.settings.rules.backward_prefetch = [a.index for a in self._own(s.settings.backward_prefetch)]
         for place, (model, units) in enumerate(zip(self.models, self.units_of, strict=True)):
             lists = []
             for u in units:
                 for backward, ahead in ((False, u.state.settings.forward_prefetch), (True, u.state.settings.backward_prefetch)):
-                    indices = [a.index for s in ahead if s.root is self for a in s.units if a.place == place]
+                    indices = [a.index for s in self._own(ahead) for a in s.units if a.place == place]
                     if indices:
                         lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
             model.plan(self.ahead.depth, lists)
+
+    def _own(self, modules: list[nn.Module]) -> list[StateSeam]:
+        return [s for s in map(state_of, modules) if s.root is self]
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""
@@ -154,7 +156,7 @@ class Root:
     def versions(self) -> list[int]:
         return [m.version for m in self.models]
 
-    def _states(self, unit: int) -> list[State]:
+    def _states(self, unit: int) -> list[StateSeam]:
         """The states that an action names: one, or all."""
         return self.states if unit == _ALL else [self.states[unit]]
 

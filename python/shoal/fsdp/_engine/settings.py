@@ -14,7 +14,6 @@ from shoal import _native
 from shoal._native import AfterForward
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
     from shoal.fsdp._parameters.logical import Part
 
 
@@ -31,8 +30,8 @@ class Settings:
     smaller_mesh: int | None = field(init=False)  # the number of ranks in reshard_after_forward=n
     reduce_unused: bool = False
     max_input_buffers: int = 2
-    forward_prefetch: list[State] = field(default_factory=list)
-    backward_prefetch: list[State] = field(default_factory=list)
+    forward_prefetch: list[nn.Module] = field(default_factory=list)  # sharded modules to unshard ahead
+    backward_prefetch: list[nn.Module] = field(default_factory=list)
     post_optim_event: Any = None
     weigh_samples: bool = False
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes

@@ -20,10 +20,10 @@ from shoal.fsdp._parameters.precision import policy_of
 from shoal.fsdp._parameters.views import local_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
 
 
-def shard(state: State, ignored: set[nn.Parameter], placement: Callable | None) -> None:
+def shard(state: StateSeam, ignored: set[nn.Parameter], placement: Callable | None) -> None:
     """Makes the state's units and shards their parameters."""
     for m in (m for top in state.modules for m in top.modules()):
         if names := {name for name, p in m._parameters.items() if p in ignored}:
@@ -46,7 +46,7 @@ def shard(state: State, ignored: set[nn.Parameter], placement: Callable | None) 
         original._shoal_sharded = weakref.ref(p)  # ties the original to the parameter, for modules and optimizers that still hold it
 
 
-def _make_units(state: State, ignored: set[nn.Parameter], placement: Callable | None) -> dict[ShardedParameter, nn.Parameter]:
+def _make_units(state: StateSeam, ignored: set[nn.Parameter], placement: Callable | None) -> dict[ShardedParameter, nn.Parameter]:
     """Makes a unit per mesh of the parameters. Returns the originals."""
     offload, data_of_state = state.settings.offload, state.data
     home = data_of_state.device if offload is None else torch.device("cpu")  # the device on which sharded tensors lie
@@ -74,7 +74,7 @@ def _make_units(state: State, ignored: set[nn.Parameter], placement: Callable | 
     return originals
 
 
-def _move_buffers(state: State) -> None:
+def _move_buffers(state: StateSeam) -> None:
     """Moves buffers to the compute device, as FSDP2 does. Parameters are gathered there by unsharding."""
     device = state.data.device
     for module in {m for top in state.modules for m in top.modules()}:
@@ -83,7 +83,7 @@ def _move_buffers(state: State) -> None:
                 buffer.data = buffer.to(device)  # .data: other holders keep the same tensor
 
 
-def _take_tied(state: State) -> list[Unit]:
+def _take_tied(state: StateSeam) -> list[Unit]:
     """Moves parameters shared by modules of several inner units to this state, which is around all. Returns the units they left."""
     mine = state.covered()
     donors = []
@@ -100,7 +100,7 @@ def _take_tied(state: State) -> list[Unit]:
     return donors
 
 
-def _check(state: State, name: str, parameter: nn.Parameter) -> None:
+def _check(state: StateSeam, name: str, parameter: nn.Parameter) -> None:
     if parameter.dim() == 0:
         api = getattr(state.module, "_api_name", "fully_shard")
         raise ValueError(f"{api} doesn't support scalar parameters. Change {clean(name)} to a 1D tensor with numel equal to 1.")
@@ -114,7 +114,7 @@ def _check(state: State, name: str, parameter: nn.Parameter) -> None:
         raise InvalidArgument(f"parameter {name} is on {parameter.device}, the mesh is of {state.data.mesh.device_type}")
 
 
-def _placed(state: State, name: str, parameter: nn.Parameter, placement: Callable | None) -> tuple[int, DataMesh]:
+def _placed(state: StateSeam, name: str, parameter: nn.Parameter, placement: Callable | None) -> tuple[int, DataMesh]:
     """Returns dim and mesh of a parameter, from shard_placement_fn if given."""
     result = None if placement is None else placement(parameter)
     data = state.data
@@ -131,7 +131,7 @@ def _placed(state: State, name: str, parameter: nn.Parameter, placement: Callabl
     return dim, data
 
 
-def _reshard_to(state: State, size: int) -> None:
+def _reshard_to(state: StateSeam, size: int) -> None:
     for u in state.units:
         if any(p.on_other_mesh for p in u.parameters):
             raise NotImplementedError("Resharding to smaller mesh is not supported for DTensor parameters yet")
@@ -140,7 +140,7 @@ def _reshard_to(state: State, size: int) -> None:
         u.post_forward_mesh = post_forward_mesh(u.data, size)
 
 
-def check_tied(state: State, states: list[State]) -> None:
+def check_tied(state: StateSeam, states: list[StateSeam]) -> None:
     """Raises ValueError for a parameter whose unit is not around all modules that have it. ``states``: the units inside ``state``."""
     parameters = (p for top in state.modules for p in top.parameters())
     tied = {q for p in parameters if getattr(p, "_shoal_state", state) not in states and (q := managed(p)) is not None}
@@ -155,7 +155,7 @@ def check_tied(state: State, states: list[State]) -> None:
         )
 
 
-def inner_modules(state: State) -> list[nn.Module]:
+def inner_modules(state: StateSeam) -> list[nn.Module]:
     """Modules of this unit below its top modules. The program may call one of them directly."""
     found: dict[nn.Module, None] = {}
 

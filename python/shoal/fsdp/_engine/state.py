@@ -50,7 +50,7 @@ class State:
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.writes = WriteGuard(self)
         self.entered: nn.Module | None = None  # an inner module that the program called directly
-        self.ends = Ends()
+        self.ends = Ends(self.inputs_done)
 
     @property
     def module(self) -> nn.Module:
@@ -234,7 +234,7 @@ class State:
         self.ends.unseen = not at
         if not at:
             return args, kwargs  # no node: the end of the whole backward pass ends the unit's backward
-        watched = InputOfShardedUnit.apply(self, *(flat[i] for i in at))
+        watched = InputOfShardedUnit.apply(self.ends, *(flat[i] for i in at))
         for i, t in zip(at, watched, strict=True):
             flat[i] = t
         return tree_unflatten(flat, spec)
@@ -345,9 +345,9 @@ def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
     module._forward_hooks_always_called[_INSIDE] = True
 
 
-def _unshard_elsewhere(root: Root, prefetch: list[State]) -> None:
+def _unshard_elsewhere(root: Root, prefetch: list[nn.Module]) -> None:
     """Unshards those units of a prefetch list that another model's root has; the step machine knows only its own."""
-    for s in prefetch:
+    for s in map(state_of, prefetch):
         if s.root is not None and s.root is not root:
             s.root.step.unshard(s.index)
 

@@ -8,11 +8,11 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._parameters.views import refuse_substitute
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
     from shoal.fsdp._engine.unit import Unit
 
 
-def adopt_ties(states: list[State]) -> dict[Unit, None]:
+def adopt_ties(states: list[StateSeam]) -> dict[Unit, None]:
     """Merges parameters that the user tied after fully_shard, in the innermost unit around both. Returns the changed units."""
     units = [u for s in states for u in s.units]
     changed: dict[Unit, None] = {}
@@ -45,10 +45,10 @@ def adopt_ties(states: list[State]) -> dict[Unit, None]:
     return changed
 
 
-def _around(states: list[State], *inner: State) -> State:
+def _around(states: list[StateSeam], *inner: StateSeam) -> StateSeam:
     """The innermost unit around all of ``inner``. Raises InvalidArgument if there is none."""
     wanted = {id(m) for s in inner for m in s.modules}
-    found: tuple[State, set[int]] | None = None
+    found: tuple[StateSeam, set[int]] | None = None
     for s in states:
         covered = s.covered()
         if wanted <= covered and (found is None or len(covered) < len(found[1])):

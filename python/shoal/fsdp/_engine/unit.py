@@ -15,11 +15,11 @@ from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
 
 
 class Unit:
-    def __init__(self, state: State, data: DataMesh):
+    def __init__(self, state: StateSeam, data: DataMesh):
         self.state, self.data = state, data
         use(shard_actor(data.ranks, data.index, data.replicas), self)
         self.parameters: list[ShardedParameter] = []

@@ -13,7 +13,7 @@ from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.views import local_of
 
 if TYPE_CHECKING:
-    from shoal.fsdp._engine.state import State
+    from shoal.fsdp._engine.seams import StateSeam
 
 
 _version, _local = attrgetter("_version"), attrgetter("_local_tensor")
@@ -22,7 +22,7 @@ _version, _local = attrgetter("_version"), attrgetter("_local_tensor")
 class _Watched:
     """The parameters of a state that ranks read in the arena. Each forward looks at all of them, so their tensors are in lists."""
 
-    def __init__(self, state: State):
+    def __init__(self, state: StateSeam):
         self.parameters = [p for u in state.units for p in u.parameters if u.in_arena(p)]
         views = [p.views for p in self.parameters]
         self._locals, self._addresses = [local_of(v.unsharded) for v in views], [v.whole_address for v in views]
@@ -60,7 +60,7 @@ def _first_other(parameters: list[ShardedParameter], now: list[int], before: lis
 class WriteGuard:
     """Opens the write window before writes by operators on Rows and Whole. Other writes change the marks that ``closed_window`` keeps."""
 
-    def __init__(self, state: State):
+    def __init__(self, state: StateSeam):
         self._state = state
         # while the window is closed: the reason, and the marks of ``_Watched`` when it closed
         self.closed_window: tuple[str, list[int]] | None = None

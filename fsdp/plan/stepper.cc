@@ -1,4 +1,4 @@
-#include "fsdp/graph/stepper.h"
+#include "fsdp/plan/stepper.h"
 
 namespace shoal::fsdp {
 

@@ -1,4 +1,4 @@
-#include "fsdp/shard/sharded_unit.h"
+#include "fsdp/unit/sharded_unit.h"
 
 #include <algorithm>
 

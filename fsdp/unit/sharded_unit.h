@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fsdp/layout/layout.h"
-#include "fsdp/shard/lease_guard.h"
+#include "fsdp/unit/lease_guard.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::fsdp {

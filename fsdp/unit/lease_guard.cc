@@ -1,4 +1,4 @@
-#include "fsdp/shard/lease_guard.h"
+#include "fsdp/unit/lease_guard.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/graph/step_graph.h"
-#include "fsdp/graph/trace.h"
+#include "fsdp/plan/trace.h"
 
 namespace shoal::fsdp {
 namespace {

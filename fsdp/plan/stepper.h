@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "fsdp/graph/trace.h"
+#include "fsdp/plan/trace.h"
 #include "runtime/loop/clock.h"
 
 namespace shoal::fsdp {

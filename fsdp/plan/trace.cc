@@ -1,4 +1,4 @@
-#include "fsdp/graph/trace.h"
+#include "fsdp/plan/trace.h"
 
 #include <algorithm>
 #include <map>
