@@ -49,7 +49,7 @@ constexpr std::array kNames = {
     "begin_optimizer",
     "end_optimizer",
 };
-static_assert(kNames.size() == static_cast<std::size_t>(Action::Kind::kEndOptimizer) + 1);
+static_assert(kNames.size() == kNumActionKinds);
 
 }  // namespace
 

@@ -72,6 +72,7 @@ struct Action {
 };
 
 using Actions = std::vector<Action>;
+inline constexpr std::size_t kNumActionKinds = static_cast<std::size_t>(Action::Kind::kEndOptimizer) + 1;
 
 const char* name_of(Action::Kind kind);
 const char* to_string(View view);

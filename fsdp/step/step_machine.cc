@@ -9,6 +9,10 @@ namespace shoal::fsdp {
 using Kind = Action::Kind;
 using AfterForward = UnitRules::AfterForward;
 
+namespace {
+constexpr std::size_t kUsual = 6;  // at most so many actions follow an event of most units
+}
+
 StepMachine::StepMachine(std::vector<UnitOptions> units) {
   for (auto& options : units) {
     names_.push_back(options.name);
@@ -180,6 +184,7 @@ void StepMachine::end_backward(Actions& out, int unit) {
 
 Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   Actions out;
+  out.reserve(kUsual);
   Unit& u = units_[at(unit)];
   const bool may_be_kept = u.casts == casts_;  // since this unit's last forward, no casts were dropped
   if (may_be_kept) forget_casts(out);
@@ -209,6 +214,7 @@ void StepMachine::watched(int unit) {
 
 Result<Actions> StepMachine::forward_end(int unit, Forward f) {
   Actions out;
+  out.reserve(kUsual);
   Unit& u = units_[at(unit)];
   const bool outermost = running_ == unit && !f.recomputed;
   const int ran = scope(unit);
@@ -248,6 +254,7 @@ Result<Actions> StepMachine::begin_pass() {
 
 Result<Actions> StepMachine::backward_begin(int unit, std::vector<std::uint64_t> versions) {
   Actions out;
+  out.reserve(kUsual);
   Unit& u = units_[at(unit)];
   if (u.phase == Phase::kBackward) {  // the running backward may be that of another forward, which read another version
     out.push_back({.kind = Kind::kCheckVersion, .unit = unit, .versions = std::move(versions)});
@@ -262,6 +269,7 @@ Result<Actions> StepMachine::backward_begin(int unit, std::vector<std::uint64_t>
 
 Result<Actions> StepMachine::backward_end(int unit) {
   Actions out;
+  out.reserve(kUsual);
   end_backward(out, unit);
   return out;
 }

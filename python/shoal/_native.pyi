@@ -1151,9 +1151,11 @@ class Step:
 
     def begin_pass(self) -> None: ...
 
-    def backward_begin(self, unit: int, versions: Sequence[int]) -> None: ...
+    def backward_begin(self, unit: int, versions: Sequence[int]) -> None:
+        """Begins the pass, too, if none runs."""
 
-    def backward_end(self, unit: int) -> None: ...
+    def backward_end(self, unit: int) -> None:
+        """Begins the pass, too, if none runs."""
 
     def pass_ends(self, alive: bool) -> None: ...
 

@@ -20,6 +20,10 @@ class HookExecutor final : public fsdp::Executor {
   HookExecutor(const StepMachine& machine, nb::handle program)
       : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))) {
     if (!program_.is_valid()) nb::raise_python_error();
+    for (std::size_t kind = 0; kind < fsdp::kNumActionKinds; ++kind)
+      methods_.push_back(nb::steal(PyUnicode_InternFromString(fsdp::name_of(static_cast<Kind>(kind)))));
+    for (const auto view : {fsdp::View::kSharded, fsdp::View::kUnsharded, fsdp::View::kSmallerMesh, fsdp::View::kGuarded})
+      views_.push_back(nb::cast(view));
   }
 
   fsdp::ArenaExecutor& arena() { return arena_; }
@@ -30,7 +34,8 @@ class HookExecutor final : public fsdp::Executor {
       const GilReleased release;
       return arena_.run(a);
     }
-    const nb::object method = program_().attr(fsdp::name_of(a.kind));
+    const nb::object program = program_();
+    const auto method = program.attr(methods_[static_cast<std::size_t>(a.kind)]);
     switch (a.kind) {
       case Kind::kCheckRows:
       case Kind::kWatchWhole:
@@ -39,7 +44,7 @@ class HookExecutor final : public fsdp::Executor {
         method(a.unit);
         break;
       case Kind::kShow:
-        method(a.unit, a.view);
+        method(a.unit, views_[static_cast<std::size_t>(a.view)]);
         break;
       case Kind::kCloseRows:
         method(a.unit, a.text, a.again);
@@ -68,6 +73,8 @@ class HookExecutor final : public fsdp::Executor {
  private:
   fsdp::ArenaExecutor arena_;
   const nb::object program_;
+  std::vector<nb::object> methods_;  // by kind: the interned name of the program's method
+  std::vector<nb::object> views_;
 };
 
 // A program's machine with its executor.
@@ -95,6 +102,11 @@ class Step {
                 .with_hint("mend the cause of the first error, and build and shard the model again"));
     }
     unwrap(fsdp::perform(machine_, executor_, actions));
+  }
+
+  void begin_pass() {
+    if (machine_.pass() == StepMachine::Pass::kRunning) return;
+    perform_recovered([&] { return machine_.begin_pass(); });
   }
 
   // For events before which the remains of a pass that an exception has left are cleared away.
@@ -179,13 +191,21 @@ void bind_forward(StepClass& step) {
 }
 
 void bind_backward(StepClass& step) {
-  step.def("begin_pass", [](Step& s) { s.perform_recovered([&] { return s.machine().begin_pass(); }); })
+  step.def("begin_pass", &Step::begin_pass)
       .def(
           "backward_begin",
-          [](Step& s, int unit, std::vector<std::uint64_t> versions) { s.perform(s.machine().backward_begin(unit, std::move(versions))); },
-          nb::arg("unit"), nb::arg("versions"))
+          [](Step& s, int unit, std::vector<std::uint64_t> versions) {
+            s.begin_pass();
+            s.perform(s.machine().backward_begin(unit, std::move(versions)));
+          },
+          nb::arg("unit"), nb::arg("versions"), "Begins the pass, too, if none runs.")
       .def(
-          "backward_end", [](Step& s, int unit) { s.perform(s.machine().backward_end(unit)); }, nb::arg("unit"))
+          "backward_end",
+          [](Step& s, int unit) {
+            s.begin_pass();
+            s.perform(s.machine().backward_end(unit));
+          },
+          nb::arg("unit"), "Begins the pass, too, if none runs.")
       .def(
           "pass_ends", [](Step& s, bool alive) { s.perform(s.machine().pass_ends(alive)); }, nb::arg("alive"))
       .def(

@@ -184,10 +184,6 @@ class Root:
         if self.rows_plain:
             self.show_rows(plain=False)
 
-    def begin_pass(self) -> None:
-        self.note_left()
-        self.step.begin_pass()
-
     def reduce_kept(self) -> None:
         """Reduces the gradients that earlier backward passes kept, in a synchronised pass in which no unit runs."""
         self.note_left()

@@ -29,6 +29,8 @@ from shoal.fsdp._errors import RootRanLater, StaleBackward
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.mesh import DataMesh
 
+_SHARDED, _UNSHARDED, _SMALLER_MESH = View.SHARDED, View.UNSHARDED, View.SMALLER_MESH  # an enum's members are slow to look up
+
 
 class State:
     """One call of fully_shard: its modules (usually one), the units of their parameters, and the hooks that report their progress.
@@ -124,12 +126,12 @@ class State:
 
     def show(self, view: View) -> None:
         """Makes the modules hold this view of their parameters. Its gathers end before, its memory is freed after."""
-        third = self.shows in (View.SMALLER_MESH, View.GUARDED)
-        if view is View.UNSHARDED:
+        third = self.shows is not _SHARDED and self.shows is not _UNSHARDED
+        if view is _UNSHARDED:
             self._show_unsharded(third)
-        elif view is View.SHARDED:
+        elif view is _SHARDED:
             self._show_sharded(third)
-        elif view is View.SMALLER_MESH:
+        elif view is _SMALLER_MESH:
             for u in self.units:
                 for p in u.parameters:
                     p.views.show_post_forward(u.post_forward_mesh)
@@ -267,7 +269,7 @@ class State:
     def _enter_inside(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Pre-hook of an inner module. If the program calls the module outside a forward of this unit, the call counts as the unit's
         forward."""
-        if self.forwarding or self.replaced or (self.shows is View.UNSHARDED and torch._C._current_graph_task_id() != -1):
+        if self.forwarding or self.replaced or (self.shows is _UNSHARDED and torch._C._current_graph_task_id() != -1):
             return None
         self.entered = module
         return self._pre_forward(module, args, kwargs)
@@ -299,7 +301,7 @@ class State:
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # the graph is freed: no further backward
             self.root.forwards.discard(token)
             token.ended_in = task
-        self.root.begin_pass()
+        self.root.note_left()
         try:
             self.root.step.backward_begin(self.index, token.versions)
         except InvalidArgument as error:
@@ -312,9 +314,11 @@ class State:
 
     def inputs_done(self, node) -> None:
         """Called when the gradients of a forward's inputs are computed. Ends the unit's backward unless this pass returns to it."""
-        self.root.begin_pass()
+        self.root.note_left()
         if self.ends.leave(node):
             self.root.step.backward_end(self.index)
+        else:
+            self.root.step.begin_pass()
 
     # ---- attributes that torch.distributed.pipelining uses after the microbatches of a step ----
 
