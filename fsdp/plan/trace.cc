@@ -77,7 +77,7 @@ struct Communication {
   double duration() const { return event.span.end - event.span.start; }
 };
 
-// The nodes of a traced step beside its segments: communication, and updates.
+// All nodes of a traced step except its segments of computation.
 struct Others {
   std::vector<Communication> communications;
   std::vector<TraceEvent> updates;  // the updates after backward

@@ -89,7 +89,7 @@ Result<void> Peers::check() const {
 }
 
 void Peers::leave() {
-  // this rank's actor was killed: peers must get that cause
+  // If this rank is marked as gone, its actor was killed. Peers have to get that cause, so nothing is stored here.
   if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;
   control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
   notify_all();

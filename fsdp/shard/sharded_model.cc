@@ -239,7 +239,7 @@ int ShardedModel::first_behind_join() const {
 Result<ShardedModel::Asked> ShardedModel::asked() {
   Asked out;
   const auto look = [&] {
-    // Checked first: a rank that is done with these batches may already publish for the next ones.
+    // This is checked first: once all ranks have joined, a faster one may publish for its next loop, which this call must not answer.
     if (first_behind_join() < 0) return true;
     if (const int unit = reducer_.awaited_unit(); unit >= 0) {
       out = {Asked::What::kPublish, static_cast<std::size_t>(unit)};

@@ -69,7 +69,7 @@ class ShardedModel {
   // Changes how steps are planned from the next one on.
   void plan(PlanOptions options) { stepper_.replan(std::move(options)); }
 
-  // ---- a step, driven by a hand-written graph (StepRunner); FSDPModule uses unshard and reshard, too ----
+  // ---- a step, driven by a hand-written graph (StepRunner); a step machine uses unshard and reshard, too ----
   // Takes a lease, which enters the engine.
   Result<void> unshard(std::size_t unit, bool backward = false);
   void reshard(std::size_t unit, bool backward = false);

@@ -19,40 +19,40 @@ enum class View : std::uint8_t {
 
 struct Action {
   enum class Kind : std::uint8_t {
-    // ---- on parameters and gradients as the program sees them
-    kForgetCasts,     // drop casts that autocast has kept: they may have old values
-    kCheckRows,       // fail if rows of these units were written while the window was closed
-    kAdopt,           // take over tensors that the program has put in place of parameters
-    kFindAdded,       // find parameters that were added to the model; the copies of an evaluation end
-    kShow,            // the unit's modules hold `view` from now on
-    kWatchWhole,      // remember values of whole parameters, for kCompareWhole
-    kCompareWhole,    // find whole parameters that the program has written
-    kCloseRows,       // remember the rows' versions, and why (`text`) they may not be written; `again`: anew
-    kFreeRows,        // rows may be written
-    kRaiseFound,      // fail with what kCompareWhole or kCloseRows has found
-    kQueuePassEnd,    // report the end of the running backward pass, once autograd has ended it
-    kKeep,            // add the gradients of a backward to those kept for a later reduction
-    kUpdate,          // the optimizer in backward updates a group
-    kSamplesUsed,     // the pass has used the samples of this rank's batch; `again`: it has kept their gradients
-    kReduceAdded,     // reduce gradients of added parameters
-    kRefuseLate,      // fail if gradients have come after their unit's reduction began
-    kRunHooks,        // run the program's hooks on reduced gradients
-    kDropReductions,  // forget the reductions under way; `again`: warn if gradients are lost
-    kDropGradients,   // drop the gradients of these units
-    kForgetPending,   // forget what a reduction of any unit would have accumulated: the last action of a reset
-    // ---- among the ranks
+    // ---- on tensors, by the program's side
+    kForgetCasts,      // drop casts that autocast has kept: they may have old values
+    kCheckRows,        // fail if rows of these units were written while the window was closed
+    kAdopt,            // take over tensors that the program has put in place of parameters
+    kFindAdded,        // find parameters that were added to the model; the copies of an evaluation end
+    kShow,             // the unit's modules hold `view` from now on
+    kWatchWhole,       // remember values of whole parameters, for kCompareWhole
+    kCompareWhole,     // find whole parameters that the program has written
+    kCloseRows,        // remember the rows' versions, and why (`text`) they may not be written; `again`: anew
+    kFreeRows,         // rows may be written
+    kRaiseFound,       // fail with what kCompareWhole or kCloseRows has found
+    kQueuePassEnd,     // report the end of the running backward pass, once autograd has ended it
+    kBeginReduce,      // begin the reduction of a group's gradients, over all replicas or (`partial`) within one; `reshard`: drop its lease
+    kFinishReduce,     // take the oldest reduction of a model, which has ended, and accumulate it
+    kKeep,             // add the gradients of a backward to those kept for a later reduction
+    kUpdate,           // the optimizer in backward updates a group
+    kSamplesUsed,      // the pass has used the samples of this rank's batch; `again`: it has kept their gradients
+    kDropPrefetched,   // forget what was unsharded ahead of its use
+    kFinishTransfers,  // wait for reductions that the device has under way
+    kReduceAdded,      // reduce gradients of added parameters
+    kRefuseLate,       // fail if gradients have come after their unit's reduction began
+    kRunHooks,         // run the program's hooks on reduced gradients
+    kDropReductions,   // forget the reductions under way; `again`: warn if gradients are lost
+    kDropGradients,    // drop the gradients of these units
+    kForgetPending,    // forget what a reduction of any unit would have accumulated: the last action of a reset
+    // ---- among the ranks, from kEnter on
     kEnter,            // this rank's rows of a model become the next version; `training`: a step may begin
     kLease,            // unshard a unit at the begin of its forward, or of its backward (`backward`), with what is planned there
     kCheckVersion,     // fail unless the version that the backward's forward read is current
     kUnshard,          // unshard a unit, for a prefetch list or by hand
     kForwardEnd,       // a unit's forward has ended; `reshard`: drop its lease
     kReshard,          // drop a unit's lease
-    kReduce,           // begin the reduction of a group's gradients, over all replicas or (`partial`) within one; `reshard`: drop its lease
-    kSettle,           // take the oldest reduction of a model, which has ended, and accumulate it
     kAwaitReductions,  // wait for this rank's reductions in a model
     kGiveUp,           // this rank reads the group no more in this version
-    kDropPrefetched,   // forget what was unsharded ahead of its use
-    kFinishTransfers,  // wait for reductions that the device has under way
     kFinishPass,       // wait for a model's reductions; `reshard`: leave its version and open its write window
     kEndPass,          // the pass is over
     kOpenWindow,       // open a model's write window, for `text`

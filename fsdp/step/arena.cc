@@ -4,27 +4,7 @@ namespace shoal::fsdp {
 
 using Kind = Action::Kind;
 
-bool ArenaExecutor::carries_out(Kind kind) {
-  switch (kind) {
-    case Kind::kEnter:
-    case Kind::kLease:
-    case Kind::kCheckVersion:
-    case Kind::kUnshard:
-    case Kind::kForwardEnd:
-    case Kind::kReshard:
-    case Kind::kAwaitReductions:
-    case Kind::kGiveUp:
-    case Kind::kFinishPass:
-    case Kind::kEndPass:
-    case Kind::kOpenWindow:
-    case Kind::kReset:
-    case Kind::kBeginOptimizer:
-    case Kind::kEndOptimizer:
-      return true;
-    default:
-      return false;
-  }
-}
+bool ArenaExecutor::carries_out(Kind kind) { return kind >= Kind::kEnter; }
 
 bool ArenaExecutor::waits(Kind kind) {
   switch (kind) {

@@ -14,7 +14,7 @@ class ArenaExecutor final : public Executor {
   explicit ArenaExecutor(const StepMachine& machine) : machine_(machine) {}
 
   void set_models(std::vector<std::shared_ptr<ShardedModel>> models) { models_ = std::move(models); }
-  // Which actions this executor carries out: those among the ranks, except kReduce, whose gradients the program's side has.
+  // The actions among the ranks.
   static bool carries_out(Action::Kind kind);
   // An action of this kind may wait for other ranks.
   static bool waits(Action::Kind kind);

@@ -256,7 +256,8 @@ void run_seeds(std::string (RandomProgram::*run)()) {
   for (std::uint64_t seed = begin; seed <= end; ++seed) {
     RandomProgram program(seed);
     if (one != 0) program.print();
-    ASSERT_EQ((program.*run)(), "") << "SHOAL_SEED=" << seed;
+    ASSERT_EQ((program.*run)(), "") << "replay it: ./dev test //fsdp/step:step_tests --test_filter='RandomProgramTest.*' --test_output=all"
+                                    << " --test_env=SHOAL_SEED=" << seed;
   }
 }
 

@@ -89,7 +89,7 @@ int SimulatedRanks::missing(int rank, const Action& a) const {
                  [&](const Rank& r) { return r.attempt < mine.attempt || (r.attempt == mine.attempt && r.published.size() < count); });
   };
   const auto leaves = [&] { return first(rank, [&](const Rank& r) { return r.left < mine.entered; }); };
-  // As Leases::enter: a window whose wait has failed opens first.
+  // A failed wait may have left this rank's window half open. As in Leases::enter, the rank first waits again until it opens.
   if (mine.leaving && (is_lease(a.kind) || a.kind == Kind::kEnter)) {
     if (const int r = leaves(); r >= 0) return r;
   }
@@ -98,7 +98,7 @@ int SimulatedRanks::missing(int rank, const Action& a) const {
     return first(rank, [&](const Rank& r) { return r.entered < mine.entered; });
   }
   switch (a.kind) {
-    case Kind::kReduce:  // a slot is free once every rank has reduced what it held
+    case Kind::kBeginReduce:  // a slot is free once every rank has reduced what it held
       return mine.published.size() < at(options_.slots) ? -1 : has_published(mine.published.size() - at(options_.slots) + 1);
     case Kind::kAwaitReductions:
       return has_published(mine.published.size());
@@ -281,7 +281,7 @@ void SimulatedRanks::apply(int rank, const Action& a) {
     case Kind::kReshard:
       mine.leased.erase(a.unit);
       break;
-    case Kind::kReduce:
+    case Kind::kBeginReduce:
       mine.now += options_.costs.reduce;
       publish(rank, place);
       if (a.reshard) mine.leased.erase(a.unit);
@@ -301,7 +301,7 @@ void SimulatedRanks::apply(int rank, const Action& a) {
       mine.ends.clear();
       mine.published_in_pass.clear();
       break;
-    case Kind::kSettle:
+    case Kind::kFinishReduce:
       if (mine.settled >= mine.published.size() || mine.published[mine.settled] != place)
         wrong(rank, fmt::format("the reduction of {} is finished out of order", name(a.unit)));
       else if (first(rank, [&](const Rank& r) { return r.attempt == mine.attempt && r.published.size() <= mine.settled; }) >= 0)
@@ -352,7 +352,7 @@ void SimulatedRanks::apply(int rank, const Action& a) {
       break;
   }
   const auto unsettled = mine.published.size() - mine.settled;
-  if (a.kind == Kind::kSettle && unsettled > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
+  if (a.kind == Kind::kFinishReduce && unsettled > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
   mine.machine.done(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
     wrong(rank, "the machine's window is not that of the ranks");

@@ -105,7 +105,7 @@ void StepMachine::settle(Actions& out, int model, std::size_t kept) {
   while (reducing.size() > kept) {
     const int unit = reducing.front().unit, group = reducing.front().group;
     reducing.pop_front();
-    out.push_back({.kind = Kind::kSettle, .unit = unit, .group = group, .model = model});
+    out.push_back({.kind = Kind::kFinishReduce, .unit = unit, .group = group, .model = model});
     if (gives_up(unit)) out.push_back({.kind = Kind::kUpdate, .unit = unit, .group = group});
   }
 }
@@ -126,7 +126,7 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   u.published[at(group)] = true;
   const bool partial = g.replicated && !rules(unit).everywhere;
   out.push_back(
-      {.kind = Kind::kReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
+      {.kind = Kind::kBeginReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
     // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
@@ -502,7 +502,7 @@ void StepMachine::done(const Action& a) {
     case Kind::kForgetCasts:
       ++casts_;
       break;
-    case Kind::kReduce: {
+    case Kind::kBeginReduce: {
       const Group& g = units_[at(a.unit)].groups[at(a.group)];
       if (g.collectives || g.empty) break;
       auto& reducing = reducing_[at(a.model)];

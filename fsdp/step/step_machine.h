@@ -12,7 +12,8 @@
 //        └───────────── backward_end: its gradients go to a reduction, or are kept ─────────────────────────┘
 //
 // A backward pass (Pass) begins with the first unit's backward_begin, and ends where autograd ends (pass_ends). With the write window
-// closed, rows are read by other ranks; it opens at the end of a pass that reduces, or before a write.
+// closed, rows are read by other ranks. It opens at the end of the last pass that reduces, unless another forward's backward may follow, or
+// before a write.
 #pragma once
 
 #include <deque>

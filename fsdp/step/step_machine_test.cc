@@ -127,7 +127,7 @@ TEST_F(StepMachineTest, AUnitWithoutParametersHoldsNoSlot) {
 
 TEST_F(StepMachineTest, AReductionThatDidNotBeginIsNotFinished) {
   run(machine_.enter({.training = true}));
-  recorder_.fails_at = Kind::kReduce;
+  recorder_.fails_at = Kind::kBeginReduce;
   run(machine_.serve_publication(0, kB, 0));
   EXPECT_EQ(error_, "the executor failed");
   run(machine_.serve_publication(0, kA, 0));

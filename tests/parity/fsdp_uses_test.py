@@ -417,14 +417,23 @@ def a_first_forward_without_memory_is_repeated():
 
 
 @use
-def a_model_that_could_not_be_rebuilt_refuses_to_run():
+def a_model_that_could_not_be_rebuilt_is_rebuilt_by_the_next_forward():
     model = shard(Net())
     loss_of(model).backward()
+    before = full(model.head.weight.detach()).double()
     model.double()
-    with _NoMemory(), pytest.raises(ResourceExhausted, match="no memory is left"):
-        model(batch(0, rank()).double())
-    with pytest.raises(InvalidArgument, match="the sharded model has no memory"):
-        model(batch(0, rank()).double())
+    with _NoMemory():
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted, match="no memory is left"):
+                model(batch(0, rank()).double())
+        with pytest.raises(InvalidArgument, match="the sharded model has no memory"):
+            model.blocks[0].unshard()
+        model.reset_iter_state()  # these need no memory of the model
+        model.blocks[0].reshard()
+        assert torch.equal(full(model.state_dict()["head.weight"]), before)
+        model.zero_grad()
+    model(batch(0, rank()).double()).square().mean().backward()
+    assert full(model.head.weight.grad).dtype == torch.float64
 
 
 @use

@@ -82,20 +82,19 @@ def imported(node: ast.AST, path: str, modules: set[str]) -> set[str]:
 
 
 def imports(tree: ast.Module, path: str, modules: set[str]) -> Iterator[tuple[str, bool, int]]:
-    """The imports of other modules in a file: name, True inside a function, line. An import for type checkers is one, and so is a module
-    that is looked up in sys.modules by its name."""
+    """The imports of other modules in a file: name, True inside a function, line. An import for type checkers is one, and so is the name of
+    a module in a function that looks modules up by their names. The package itself is always there."""
     for node, inside in statements(tree):
         for name in sorted(imported(node, path, modules) - {module_name(path)}):
             yield name, inside, node.lineno
-    for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get" and node.args
-        looked_up = node.args[0] if called else node.slice if _is_sys_modules(node) else None
-        if isinstance(looked_up, ast.Constant) and looked_up.value in modules - {module_name(path)}:
-            yield looked_up.value, False, node.lineno
+    for function in (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
+        if any(isinstance(node, ast.Attribute) and ast.unparse(node) in _LOOKUPS for node in ast.walk(function)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Constant) and "." in str(node.value) and node.value in modules - {module_name(path)}:
+                    yield node.value, False, node.lineno
 
 
-def _is_sys_modules(node: ast.AST) -> bool:
-    return isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules"
+_LOOKUPS = ("sys.modules", "importlib.import_module", "importlib.util.find_spec")
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:

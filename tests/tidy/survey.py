@@ -23,7 +23,7 @@ MOST_FILES = 20  # in a folder without a reason
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
-INCLUDED_FOLDER = re.compile(r'^#include "([\w/]+)/[^"/]+"', re.MULTILINE)
+INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*["<]([\w/-]+)/[^">/]+[">]', re.MULTILINE)
 TEST_FILE = re.compile(r"_tests?(_\d+)?\.cc$|_fixture\.h$|/tested_\w+\.h$")
 # The top-level folders whose headers each of them may include, besides its own (ARCHITECTURE.md, "Folders").
 BELOW = {

@@ -49,13 +49,13 @@ class HookExecutor final : public fsdp::Executor {
       case Kind::kCloseRows:
         method(a.unit, a.text, a.again);
         break;
-      case Kind::kReduce:
+      case Kind::kBeginReduce:
         method(a.unit, a.group, a.reshard, !a.partial);
         break;
       case Kind::kKeep:
         method(a.unit, a.group, a.reshard);
         break;
-      case Kind::kSettle:
+      case Kind::kFinishReduce:
       case Kind::kUpdate:
         method(a.unit, a.group);
         break;
@@ -86,8 +86,11 @@ class Step {
 
   StepMachine& machine() { return machine_; }
 
-  // Until set_models() every event is refused: the program's side may fail to make the models.
-  void drop_models() { has_models_ = false; }
+  // Until set_models() there are no groups, and events that use their memory are refused: the program's side may fail to make the models.
+  void drop_models() {
+    set_models({}, std::vector<std::vector<StepMachine::Group>>(static_cast<std::size_t>(machine_.num_units())), 1);
+    has_models_ = false;
+  }
   void set_models(std::vector<std::shared_ptr<fsdp::ShardedModel>> models, std::vector<std::vector<StepMachine::Group>> groups, int slots) {
     std::vector<bool> open;
     for (const auto& m : models) open.push_back(m->leases().window_open());
@@ -96,12 +99,11 @@ class Step {
     has_models_ = true;
   }
 
-  void perform(const Result<fsdp::Actions>& actions) {
-    if (!has_models_) {
-      raise(invalid_argument("the sharded model has no memory: an earlier call could not make it")
-                .with_hint("mend the cause of the first error, and build and shard the model again"));
-    }
-    unwrap(fsdp::perform(machine_, executor_, actions));
+  void perform(const Result<fsdp::Actions>& actions) { unwrap(fsdp::perform(machine_, executor_, actions)); }
+  void check_models() const {
+    if (has_models_) return;
+    raise(invalid_argument("the sharded model has no memory: an earlier call could not make it")
+              .with_hint("mend the cause of the first error, and run the model's forward again"));
   }
 
   void begin_pass() {
@@ -163,6 +165,7 @@ void bind_forward(StepClass& step) {
   step.def(
           "forward_begin",
           [](Step& s, int unit, bool training, bool recomputed, bool alive) {
+            s.check_models();
             const auto event = [&] { return s.machine().forward_begin(unit, {training, recomputed, alive}); };
             if (recomputed) {
               s.perform(event());
@@ -180,14 +183,23 @@ void bind_forward(StepClass& step) {
           },
           nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("failed"))
       .def(
-          "unshard", [](Step& s, int unit) { s.perform(s.machine().unshard(unit)); }, nb::arg("unit"))
+          "unshard",
+          [](Step& s, int unit) {
+            s.check_models();
+            s.perform(s.machine().unshard(unit));
+          },
+          nb::arg("unit"))
       .def(
           "reshard", [](Step& s, int unit) { s.perform(s.machine().reshard(unit)); }, nb::arg("unit"))
       .def(
           "show_sharded", [](Step& s, int unit) { s.perform(s.machine().show_sharded(unit)); }, nb::arg("unit"))
       .def(
-          "enter", [](Step& s, bool training, bool alive) { s.perform(s.machine().enter({training, false, alive})); }, nb::arg("training"),
-          nb::arg("alive"));
+          "enter",
+          [](Step& s, bool training, bool alive) {
+            s.check_models();
+            s.perform(s.machine().enter({training, false, alive}));
+          },
+          nb::arg("training"), nb::arg("alive"));
 }
 
 void bind_backward(StepClass& step) {
@@ -195,6 +207,7 @@ void bind_backward(StepClass& step) {
       .def(
           "backward_begin",
           [](Step& s, int unit, std::vector<std::uint64_t> versions) {
+            s.check_models();
             s.begin_pass();
             s.perform(s.machine().backward_begin(unit, std::move(versions)));
           },

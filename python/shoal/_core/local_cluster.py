@@ -9,7 +9,6 @@ import select
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 from shoal import _native
@@ -31,7 +30,7 @@ def binary() -> str:
 
 def package_path() -> str:
     """The import path of this very package and its extension, for child processes."""
-    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in find_spec("shoal").submodule_search_locations))
+    return os.pathsep.join(dict.fromkeys(str(Path(p).parent) for p in sys.modules["shoal"].__path__))
 
 
 def start_local(

@@ -103,6 +103,7 @@ class Root:
     def _make_models(self, made: list[_native.ShardedModel] | None = None) -> None:
         """``made``: the models, if they exist already."""
         self.step.drop_models()
+        self.complete = False  # True while there are models
         self.models: list[_native.ShardedModel] = []
         by_actor: dict[int, list[Unit]] = {}
         for u in self.units:
@@ -119,7 +120,13 @@ class Root:
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
         self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots)
+        self.complete = True
         self.replan()
+
+    def complete_models(self) -> None:
+        """Makes the models, after an earlier call could not make them."""
+        self._make_models()
+        self.forwards.clear()
 
     def replan(self) -> None:
         """Passes the prefetch depth and the units' own prefetch lists to the engine, for the next steps."""
@@ -136,7 +143,7 @@ class Root:
             model.plan(self.ahead.depth, lists)
 
     def _own(self, modules: list[nn.Module]) -> list[StateSeam]:
-        return [s for s in map(state_of, modules) if s.root is self]
+        return [s for s in map(state_of, modules) if s is not None and s.root is self]
 
     def move(self, model: _native.ShardedModel) -> None:
         """Continues with the model of another mesh, to which all units have moved. Between two steps."""

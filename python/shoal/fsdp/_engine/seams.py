@@ -1,4 +1,4 @@
-"""The seams of the engine: the fields by which a part uses a part above it. Calls go down; a field that is not here does not cross."""
+"""The seams of the engine: the fields by which a part uses a part above it, so that imports go down only."""
 
 from __future__ import annotations
 
@@ -68,3 +68,4 @@ class RootSeam(Protocol):
 
     def note_left(self) -> None: ...
     def open_window(self, caller: str) -> None: ...
+    def still_on_meta(self) -> Exception: ...

@@ -125,7 +125,7 @@ class State:
     # ---- the views ----
 
     def show(self, view: View) -> None:
-        """Makes the modules hold this view of their parameters. Its gathers end before, its memory is freed after."""
+        """Makes the modules hold this view of their parameters. Gathers end before that; memory of the former view is freed after."""
         third = self.shows is not _SHARDED and self.shows is not _UNSHARDED
         if view is _UNSHARDED:
             self._show_unsharded(third)
@@ -208,6 +208,8 @@ class State:
         if self.root is None:
             self.lazy_init()
         root, settings, training = self.root, self.settings, torch.is_grad_enabled()
+        if not root.complete:
+            root.complete_models()
         root.preliminary, self.forwarding = False, True
         if settings.post_optim_event is not None:
             event, settings.post_optim_event = settings.post_optim_event, None
@@ -352,7 +354,7 @@ def _hook_alike(module: nn.Module, before: Callable, after: Callable) -> None:
 def _unshard_elsewhere(root: Root, prefetch: list[nn.Module]) -> None:
     """Unshards those units of a prefetch list that another model's root has; the step machine knows only its own."""
     for s in map(state_of, prefetch):
-        if s.root is not None and s.root is not root:
+        if s is not None and s.root is not None and s.root is not root:
             s.root.step.unshard(s.index)
 
 

@@ -1,4 +1,4 @@
-"""Values on the ranks, as the program sees them: metadata and a number."""
+"""Values that lie on the ranks. The program has their metadata, and the number by which the ranks find them."""
 
 from __future__ import annotations
 
