@@ -75,7 +75,7 @@ class Reply {
   }
   // Runs the loop until the answer is ready. Returns DeadlineExceeded, or an error of SessionLoop::wait.
   Result<void> wait(Duration timeout) const;
-  // The same as a coroutine, in the thread that runs it (Context::run).
+  // Waits without a deadline, in a coroutine, which resumes in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
   // The future of the value. The first call may request the value, so it must not come while the loop is owned.
   const ValueFuture& future() const { return is_borrowed() ? asked() : future_; }
@@ -105,7 +105,7 @@ class Reply {
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
   const ValueFuture& asked() const;
   Result<const Value*> good() const;
-  // Copies one of several results into a memory of its own, as it has to be before it is passed on. This may wait for room.
+  // If the call had several results, copies this one to memory of its own. Only then may it be passed on. May wait for room.
   void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);
