@@ -290,7 +290,6 @@ Result<Actions> StepMachine::finalize(bool alive) {
 
 Result<Actions> StepMachine::reduce_kept(bool alive) {
   for (Unit& u : units_) u.published.assign(u.groups.size(), false);
-  skipped_.clear();
   return finish_pass(alive);
 }
 
