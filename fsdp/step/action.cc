@@ -71,7 +71,7 @@ std::string to_string(const Action& a, const std::vector<std::string>& units) {
   if (a.kind == Action::Kind::kShow) out += fmt::format(" {}", to_string(a.view));
   if (a.kind == Action::Kind::kLease) out += a.backward ? " backward" : " forward";
   if (a.training) out += " training";
-  if (a.reshard && a.kind != Action::Kind::kEndPass) out += a.kind == Action::Kind::kFinishPass ? " and leave" : " and reshard";
+  if (a.reshard) out += a.kind == Action::Kind::kFinishPass ? " and leave" : " and reshard";
   if (a.partial) out += " within the replica";
   if (a.again) out += " again";
   if (!a.text.empty()) out += ": " + a.text;

@@ -44,7 +44,7 @@ void SimulatedRanks::start(Rank& rank) {
   rank.entered = rank.left = rank.attempt = 0;
   rank.leaving = false;
   rank.published.clear();
-  rank.settled = 0;
+  rank.finished = 0;
 }
 
 std::string SimulatedRanks::name(int unit) const {
@@ -302,11 +302,11 @@ void SimulatedRanks::apply(int rank, const Action& a) {
       mine.published_in_pass.clear();
       break;
     case Kind::kFinishReduce:
-      if (mine.settled >= mine.published.size() || mine.published[mine.settled] != place)
+      if (mine.finished >= mine.published.size() || mine.published[mine.finished] != place)
         wrong(rank, fmt::format("the reduction of {} is finished out of order", name(a.unit)));
-      else if (first(rank, [&](const Rank& r) { return r.attempt == mine.attempt && r.published.size() <= mine.settled; }) >= 0)
+      else if (first(rank, [&](const Rank& r) { return r.attempt == mine.attempt && r.published.size() <= mine.finished; }) >= 0)
         wrong(rank, fmt::format("the reduction of {} is finished before every rank has published", name(a.unit)));
-      ++mine.settled;
+      ++mine.finished;
       break;
     case Kind::kOpenWindow:
       if (mine.left < mine.entered) wrong(rank, "a window opens although the rank has not left its version");
@@ -316,7 +316,7 @@ void SimulatedRanks::apply(int rank, const Action& a) {
       if (a.reshard) mine.leaving = false;
       break;
     case Kind::kEndPass:
-      if (mine.settled != mine.published.size()) wrong(rank, "a pass has ended with a reduction that is not finished");
+      if (mine.finished != mine.published.size()) wrong(rank, "a pass has ended with a reduction that is not finished");
       for (const auto& [of, count] : mine.computed) {
         if (count != 0) wrong(rank, fmt::format("a gradient of {} is neither reduced nor kept", name(of.first)));
       }
@@ -334,7 +334,7 @@ void SimulatedRanks::apply(int rank, const Action& a) {
       mine.leased.clear();
       ++mine.attempt;
       mine.published.clear();
-      mine.settled = 0;
+      mine.finished = 0;
       break;
     case Kind::kDropGradients:
       for (auto* counts : {&mine.computed, &mine.kept}) {
@@ -351,8 +351,8 @@ void SimulatedRanks::apply(int rank, const Action& a) {
     default:
       break;
   }
-  const auto unsettled = mine.published.size() - mine.settled;
-  if (a.kind == Kind::kFinishReduce && unsettled > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
+  const auto unfinished = mine.published.size() - mine.finished;
+  if (a.kind == Kind::kFinishReduce && unfinished > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
   mine.machine.done(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
     wrong(rank, "the machine's window is not that of the ranks");

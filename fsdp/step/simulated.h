@@ -104,7 +104,7 @@ class SimulatedRanks {
     std::uint64_t entered = 0, left = 0, attempt = 0;
     std::uint64_t forward_version = 0;  // read by the last forward
     std::vector<Place> published;       // in this attempt
-    std::size_t settled = 0;
+    std::size_t finished = 0;
     std::set<int> leased;
     std::size_t most_leases = 0;
     std::map<Place, int> computed, kept;  // gradients that wait for the end of their backward, or for a pass that reduces

@@ -100,7 +100,7 @@ void StepMachine::show_all_sharded(Actions& out) const {
   for (int u = 0; u < num_units(); ++u) show(out, u, View::kSharded);
 }
 
-void StepMachine::settle(Actions& out, int model, std::size_t kept) {
+void StepMachine::finish_reductions(Actions& out, int model, std::size_t kept) {
   auto& reducing = reducing_[at(model)];
   while (reducing.size() > kept) {
     const int unit = reducing.front().unit, group = reducing.front().group;
@@ -110,8 +110,8 @@ void StepMachine::settle(Actions& out, int model, std::size_t kept) {
   }
 }
 
-void StepMachine::settle_all(Actions& out) {
-  for (std::size_t model = 0; model < reducing_.size(); ++model) settle(out, static_cast<int>(model), 0);
+void StepMachine::finish_all_reductions(Actions& out) {
+  for (std::size_t model = 0; model < reducing_.size(); ++model) finish_reductions(out, static_cast<int>(model), 0);
 }
 
 bool StepMachine::is_reducing(int unit, int group) const {
@@ -131,7 +131,7 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
     reducing_[at(g.model)].push_back({unit, group});
     // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
     // the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
-    settle(out, g.model, slots_);
+    finish_reductions(out, g.model, slots_);
   }
   if (last_read) {
     out.push_back({.kind = Kind::kGiveUp, .unit = unit, .group = group, .model = g.model});
@@ -173,7 +173,7 @@ void StepMachine::end_backward(Actions& out, int unit) {
       // An earlier autograd graph of this pass has published the group: its reduction must end before the next one begins. The wait
       // cannot deadlock, since all ranks publish in one order.
       out.push_back({.kind = Kind::kAwaitReductions, .model = u.groups[at(g)].model});
-      settle_all(out);
+      finish_all_reductions(out);
     }
     reduce_or_keep(out, unit, g, reshard);
   }
@@ -330,7 +330,7 @@ Actions StepMachine::finish_pass(bool alive) {
   finish_models(out, leave);
   record_window();
   out.push_back({.kind = Kind::kSamplesUsed, .again = !reduced});
-  settle_all(out);
+  finish_all_reductions(out);
   if (optimizer_in_backward_) record_window();  // the optimizer's own writes are no faults of the program
   out.push_back({Kind::kEndPass});
   if (reduced) out.push_back({Kind::kReduceAdded});
@@ -393,7 +393,7 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
   Actions out;
   if (is_reducing(unit, group)) {
     out.push_back({.kind = Kind::kAwaitReductions, .model = model});
-    settle_all(out);
+    finish_all_reductions(out);
   }
   reduce(out, unit, group, true);  // the others reduce, although this rank's last backward may have kept its gradients
   return out;
@@ -403,7 +403,7 @@ Result<Actions> StepMachine::serve_window() {
   Actions out;
   show_all_sharded(out);
   finish_models(out, /*leave=*/true);
-  settle_all(out);
+  finish_all_reductions(out);
   return out;
 }
 

@@ -180,8 +180,8 @@ class StepMachine {
   void publish_skipped(Actions& out, int before);
   void reduce_or_keep(Actions& out, int unit, int group, bool reshard);
   void reduce(Actions& out, int unit, int group, bool reshard);
-  void settle(Actions& out, int model, std::size_t kept);
-  void settle_all(Actions& out);
+  void finish_reductions(Actions& out, int model, std::size_t kept);
+  void finish_all_reductions(Actions& out);
   bool is_reducing(int unit, int group) const;
   void finish_models(Actions& out, bool leave) const;
   Actions finish_pass(bool alive);
@@ -189,7 +189,7 @@ class StepMachine {
   std::vector<Unit> units_;
   std::vector<std::string> names_;
   std::vector<bool> open_;                       // by model: its write window is open
-  std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not settled, oldest first
+  std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not finished, oldest first
   std::size_t slots_ = 2;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none

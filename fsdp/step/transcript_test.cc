@@ -1,14 +1,11 @@
 // Golden transcripts: what follows each event of a program, as text. An event stands at the margin, its actions (>) below it in order.
 // With several ranks each line begins with the rank. To read a changed one: the test writes it to its undeclared outputs.
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "fsdp/step/simulated.h"
+#include "runtime/core/golden.h"
 
 namespace shoal::fsdp {
 namespace {
@@ -75,18 +72,7 @@ class TranscriptTest : public testing::Test {
     EXPECT_TRUE(ranks().run_all([&](int n) { return turn++ % n; }));
     EXPECT_EQ(ranks().fault(), "");
   }
-  void ends_as_in(const std::string& name) {
-    std::ifstream file("fsdp/step/testdata/" + name);
-    const std::string golden{std::istreambuf_iterator<char>(file), {}};
-    if (const char* outputs = std::getenv("TEST_UNDECLARED_OUTPUTS_DIR")) std::ofstream(fmt::format("{}/{}", outputs, name)) << text_;
-    std::istringstream is(text_), was(golden);
-    std::string line, expected;
-    for (int number = 1; std::getline(is, line); ++number) {
-      ASSERT_TRUE(std::getline(was, expected)) << "line " << number << " is new: " << line;
-      ASSERT_EQ(line, expected) << "line " << number;
-    }
-    EXPECT_FALSE(std::getline(was, expected)) << "the story ends before: " << expected;
-  }
+  void ends_as_in(const std::string& name) { expect_golden(text_, "fsdp/step/testdata/" + name); }
 
   std::unique_ptr<SimulatedRanks> ranks_;
   std::string text_;
@@ -312,6 +298,25 @@ TEST_F(TranscriptTest, Ranks) {
   run(EventKind::kJoin, kAllUnits, 0);
   runs();
   ends_as_in("ranks.txt");
+}
+
+TEST_F(TranscriptTest, AStepTakesAsLongAsThatOfTheSlowestRank) {
+  story("One rank alone");
+  step_of(0);
+  runs();
+  const double alone = ranks().now(0);
+  story("Two ranks, of which the second one computes more", 2);
+  step_of(0);
+  run(EventKind::kForwardBegin, kRoot, 1);
+  run(EventKind::kCompute, kRoot, 1);
+  run(EventKind::kCompute, kRoot, 1);
+  for (const int unit : {kA, kB}) forward_of(unit, 1);
+  run(EventKind::kForwardEnd, kRoot, 1);
+  backward({kB, kA}, 1);
+  run(EventKind::kOptimizer, kAllUnits, 1);
+  runs();
+  EXPECT_EQ(ranks().now(1), alone + 2 * StepCosts().compute);
+  EXPECT_EQ(ranks().now(0), ranks().now(1)) << "rank 0 has waited at the end of the pass";
 }
 
 TEST_F(TranscriptTest, Death) {

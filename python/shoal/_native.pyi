@@ -1120,6 +1120,11 @@ class UnitRules:
     @backward_prefetch.setter
     def backward_prefetch(self, arg: Sequence[int], /) -> None: ...
 
+class StepUnit:
+    """A unit as the step machine knows it."""
+
+    def __init__(self, name: str, root: bool, rules: UnitRules) -> None: ...
+
 class Group:
     """The parameters of a unit on one mesh."""
 
@@ -1130,9 +1135,9 @@ class Step:
     The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.
     """
 
-    def __init__(self, program: object, units: Sequence[tuple[str, bool, UnitRules]]) -> None:
+    def __init__(self, program: object, units: Sequence[StepUnit]) -> None:
         """
-        `program` owns this object, and has a method for each action on tensors. `units`: (name, is the root, rules).
+        `program` owns this object, and has a method for each action on tensors.
         """
 
     def forward_begin(self, unit: int, training: bool, recomputed: bool, alive: bool) -> None: ...
@@ -1180,7 +1185,7 @@ class Step:
     def serve_window(self) -> None: ...
 
     def drop_models(self) -> None:
-        """Refuses every event until set_models."""
+        """Refuses events that use the models' memory until set_models."""
 
     def set_models(self, models: Sequence[ShardedModel], groups: Sequence[Sequence[Group]], slots: int) -> None:
         """`groups`: by unit."""

@@ -2,15 +2,12 @@
 // (!), the rows that it changed (=), and its actions in order (>).
 #pragma once
 
-#include <cstdlib>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <optional>
-#include <sstream>
 
 #include <fmt/format.h>
 
+#include "runtime/core/golden.h"
 #include "scheduler/state/cluster_state_fixture.h"
 
 namespace shoal::scheduler {
@@ -85,18 +82,7 @@ class TranscriptTest : public testing::Test {
     for (const auto& p : state().status().pending) write("  waits: " + p);
   }
   // Compares the text with testdata/`name`.
-  void ends_as_in(const std::string& name) {
-    std::ifstream file("scheduler/state/testdata/" + name);
-    const std::string golden{std::istreambuf_iterator<char>(file), {}};
-    if (const char* outputs = std::getenv("TEST_UNDECLARED_OUTPUTS_DIR")) std::ofstream(fmt::format("{}/{}", outputs, name)) << text_;
-    std::istringstream is(text_), was(golden);
-    std::string line, expected;
-    for (int number = 1; std::getline(is, line); ++number) {
-      ASSERT_TRUE(std::getline(was, expected)) << "line " << number << " is new: " << line;
-      ASSERT_EQ(line, expected) << "line " << number;
-    }
-    EXPECT_FALSE(std::getline(was, expected)) << "the story ends before: " << expected;
-  }
+  void ends_as_in(const std::string& name) { expect_golden(text_, "scheduler/state/testdata/" + name); }
 
   // ---- events
   // The head ticks every half second at least; all nodes but `silent` send heartbeats.

@@ -4,11 +4,7 @@
 // After an intended change of behaviour, take the new text from the test's outputs
 // (bazel-testlogs/actors/session/calls/target_state_test/test.outputs).
 #include "actors/session/calls/target_state.h"
-
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <sstream>
+#include "runtime/core/golden.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -87,18 +83,7 @@ class TargetStateTest : public testing::Test {
   }
 
   // Expects the text to equal the file testdata/`name`.
-  void ends_as_in(const std::string& name) {
-    std::ifstream file("actors/session/calls/testdata/" + name);
-    const std::string golden{std::istreambuf_iterator<char>(file), {}};
-    if (const char* outputs = std::getenv("TEST_UNDECLARED_OUTPUTS_DIR")) std::ofstream(fmt::format("{}/{}", outputs, name)) << text_;
-    std::istringstream is(text_), was(golden);
-    std::string line, expected;
-    for (int number = 1; std::getline(is, line); ++number) {
-      ASSERT_TRUE(std::getline(was, expected)) << "line " << number << " is new: " << line;
-      ASSERT_EQ(line, expected) << "line " << number;
-    }
-    EXPECT_FALSE(std::getline(was, expected)) << "the story ends before: " << expected;
-  }
+  void ends_as_in(const std::string& name) { expect_golden(text_, "actors/session/calls/testdata/" + name); }
 
   TargetState state_;
   TargetState::Facts facts_;

@@ -12,8 +12,8 @@ using Kind = Action::Kind;
 
 namespace {
 
-// Carries out actions among ranks without the GIL, and calls Python for the others. A call may raise; the exception passes through
-// perform().
+// Carries out actions among ranks, those that may wait without the GIL, and calls Python for the others. A call may raise; the exception
+// passes through perform().
 class HookExecutor final : public fsdp::Executor {
  public:
   // `program` owns this object, so the reference is weak.
@@ -80,9 +80,7 @@ class HookExecutor final : public fsdp::Executor {
 // A program's machine with its executor.
 class Step {
  public:
-  using Unit = std::tuple<std::string, bool, std::shared_ptr<UnitRules>>;  // name, is the root, rules
-
-  Step(nb::handle program, const std::vector<Unit>& units) : machine_(options_of(units)), executor_(machine_, program) {}
+  Step(nb::handle program, std::vector<StepMachine::UnitOptions> units) : machine_(std::move(units)), executor_(machine_, program) {}
 
   StepMachine& machine() { return machine_; }
 
@@ -119,12 +117,6 @@ class Step {
   }
 
  private:
-  static std::vector<StepMachine::UnitOptions> options_of(const std::vector<Unit>& units) {
-    std::vector<StepMachine::UnitOptions> out;
-    for (const auto& [name, root, rules] : units) out.push_back({name, root, rules});
-    return out;
-  }
-
   StepMachine machine_;
   HookExecutor executor_;
   bool has_models_ = false;
@@ -152,6 +144,13 @@ void bind_rules(nb::module_& m) {
       .def_rw("everywhere", &UnitRules::everywhere, "False: gradients are reduced within a replica only.")
       .def_rw("forward_prefetch", &UnitRules::forward_prefetch)
       .def_rw("backward_prefetch", &UnitRules::backward_prefetch);
+  nb::class_<StepMachine::UnitOptions>(m, "StepUnit", "A unit as the step machine knows it.")
+      .def(
+          "__init__",
+          [](StepMachine::UnitOptions* u, std::string name, bool root, std::shared_ptr<UnitRules> rules) {
+            new (u) StepMachine::UnitOptions{std::move(name), root, std::move(rules)};
+          },
+          nb::arg("name"), nb::arg("root"), nb::arg("rules"));
   nb::class_<StepMachine::Group>(m, "Group", "The parameters of a unit on one mesh.")
       .def(
           "__init__",
@@ -244,7 +243,7 @@ void bind_step_window(StepClass& step) {
 }
 
 void bind_state(StepClass& step) {
-  step.def("drop_models", &Step::drop_models, "Refuses every event until set_models.")
+  step.def("drop_models", &Step::drop_models, "Refuses events that use the models' memory until set_models.")
       .def("set_models", &Step::set_models, nb::arg("models"), nb::arg("groups"), nb::arg("slots"), "`groups`: by unit.")
       .def(
           "set_group", [](Step& s, int unit, int group, StepMachine::Group value) { s.machine().set_group(unit, group, value); },
@@ -278,8 +277,8 @@ void bind_state(StepClass& step) {
 void bind_step(nb::module_& m) {
   bind_rules(m);
   StepClass step(m, "Step", "The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.");
-  step.def(nb::init<nb::handle, const std::vector<Step::Unit>&>(), nb::arg("program"), nb::arg("units"),
-           "`program` owns this object, and has a method for each action on tensors. `units`: (name, is the root, rules).");
+  step.def(nb::init<nb::handle, std::vector<StepMachine::UnitOptions>>(), nb::arg("program"), nb::arg("units"),
+           "`program` owns this object, and has a method for each action on tensors.");
   bind_forward(step);
   bind_backward(step);
   bind_step_window(step);

@@ -70,7 +70,7 @@ class Root:
         self.ahead = Ahead(depth=1)
         for index, s in enumerate(states):
             s.root, s.index = self, index
-        self.step = _native.Step(self, [(s.name, s.is_root, s.settings.rules) for s in states])
+        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states])
         try:
             self._make_models()
         except BaseException:
