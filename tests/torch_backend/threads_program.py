@@ -257,6 +257,8 @@ def interrupts(group):
     assert len(errors) == 2, errors
 
     # An interrupt of the wait itself ends the wait, and the callback behind it does not run.
+    with turns._changed:  # then the callback runs in this thread, which gets the interrupt
+        turns._changed.wait_for(lambda: turns.runner is None)
     called, pending = [], OrderedFuture(turns)
     pending.wait = lambda: interrupt(None)
     try:
