@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "runtime/core/check.h"
 
@@ -227,35 +228,36 @@ std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, con
 
 Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options) {
   Plan plan(units);
+  const auto schedule = std::make_shared<Schedule>();
   for (const auto& e : trace) {
-    if (e.boundary) plan.boundaries_.push_back(*e.boundary);
+    if (e.boundary) schedule->boundaries.push_back(*e.boundary);
   }
-  plan.at_.resize(plan.boundaries_.size());
-  plan.compute_after_.assign(plan.boundaries_.size(), -1);
+  schedule->ahead.resize(schedule->boundaries.size());
+  plan.compute_after_.assign(schedule->boundaries.size(), -1);
   const auto traced = traced_step(units, trace, options.min_part);
   auto rewritten = prefetch(traced.graph, options.prefetch);
   SHOAL_CHECK(rewritten.has_value(), "a traced step cannot be planned");
-  plan.take(std::move(*rewritten), traced.durations, traced.boundaries);
+  plan.take(std::move(*rewritten), traced.durations, traced.boundaries, *schedule);
+  plan.schedule_ = schedule;
   return plan;
 }
 
-void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries) {
+void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries, Schedule& schedule) {
   graph_ = std::move(passed.graph);
-  std::vector<std::int32_t> ahead;  // unshards that are issued when the next compute node begins
+  std::vector<Schedule::Unshard> ahead;  // those that are issued when the next compute node begins
   for (const auto& n : graph_.nodes()) {
     const auto was = static_cast<std::size_t>(passed.from[static_cast<std::size_t>(n.id)]);
     durations_.push_back(durations[was]);
     const std::size_t boundary = boundaries[was];
     if (n.op == Op::kUnshard) {
-      ahead.push_back(n.id);
+      ahead.push_back({n.unit, n.backward});
     } else if (n.op == Op::kForward || n.op == Op::kBackward) {
       compute_after_[boundary] = n.id;
-      at_[boundary].insert(at_[boundary].end(), ahead.begin(), ahead.end());
-      ahead.clear();
+      // The unit whose forward or backward begins here has a lease.
+      std::erase_if(ahead, [&](const auto& u) { return schedule.boundaries[boundary] == Boundary{u.backward, true, u.unit}; });
+      schedule.ahead[boundary] = std::exchange(ahead, {});
     } else if (n.op == Op::kOptimizerUpdate || n.op == Op::kClipNorm || n.op == Op::kCommit) {
       optimizer_.push_back(n.id);
-    } else {
-      at_[boundary].push_back(n.id);
     }
   }
 }

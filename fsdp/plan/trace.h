@@ -1,25 +1,19 @@
 // Plans the next step from a traced one: the hooks' events become a graph, and the graph a list of actions per hook.
 //
-// Compute is cut at boundaries: the begin or end of a unit's forward or backward. The first iteration records them. A plan expects them in
-// the same order and lists the communication nodes for each. A step that deviates is traced again.
+// Compute is cut at boundaries. The first iteration records them. A plan expects them in the same order, and lists the units to unshard at
+// each. A step that deviates is traced again.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "fsdp/graph/passes/passes.h"
 #include "fsdp/graph/step_graph.h"
+#include "fsdp/plan/schedule.h"
 
 namespace shoal::fsdp {
-
-// A point of the program: a unit's forward or backward begins or ends.
-struct Boundary {
-  bool backward = false;
-  bool begin = false;
-  std::int32_t unit = 0;
-  bool operator==(const Boundary&) const = default;
-};
 
 // One event of a step: the program passed a boundary, or a node ran. Times are in microseconds since the step began.
 struct TraceEvent {
@@ -47,9 +41,9 @@ class Plan {
   static Plan from_trace(const std::vector<std::string>& units, const std::vector<TraceEvent>& trace, const PlanOptions& options);
 
   const StepGraph& graph() const { return graph_; }
-  const std::vector<Boundary>& boundaries() const { return boundaries_; }
-  // Communication nodes to run at this boundary, in order.
-  const std::vector<std::int32_t>& at(std::size_t boundary) const { return at_[boundary]; }
+  const std::vector<Boundary>& boundaries() const { return schedule_->boundaries; }
+  // The next steps' machine follows it.
+  std::shared_ptr<const Schedule> schedule() const { return schedule_; }
   // The compute node that begins or continues after this boundary; -1: none.
   std::int32_t compute_after(std::size_t boundary) const { return compute_after_[boundary]; }
   // The optimizer's nodes, in order; they follow the last boundary.
@@ -59,11 +53,11 @@ class Plan {
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
-  // Fills this plan from `passed`, the traced graph after the pass. `durations` and `boundaries` are by node of the traced graph.
-  void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries);
+  // Fills this plan and `schedule` from `passed`, the traced graph after the pass. `durations` and `boundaries` are by node of the traced
+  // graph.
+  void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries, Schedule& schedule);
   StepGraph graph_;
-  std::vector<Boundary> boundaries_;
-  std::vector<std::vector<std::int32_t>> at_;
+  std::shared_ptr<const Schedule> schedule_;
   std::vector<std::int32_t> compute_after_;
   std::vector<std::int32_t> optimizer_;
   std::vector<double> durations_;

@@ -97,62 +97,33 @@ Result<void> ShardedModel::publish(std::size_t unit, std::span<const Reducer::Gr
   return {};
 }
 
-// Skips reductions of units other than the boundary's, because the caller has no gradients of those units. `may_reshard`: the unit may be
-// resharded here, although the plan is from an earlier step.
-Result<bool> ShardedModel::follow(Boundary boundary, const Ready& ready, bool may_reshard) {
-  bool published = false;
-  for (const auto id : stepper_.boundary(boundary)) {
-    const Node node = stepper_.plan()->graph().nodes()[static_cast<std::size_t>(id)];
-    const auto unit = static_cast<std::size_t>(node.unit);
-    switch (node.op) {
-      case Op::kUnshard:
-        SHOAL_OK(unshard(unit, node.backward));
-        break;
-      case Op::kReshard:
-        if (node.unit == boundary.unit && may_reshard) reshard(unit, node.backward);
-        break;
-      case Op::kReduceScatter:
-        if (node.unit == boundary.unit && !published && !ready.gradients.empty()) {
-          SHOAL_OK(publish(unit, ready.gradients, ready.how));
-          published = true;
-        }
-        break;
-      default:
-        break;
-    }
-  }
-  return published;
-}
-
 // ---- a step driven by hooks --------------------------------------------------------------------------------------------------------
 
-Result<void> ShardedModel::enter(bool training) {
+Result<bool> ShardedModel::enter(bool training) {
   SHOAL_OK(peers_.check());
+  const bool stepped = stepping();
+  const std::uint64_t step = stepped_version_;
   SHOAL_OK(leases_.enter());
   if (training && !stepping()) {
     stepper_.begin_step();
     stepped_version_ = leases_.version();
   }
-  return {};
+  return stepping() != stepped || stepped_version_ != step;
 }
 
 Result<void> ShardedModel::forward_begin(std::size_t unit, bool training) {
   SHOAL_OK(peers_.check());
   peers_.at(Doing::kForward, unit);
-  const bool follows = training && stepping();
-  SHOAL_OK(unshard(unit));  // before the plan's prefetches, which serve later units
-  if (!follows) return {};
-  SHOAL_OK(follow({false, true, static_cast<std::int32_t>(unit)}, {}, false));
+  SHOAL_OK(unshard(unit));
+  if (!training || !stepping()) return {};
+  stepper_.passed({false, true, static_cast<std::int32_t>(unit)});
   SHOAL_OK(peers_.serve());
   return {};
 }
 
 void ShardedModel::forward_end(std::size_t unit, bool training, bool reshard_now) {
   peers_.at(Doing::kForward, unit);
-  if (training && stepping()) {
-    const auto followed = follow({false, false, static_cast<std::int32_t>(unit)}, {}, reshard_now);
-    (void)followed;  // a dead peer is an error of the next begin of a forward or backward
-  }
+  if (training && stepping()) stepper_.passed({false, false, static_cast<std::int32_t>(unit)});
   if (reshard_now) reshard(unit);
 }
 
@@ -161,7 +132,7 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
   peers_.at(Doing::kBackward, unit);
   SHOAL_OK(leases_.check_version(unit, version));
   SHOAL_OK(unshard(unit, true));
-  SHOAL_OK(follow({true, true, static_cast<std::int32_t>(unit)}, {}, false));
+  stepper_.passed({true, true, static_cast<std::int32_t>(unit)});
   SHOAL_OK(peers_.serve());
   return {};
 }
@@ -169,8 +140,8 @@ Result<void> ShardedModel::backward_begin(std::size_t unit, std::uint64_t versio
 Result<void> ShardedModel::backward_end(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how,
                                         bool reshard_now) {
   SHOAL_OK(peers_.check());
-  SHOAL_TRY(const bool published, follow({true, false, static_cast<std::int32_t>(unit)}, {gradients, how}, reshard_now));
-  if (!published && !gradients.empty()) SHOAL_OK(publish(unit, gradients, how));
+  stepper_.passed({true, false, static_cast<std::int32_t>(unit)});
+  if (!gradients.empty()) SHOAL_OK(publish(unit, gradients, how));
   if (reshard_now) reshard(unit, true);
   return {};
 }

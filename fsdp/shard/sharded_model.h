@@ -47,7 +47,10 @@ class ShardedModel {
 
   // ---- a step, driven by hooks ----
   // The root's forward begins: this rank's writes become the next version. `training`: gradients are needed, so this is part of a step.
-  Result<void> enter(bool training);
+  // True if another step begins, or an evaluation: the caller then follows schedule().
+  Result<bool> enter(bool training);
+  // The units that the present step unshards ahead; null if there is no plan yet, or in an evaluation.
+  std::shared_ptr<const Schedule> schedule() const { return stepping() ? stepper_.schedule() : nullptr; }
   // A unit's forward begins or ends. This rank holds a lease on the unit in between; `reshard` drops the lease at the end.
   Result<void> forward_begin(std::size_t unit, bool training);
   void forward_end(std::size_t unit, bool training, bool reshard);
@@ -110,13 +113,6 @@ class ShardedModel {
   Memory memory() const;
 
  private:
-  // The gradients that a backward has computed when it reaches a boundary, where the plan may publish them.
-  struct Ready {
-    std::span<const Reducer::Gradient> gradients = {};
-    Reducer::How how = {};
-  };
-  // Runs the plan's nodes at this boundary. True when it published the boundary's unit. `reshard`: the unit may be resharded here.
-  Result<bool> follow(Boundary boundary, const Ready& ready, bool reshard);
   // True in the version in which the stepper began its step.
   bool stepping() const { return stepped_version_ != 0 && stepped_version_ == leases_.version(); }
   int first_behind_join() const;  // first rank that still has batches after this one joined, or -1

@@ -63,7 +63,7 @@ TEST_F(ShardedModelTest, TheCallerDecidesWhetherAUnitIsResharded) {
   place(1);
   auto& model = *models_[0];
   for (int step = 0; step < 4; ++step) {
-    const bool reshard = step < 2;  // traced, followed, then changed by the program
+    const bool reshard = step < 2;  // then the program changes it
     ASSERT_TRUE(model.enter(true));
     for (std::size_t u = 0; u < 2; ++u) {
       ASSERT_TRUE(model.forward_begin(u, true));
@@ -75,7 +75,6 @@ TEST_F(ShardedModelTest, TheCallerDecidesWhetherAUnitIsResharded) {
       ASSERT_TRUE(model.backward_end(u, {}, {}, reshard));
       EXPECT_EQ(model.units()[u]->leased(), !reshard) << "unit " << u << " after backward of step " << step;
     }
-    EXPECT_EQ(model.stepper().following(), step > 0);
     ASSERT_TRUE(model.finish_backward(true));
     EXPECT_FALSE(model.units()[0]->leased());
   }

@@ -69,6 +69,7 @@ std::string to_string(const Action& a, const std::vector<std::string>& units) {
   if (a.group > 0) out += fmt::format("/{}", a.group);
   if (a.model > 0) out += fmt::format(" model {}", a.model);
   if (a.kind == Action::Kind::kShow) out += fmt::format(" {}", to_string(a.view));
+  if (a.kind == Action::Kind::kUnshard && a.group >= 0) out += a.backward ? " ahead of its backward" : " ahead of its forward";
   if (a.kind == Action::Kind::kLease) out += a.backward ? " backward" : " forward";
   if (a.training) out += " training";
   if (a.reshard) out += a.kind == Action::Kind::kFinishPass ? " and leave" : " and reshard";

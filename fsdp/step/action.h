@@ -46,9 +46,9 @@ struct Action {
     kForgetPending,    // forget what a reduction of any unit would have accumulated: the last action of a reset
     // ---- among the ranks, from kEnter on
     kEnter,            // this rank's rows of a model become the next version; `training`: a step may begin
-    kLease,            // unshard a unit at the begin of its forward, or of its backward (`backward`), with what is planned there
+    kLease,            // unshard a unit at the begin of its forward, or of its backward (`backward`)
     kCheckVersion,     // fail unless the version that the backward's forward read is current
-    kUnshard,          // unshard a unit, for a prefetch list or by hand
+    kUnshard,          // unshard a unit, for a prefetch list or by hand; `group`: only that one, for the schedule
     kForwardEnd,       // a unit's forward has ended; `reshard`: drop its lease
     kReshard,          // drop a unit's lease
     kAwaitReductions,  // wait for this rank's reductions in a model
@@ -63,7 +63,7 @@ struct Action {
 
   Kind kind;
   int unit = kAllUnits;
-  int group = -1;  // the number of the unit's group, for actions on one
+  int group = -1;  // the number of the unit's group, for actions on one; -1: all
   int model = -1;
   View view = View::kSharded;
   bool backward = false, training = false, reshard = false, again = false, partial = false;

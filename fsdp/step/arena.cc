@@ -42,8 +42,11 @@ Result<void> ArenaExecutor::run(const Action& a) {
     };
   };
   switch (a.kind) {
-    case Kind::kEnter:
-      return model(a).enter(a.training);
+    case Kind::kEnter: {
+      SHOAL_TRY(const bool changed, model(a).enter(a.training));
+      if (changed) machine_.follow(a.model, model(a).schedule());
+      return {};
+    }
     case Kind::kLease:
       return each_group(a.unit, [&](ShardedModel& m, std::size_t index, const Group& g) {
         if (!a.backward) return m.forward_begin(index, a.training);
@@ -54,6 +57,10 @@ Result<void> ArenaExecutor::run(const Action& a) {
         return m.leases().check_version(index, a.versions[static_cast<std::size_t>(g.model)]);
       });
     case Kind::kUnshard:
+      if (a.group >= 0) {
+        const Group& g = machine_.groups(a.unit)[static_cast<std::size_t>(a.group)];
+        return model(a).unshard(static_cast<std::size_t>(g.index), a.backward);
+      }
       return each_group(a.unit, [](ShardedModel& m, std::size_t index, const Group&) { return m.unshard(index); });
     case Kind::kForwardEnd:
       return each_group(a.unit,

@@ -11,7 +11,7 @@ namespace shoal::fsdp {
 
 class ArenaExecutor final : public Executor {
  public:
-  explicit ArenaExecutor(const StepMachine& machine) : machine_(machine) {}
+  explicit ArenaExecutor(StepMachine& machine) : machine_(machine) {}
 
   void set_models(std::vector<std::shared_ptr<ShardedModel>> models) { models_ = std::move(models); }
   // The actions among the ranks.
@@ -27,7 +27,7 @@ class ArenaExecutor final : public Executor {
   template <class F>
   Result<void> each_model(F&& fn);
 
-  const StepMachine& machine_;
+  StepMachine& machine_;
   std::vector<std::shared_ptr<ShardedModel>> models_;
 };
 

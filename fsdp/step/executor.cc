@@ -20,16 +20,21 @@ class FailsUnlessEnded {
   bool ended_ = false;
 };
 
+Result<void> carry_out(StepMachine& machine, Executor& executor, const Actions& actions) {
+  for (const Action& a : actions) {
+    if (!machine.is_due(a)) continue;
+    SHOAL_OK(executor.run(a));
+    SHOAL_OK(carry_out(machine, executor, machine.done(a)));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> perform(StepMachine& machine, Executor& executor, const Result<Actions>& actions) {
   if (!actions) return fail(actions.error());
   FailsUnlessEnded guard(machine, *actions);
-  for (const Action& a : *actions) {
-    if (!machine.is_due(a)) continue;
-    SHOAL_OK(executor.run(a));
-    machine.done(a);
-  }
+  SHOAL_OK(carry_out(machine, executor, *actions));
   guard.end();
   return {};
 }

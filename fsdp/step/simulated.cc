@@ -17,6 +17,21 @@ constexpr int kMostSteps = 1'000'000;
 
 bool is_lease(Kind kind) { return kind == Kind::kLease || kind == Kind::kUnshard; }
 
+// Each unit is unsharded at the begin before its own.
+std::shared_ptr<const Schedule> learned(const std::vector<Boundary>& passed) {
+  if (passed.empty()) return nullptr;
+  auto out = std::make_shared<Schedule>();
+  out->boundaries = passed;
+  out->ahead.resize(passed.size());
+  std::size_t before = 0;
+  for (std::size_t i = 1; i < passed.size(); ++i) {
+    if (!passed[i].begin) continue;
+    out->ahead[before].push_back({passed[i].unit, passed[i].backward});
+    before = i;
+  }
+  return out;
+}
+
 bool resets(const Actions& actions) {
   return std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == Kind::kReset; });
 }
@@ -41,7 +56,7 @@ SimulatedRanks::SimulatedRanks(Options options, const std::vector<StepMachine::U
 
 void SimulatedRanks::start(Rank& rank) {
   rank.machine.set_groups(groups_, options_.slots);
-  rank.entered = rank.left = rank.attempt = 0;
+  rank.entered = rank.left = rank.attempt = rank.stepped = 0;
   rank.leaving = false;
   rank.published.clear();
   rank.finished = 0;
@@ -189,8 +204,9 @@ bool SimulatedRanks::step(int rank) {
     refuse(rank, to_string(a, mine.machine.names()) + ": an exception");
     return true;
   }
-  apply(rank, a);
+  const Actions next = apply(rank, a);
   ++mine.action;
+  mine.actions.insert(mine.actions.begin() + static_cast<std::ptrdiff_t>(mine.action), next.begin(), next.end());
   return true;
 }
 
@@ -259,15 +275,29 @@ void SimulatedRanks::publish(int rank, Place place) {
   }
 }
 
-void SimulatedRanks::apply(int rank, const Action& a) {
+// The boundary of the program at which the action stands, if any.
+void SimulatedRanks::pass(Rank& rank, const Action& a) const {
+  const bool begins = a.kind == Kind::kLease && (a.backward || a.training), ends = a.kind == Kind::kForwardEnd && a.training;
+  if (!begins && !ends && a.kind != Kind::kKeep && a.kind != Kind::kBeginReduce) return;
+  const bool backward = begins ? a.backward : !ends;
+  for (const auto& g : groups_[at(a.unit)]) rank.passed.push_back({backward, begins, g.index});
+}
+
+Actions SimulatedRanks::apply(int rank, const Action& a) {
   Rank& mine = ranks_[at(rank)];
   write(rank, "> " + to_string(a, mine.machine.names()));
   mine.now += options_.costs.other;
   const Place place{a.unit, a.group};
   switch (a.kind) {
-    case Kind::kEnter:
+    case Kind::kEnter: {
       enter(mine);
+      const bool begins = a.training && mine.stepped != mine.entered;
+      if (options_.learns && (begins || mine.stepped != mine.entered)) mine.machine.follow(0, begins ? learned(mine.passed) : nullptr);
+      if (!begins) break;
+      mine.stepped = mine.entered;
+      mine.passed.clear();
       break;
+    }
     case Kind::kLease:
     case Kind::kUnshard:
       if (mine.leaving) enter(mine);
@@ -353,14 +383,17 @@ void SimulatedRanks::apply(int rank, const Action& a) {
   }
   const auto unfinished = mine.published.size() - mine.finished;
   if (a.kind == Kind::kFinishReduce && unfinished > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
-  mine.machine.done(a);
+  pass(mine, a);
+  Actions next = mine.machine.done(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
     wrong(rank, "the machine's window is not that of the ranks");
+  return next;
 }
 
 void SimulatedRanks::carry_out_now(int rank, const Result<Actions>& actions) {
   for (const Action& a : *actions) {
-    if (ranks_[at(rank)].machine.is_due(a)) apply(rank, a);
+    if (!ranks_[at(rank)].machine.is_due(a)) continue;
+    carry_out_now(rank, apply(rank, a));
   }
 }
 

@@ -56,6 +56,7 @@ class SimulatedRanks {
   struct Options {
     int world_size = 2;
     int slots = 2;
+    bool learns = false;  // a rank unshards ahead as its last step would have needed it
     StepCosts costs = {};
     bool refusals_are_faults = true;  // unless an exception or a death precedes them on some rank
   };
@@ -110,7 +111,9 @@ class SimulatedRanks {
     std::map<Place, int> computed, kept;  // gradients that wait for the end of their backward, or for a pass that reduces
     std::map<int, int> ends;              // by unit: how often this pass has left its backward
     std::map<Place, int> published_in_pass;
-    std::set<int> updated;  // by the optimizer in backward, in this version
+    std::set<int> updated;         // by the optimizer in backward, in this version
+    std::uint64_t stepped = 0;     // the version in which the last step began
+    std::vector<Boundary> passed;  // by this step
     double now = 0;
   };
 
@@ -126,7 +129,9 @@ class SimulatedRanks {
   std::string refuses(int rank, const Action& action) const;
   void leave(int rank);
   static void enter(Rank& rank);
-  void apply(int rank, const Action& action);
+  void pass(Rank& rank, const Action& action) const;
+  // Returns the actions that follow at once.
+  Actions apply(int rank, const Action& action);
   void carry_out_now(int rank, const Result<Actions>& actions);
   Result<Actions> report(int rank, const SimulatedEvent& event);
   void exception(int rank);

@@ -32,6 +32,15 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
   open_ = std::move(open);
   open_.resize(at(models), true);
   reducing_.assign(at(models), {});
+  following_.assign(at(models), {});
+  places_.assign(at(models), {});
+  for (int u = 0; u < num_units(); ++u) {
+    for (int g = 0; const Group& group : units_[at(u)].groups) {
+      auto& places = places_[at(group.model)];
+      if (places.size() <= at(group.index)) places.resize(at(group.index) + 1);
+      places[at(group.index)] = {u, g++};
+    }
+  }
 }
 
 // ---- queries ---------------------------------------------------------------------------------------------------------------
@@ -449,6 +458,28 @@ Actions StepMachine::start_over() {
   return out;
 }
 
+// ---- the schedule -----------------------------------------------------------------------------------------------------------------
+
+void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward, bool begin) {
+  Following& f = following_[at(group.model)];
+  if (f.schedule == nullptr) return;
+  const std::size_t number = f.passed++;
+  if (number >= f.schedule->boundaries.size() || !(f.schedule->boundaries[number] == Boundary{backward, begin, group.index})) {
+    f.schedule.reset();
+    return;
+  }
+  for (const Schedule::Unshard& ahead : f.schedule->ahead[number]) {
+    const Place place = places_[at(group.model)][at(ahead.unit)];
+    out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
+  }
+}
+
+Actions StepMachine::pass_boundaries(int unit, bool backward, bool begin) {
+  Actions out;
+  for (const Group& g : units_[at(unit)].groups) pass_boundary(out, g, backward, begin);
+  return out;
+}
+
 // ---- answers of the executor ------------------------------------------------------------------------------------------------------
 
 bool StepMachine::is_due(const Action& a) const {
@@ -464,7 +495,7 @@ bool StepMachine::is_due(const Action& a) const {
   }
 }
 
-void StepMachine::done(const Action& a) {
+Actions StepMachine::done(const Action& a) {
   switch (a.kind) {
     case Kind::kCheckRows:
       running_ = a.unit;
@@ -477,7 +508,16 @@ void StepMachine::done(const Action& a) {
       break;
     case Kind::kLease:
       if (!a.backward) units_[at(a.unit)].seen = true;
+      if (a.backward || a.training) return pass_boundaries(a.unit, a.backward, /*begin=*/true);
       break;
+    case Kind::kForwardEnd:
+      if (a.training) return pass_boundaries(a.unit, /*backward=*/false, /*begin=*/false);
+      break;
+    case Kind::kKeep: {
+      Actions out;
+      pass_boundary(out, units_[at(a.unit)].groups[at(a.group)], /*backward=*/true, /*begin=*/false);
+      return out;
+    }
     case Kind::kQueuePassEnd:
       pass_ = Pass::kRunning;
       skipped_.clear();
@@ -502,13 +542,15 @@ void StepMachine::done(const Action& a) {
       ++casts_;
       break;
     case Kind::kBeginReduce: {
+      Actions out;
       const Group& g = units_[at(a.unit)].groups[at(a.group)];
-      if (g.collectives || g.empty) break;
+      pass_boundary(out, g, /*backward=*/true, /*begin=*/false);
+      if (g.collectives || g.empty) return out;
       auto& reducing = reducing_[at(a.model)];
       const auto found =
           std::find_if(reducing.begin(), reducing.end(), [&](const Reduction& r) { return !r.begun && r.is_of(a.unit, a.group); });
       if (found != reducing.end()) found->begun = true;
-      break;
+      return out;
     }
     case Kind::kForgetPending:  // the last action of a reset: until then, an exception leaves it to be done again
       pass_ = Pass::kNone;
@@ -516,6 +558,7 @@ void StepMachine::done(const Action& a) {
     default:
       break;
   }
+  return {};
 }
 
 }  // namespace shoal::fsdp

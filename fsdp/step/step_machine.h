@@ -11,6 +11,9 @@
 //        ▲                                                                                                  │
 //        └───────────── backward_end: its gradients go to a reduction, or are kept ─────────────────────────┘
 //
+// Units are unsharded ahead of their use at two places: at a unit's begin by the program's lists (UnitRules), and where a Schedule, which
+// was learned from an earlier step, says so (follow).
+//
 // A backward pass (Pass) begins with the first unit's backward_begin, and ends where autograd ends (pass_ends). With the write window
 // closed, rows are read by other ranks. It opens at the end of the last pass that reduces, unless another forward's backward may follow, or
 // before a write.
@@ -22,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/plan/schedule.h"
 #include "fsdp/step/action.h"
 #include "runtime/core/result.h"
 
@@ -115,7 +119,10 @@ class StepMachine {
   // ---- answers of the executor
   // False where the action would change nothing.
   bool is_due(const Action& action) const;
-  void done(const Action& action);
+  // Returns the actions that follow this one at once: unshards of the schedule.
+  Actions done(const Action& action);
+  // After kEnter: what this rank unshards ahead in the model as long as its step passes the boundaries of the schedule. Null: nothing.
+  void follow(int model, std::shared_ptr<const Schedule> schedule) { following_[at(model)] = {std::move(schedule), 0}; }
   // One of these actions has failed, and the rest will not be carried out.
   void failed(const Actions& actions);
 
@@ -155,10 +162,19 @@ class StepMachine {
     int casts = 0;      // casts_ at its last forward
   };
 
+  struct Place {
+    int unit = 0, group = 0;
+  };
+
   struct Reduction {
     int unit, group;
     bool begun = false;  // false: the action that begins it is not done
     bool is_of(int a, int b) const { return unit == a && group == b; }
+  };
+
+  struct Following {
+    std::shared_ptr<const Schedule> schedule = {};  // null: none, or the step has left it
+    std::size_t passed = 0;                         // boundaries
   };
 
   static std::size_t at(int index) { return static_cast<std::size_t>(index); }
@@ -184,12 +200,16 @@ class StepMachine {
   void finish_all_reductions(Actions& out);
   bool is_reducing(int unit, int group) const;
   void finish_models(Actions& out, bool leave) const;
+  void pass_boundary(Actions& out, const Group& group, bool backward, bool begin);
+  Actions pass_boundaries(int unit, bool backward, bool begin);
   Actions finish_pass(bool alive);
 
   std::vector<Unit> units_;
   std::vector<std::string> names_;
   std::vector<bool> open_;                       // by model: its write window is open
   std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not finished, oldest first
+  std::vector<Following> following_;             // by model
+  std::vector<std::vector<Place>> places_;       // by model and the group's number there
   std::size_t slots_ = 2;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none

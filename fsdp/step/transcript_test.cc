@@ -18,7 +18,7 @@ class TranscriptTest : public testing::Test {
   static constexpr int kRoot = 0, kA = 1, kB = 2;
 
   // A model of a root with parameters of its own and two blocks, a and b.
-  void story(const std::string& title, int world_size = 1) {
+  void story(const std::string& title, int world_size = 1, bool learns = false) {
     text_ += (text_.empty() ? "== " : "\n== ") + title + " ==\n";
     std::vector<StepMachine::UnitOptions> units;
     std::vector<std::vector<StepMachine::Group>> groups;
@@ -26,8 +26,8 @@ class TranscriptTest : public testing::Test {
       units.push_back({name, name.empty(), std::make_shared<UnitRules>()});
       groups.push_back({{.index = static_cast<int>(groups.size())}});
     }
-    ranks_ =
-        std::make_unique<SimulatedRanks>(SimulatedRanks::Options{.world_size = world_size, .refusals_are_faults = false}, units, groups);
+    ranks_ = std::make_unique<SimulatedRanks>(
+        SimulatedRanks::Options{.world_size = world_size, .learns = learns, .refusals_are_faults = false}, units, groups);
     ranks_->record([this, world_size](int rank, const std::string& line) {
       const std::string prefix = world_size > 1 ? fmt::format("{} ", rank) : "";
       text_ += prefix + (line.starts_with(">") || line.starts_with("!") ? "  " : "") + line + "\n";
@@ -94,6 +94,19 @@ TEST_F(TranscriptTest, AStep) {
   backward();
   runs();
   ends_as_in("step.txt");
+}
+
+TEST_F(TranscriptTest, Schedules) {
+  story("The second step unshards each unit where the one before it begins; in the third, b does not run, so the step leaves the schedule",
+        1, /*learns=*/true);
+  step_of(0);
+  step_of(0);
+  forward({kA});
+  backward({kA});
+  run(EventKind::kOptimizer);
+  run(EventKind::kStepEnds);
+  runs();
+  ends_as_in("schedules.txt");
 }
 
 TEST_F(TranscriptTest, Units) {

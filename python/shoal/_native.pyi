@@ -963,33 +963,10 @@ class Gradient:
 class ShardedModel:
     """One sharded model on one rank."""
 
-    def enter(self, training: bool) -> None: ...
-
-    def forward_begin(self, unit: int, training: bool) -> None: ...
-
-    def forward_end(self, unit: int, training: bool, reshard: bool) -> None: ...
-
-    def check_version(self, unit: int, version: int) -> None: ...
-
-    def backward_begin(self, unit: int, version: int) -> None: ...
-
     def backward_end(self, unit: int, gradients: Sequence[Gradient], scale: float, everywhere: bool, reshard: bool, weight: float = -1.0) -> None: ...
-
-    def await_reductions(self) -> None:
-        """Waits until all publications of this rank are reduced."""
-
-    def finish_backward(self, leave: bool) -> None: ...
 
     def take_reduced(self) -> list[tuple[int, list[bool]]]:
         """[(unit, [a gradient is present, ...]), ...] since the last call."""
-
-    def unshard(self, unit: int) -> None: ...
-
-    def reshard(self, unit: int) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def open_window(self, caller: str) -> None: ...
 
     def join(self) -> None: ...
 
@@ -1007,16 +984,10 @@ class ShardedModel:
 
     def optimizer_end(self, unit: int = -1) -> None: ...
 
-    def give_up(self, unit: int) -> None:
-        """This rank reads the unit no more in this version."""
-
     def end_step(self) -> None: ...
 
     @property
     def version(self) -> int: ...
-
-    @property
-    def window_open(self) -> bool: ...
 
     def plan(self, prefetch: int, lists: Sequence[PrefetchList]) -> None:
         """How far ahead units are unsharded; `lists` override `prefetch`."""
@@ -1024,15 +995,6 @@ class ShardedModel:
     @property
     def memory(self) -> dict:
         """Bytes on this host, by kind; gradients: of every rank's own rows."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def following(self) -> bool: ...
-
-    @property
-    def detours(self) -> int: ...
 
     @property
     def has_plan(self) -> bool: ...

@@ -60,62 +60,27 @@ void plan(ShardedModel& s, int prefetch, std::vector<fsdp::PrefetchList> lists) 
 using ModelClass = nb::class_<ShardedModel>;
 
 void bind_passes(ModelClass& model) {
-  model.def(
-           "enter", [](ShardedModel& s, bool training) { without_gil([&] { return s.enter(training); }); }, nb::arg("training"))
-      .def(
-          "forward_begin",
-          [](ShardedModel& s, std::size_t unit, bool training) { without_gil([&] { return s.forward_begin(unit, training); }); },
-          nb::arg("unit"), nb::arg("training"))
-      .def("forward_end", &ShardedModel::forward_end, nb::arg("unit"), nb::arg("training"), nb::arg("reshard"))
-      .def(
-          "check_version",
-          [](ShardedModel& s, std::size_t unit, std::uint64_t version) { unwrap(s.leases().check_version(unit, version)); },
-          nb::arg("unit"), nb::arg("version"))
-      .def(
-          "backward_begin",
-          [](ShardedModel& s, std::size_t unit, std::uint64_t version) { without_gil([&] { return s.backward_begin(unit, version); }); },
-          nb::arg("unit"), nb::arg("version"))
+  model
       .def("backward_end", &backward_end, nb::arg("unit"), nb::arg("gradients"), nb::arg("scale"), nb::arg("everywhere"),
            nb::arg("reshard"), nb::arg("weight") = -1.0)
-      .def(
-          "await_reductions", [](ShardedModel& s) { without_gil([&] { return s.reductions().wait(); }); },
-          "Waits until all publications of this rank are reduced.")
-      .def(
-          "finish_backward", [](ShardedModel& s, bool leave) { without_gil([&] { return s.finish_backward(leave); }); }, nb::arg("leave"))
-      .def("take_reduced", &take_reduced, "[(unit, [a gradient is present, ...]), ...] since the last call.")
-      .def(
-          "unshard", [](ShardedModel& s, std::size_t unit) { without_gil([&] { return s.unshard(unit); }); }, nb::arg("unit"))
-      .def(
-          "reshard", [](ShardedModel& s, std::size_t unit) { s.reshard(unit); }, nb::arg("unit"))
-      .def("reset", &ShardedModel::reset);
+      .def("take_reduced", &take_reduced, "[(unit, [a gradient is present, ...]), ...] since the last call.");
 }
 
 void bind_window(ModelClass& model) {
-  model
-      .def(
-          "open_window", [](ShardedModel& s, const std::string& caller) { without_gil([&] { return s.leases().open_window(caller); }); },
-          nb::arg("caller"))
-      .def("join", &ShardedModel::join)
+  model.def("join", &ShardedModel::join)
       .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def(
           "commit", [](ShardedModel& s, std::uint64_t step) { without_gil([&] { return s.commit(step); }); }, nb::arg("step"),
           "Under protection: this rank has recorded this optimizer step; waits until every rank has.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
-      .def(
-          "give_up", [](ShardedModel& s, std::size_t unit) { s.leases().give_up(unit); }, nb::arg("unit"),
-          "This rank reads the unit no more in this version.")
       .def("end_step", &ShardedModel::end_step)
-      .def_prop_ro("version", [](ShardedModel& s) { return s.leases().version(); })
-      .def_prop_ro("window_open", [](ShardedModel& s) { return s.leases().window_open(); });
+      .def_prop_ro("version", [](ShardedModel& s) { return s.leases().version(); });
 }
 
 void bind_graph(ModelClass& model) {
   model.def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), "How far ahead units are unsharded; `lists` override `prefetch`.")
       .def_prop_ro("memory", &memory_of, "Bytes on this host, by kind; gradients: of every rank's own rows.")
-      .def_prop_ro("steps", [](const ShardedModel& s) { return s.stepper().steps(); })
-      .def_prop_ro("following", [](const ShardedModel& s) { return s.stepper().following(); })
-      .def_prop_ro("detours", [](const ShardedModel& s) { return s.stepper().detours(); })
       .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
       .def("graph_table",
            [](const ShardedModel& s) { return s.stepper().plan()->graph().table(s.stepper().planned(), s.stepper().measured()); })

@@ -17,8 +17,7 @@ namespace {
 class HookExecutor final : public fsdp::Executor {
  public:
   // `program` owns this object, so the reference is weak.
-  HookExecutor(const StepMachine& machine, nb::handle program)
-      : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))) {
+  HookExecutor(StepMachine& machine, nb::handle program) : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))) {
     if (!program_.is_valid()) nb::raise_python_error();
     for (std::size_t kind = 0; kind < fsdp::kNumActionKinds; ++kind)
       methods_.push_back(nb::steal(PyUnicode_InternFromString(fsdp::name_of(static_cast<Kind>(kind)))));

@@ -1,0 +1,28 @@
+// The prefetch of a step machine: boundaries that a step will pass, and the units to unshard ahead at each. A Plan makes it from a traced
+// step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace shoal::fsdp {
+
+// A point of the program: a unit's forward or backward begins or ends.
+struct Boundary {
+  bool backward = false;
+  bool begin = false;
+  std::int32_t unit = 0;
+  bool operator==(const Boundary&) const = default;
+};
+
+// For one model; units are their numbers in it.
+struct Schedule {
+  struct Unshard {
+    std::int32_t unit = 0;
+    bool backward = false;  // it serves the unit's backward
+  };
+  std::vector<Boundary> boundaries;
+  std::vector<std::vector<Unshard>> ahead;  // by boundary
+};
+
+}  // namespace shoal::fsdp
