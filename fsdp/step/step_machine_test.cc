@@ -199,5 +199,58 @@ TEST_F(StepMachineTest, CastsAreForgottenOnceTheWindowIsOpen) {
       << "none were forgotten since the root's last forward";
 }
 
+// A schedule with one unit to unshard ahead at each boundary.
+std::shared_ptr<const Schedule> schedule(std::vector<Boundary> boundaries, std::vector<int> ahead) {
+  auto out = std::make_shared<Schedule>();
+  out->boundaries = std::move(boundaries);
+  for (const int unit : ahead) out->ahead.push_back({{unit, out->boundaries[out->ahead.size()].backward}});
+  return out;
+}
+
+TEST_F(StepMachineTest, EachModelHasItsOwnSchedule) {
+  // The root has a group in model 0; a has one in each model; b has one in model 1.
+  machine_.set_groups({{{}}, {{.index = 1}, {.model = 1}}, {{.model = 1, .index = 1}}}, 2);
+  machine_.follow(0, schedule({{false, true, 0}, {false, true, 1}, {false, false, 1}}, {1, 0, 1}));
+  machine_.follow(1, schedule({{false, true, 0}, {false, false, 0}, {false, true, 1}}, {1, 0, 0}));
+  const Lines unshard = {"unshard"};
+  EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), unshard), (Lines{"unshard a ahead of its forward"}));
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = true}), unshard),
+            (Lines{"unshard root ahead of its forward", "unshard b model 1 ahead of its forward"}));
+  EXPECT_EQ(actions(machine_.forward_end(kA, {.training = true}), unshard),
+            (Lines{"unshard a ahead of its forward", "unshard a/1 model 1 ahead of its forward"}));
+  EXPECT_EQ(actions(machine_.forward_begin(kB, {.training = true}), unshard), (Lines{"unshard a/1 model 1 ahead of its forward"}));
+}
+
+TEST_F(StepMachineTest, AScheduleIsPassedInTrainingAlone) {
+  const auto begins = schedule({{false, true, 1}}, {2});
+  machine_.follow(0, begins);
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = false}), {"unshard"}), Lines());
+  run(machine_.forward_end(kA, {.training = false}));
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = true}), {"unshard"}), (Lines{"unshard b ahead of its forward"}));
+  machine_.follow(0, begins);
+  machine_.set_groups({{{}}, {{.index = 1}}, {{.index = 2}}}, 2);  // another mesh
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = true}), {"unshard"}), Lines());
+}
+
+TEST_F(StepMachineTest, AStepThatHasLeftItsScheduleDoesNotComeBackToIt) {
+  machine_.follow(0, schedule({{false, true, 0}, {false, true, 1}, {false, true, 2}}, {1, 2, 1}));
+  run(machine_.forward_begin(kRoot, {.training = true}));
+  run(machine_.forward_begin(kB, {.training = true}));  // the schedule expects a
+  EXPECT_EQ(actions(machine_.forward_begin(kB, {.training = true}), {"unshard"}), Lines());
+}
+
+TEST_F(StepMachineTest, GradientsThatAreReducedOrKeptPassABoundary) {
+  for (const bool reduces : {true, false}) {
+    rules_[kB]->reduces = reduces;
+    forward_of_all();
+    machine_.follow(0, schedule({{true, true, 0}, {true, true, 2}, {true, false, 2}}, {2, 1, 1}));
+    run(machine_.begin_pass());
+    EXPECT_EQ(actions(machine_.backward_begin(kRoot, {1}), {"unshard"}), (Lines{"unshard b ahead of its backward"}));
+    EXPECT_EQ(actions(machine_.backward_begin(kB, {1}), {"unshard"}), (Lines{"unshard a ahead of its backward"}));
+    EXPECT_EQ(actions(machine_.backward_end(kB), {"unshard"}), (Lines{"unshard a ahead of its backward"})) << reduces;
+    run(machine_.reset(/*all=*/true));
+  }
+}
+
 }  // namespace
 }  // namespace shoal::fsdp
