@@ -10,7 +10,7 @@ import sys
 import time
 
 import shoal
-from shoal.train._ranks import environments, here
+from shoal.train._ranks import environments, own_place
 
 
 def write(path: str, value: dict) -> None:
@@ -21,7 +21,7 @@ def write(path: str, value: dict) -> None:
 
 class Rank:
     def place(self):
-        return here()
+        return own_place()
 
     def run(self, folder: str, environment: dict[str, str]) -> None:
         os.environ.update(environment)

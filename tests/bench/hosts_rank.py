@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import shoal.collective as sc
 from shoal.exceptions import ShoalError
-from shoal.train._ranks import here
+from shoal.train._ranks import own_place
 
 # Prints the largest memory of a process, in bytes, when stdin ends. A process of its own, because the rank's threads hold the GIL.
 SAMPLER = """
@@ -102,7 +102,7 @@ class Ring:
 
     def __init__(self):
         sc.barrier()
-        addresses, after = everywhere(here().host), (rank + 1) % world
+        addresses, after = everywhere(own_place().host), (rank + 1) % world
         with socket.create_server((addresses[rank], 0)) as server:
             ports = everywhere(server.getsockname()[1])
             self._to = socket.create_connection((addresses[after], ports[after]))

@@ -138,9 +138,10 @@ def test_workers_agree_on_a_preemption_after_every_change_and_a_death(shoal_comm
             scales.append(threading.Thread(target=trainer.scale, args=({(3, 0): 2, (2, 1): 3}[asked],)))
             scales[-1].start()"""
     save = f"""
-    from shoal.train._context import _Here
-    _Here.generation < 4 and threading.Event().wait(0.03)
-    if _Here.generation == 3 and dist.get_rank() == 2:
+    from shoal.train._worker import current_worker
+    generation = current_worker().generation
+    generation < 4 and threading.Event().wait(0.03)
+    if generation == 3 and dist.get_rank() == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if state.step == STEPS - 5 and dist.get_rank() == dist.get_world_size() - 1:
         state.run._preemption._event.set()

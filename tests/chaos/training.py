@@ -90,12 +90,12 @@ def step(batch, state) -> None:
     import torch.distributed as dist
 
     from shoal.train import report
-    from shoal.train._context import _Here
+    from shoal.train._worker import current_worker
 
     saves.grow_if_chosen(state.folder)
     samples, x, y = batch
     parts = [None] * dist.get_world_size()
-    here = _Here.generation, state.step
+    here = current_worker().generation, state.step
     mine = (samples.tolist()[: state.samples], os.getpid(), here, rows_of(state.model))
     dist.all_gather_object(parts, mine)
     if {at for _, _, at, _ in parts} != {here}:

@@ -215,11 +215,11 @@ def test_a_victim_has_a_worker_that_takes_over_its_part():
 def test_the_last_line_has_the_planned_faults_that_did_not_come():
     faults = [Fault(0.0, "kill", 0.5)] * 3
     hit, skipped = Outcome(faults[0], 0.0, 1, True), Outcome(faults[0], 0.0, None, True, skipped=True)
-    assert (str(Total.of(faults, [hit] * 3)), Total.of(faults, [hit] * 3).passed) == ("injected 3, survived 3, steps lost 0", True)
-    some = Total.of(faults, [hit, skipped])
+    assert (str(Total.count(faults, [hit] * 3)), Total.count(faults, [hit] * 3).passed) == ("injected 3, survived 3, steps lost 0", True)
+    some = Total.count(faults, [hit, skipped])
     assert (str(some), some.passed) == ("injected 1 of 3 planned faults, survived 1, steps lost 0", True)
-    assert not Total.of(faults, [skipped]).passed
-    assert not Total.of(faults, []).passed
+    assert not Total.count(faults, [skipped]).passed
+    assert not Total.count(faults, []).passed
 
 
 class Scripted(Chaos):
@@ -266,7 +266,7 @@ def test_a_training_has_survived_a_fault_once_all_workers_train_again(monkeypatc
     (outcome,) = chaos.run(scripted, [fault] if survived else [fault, fault], said.append)
     assert (outcome.survived, outcome.steps_lost, outcome.worker) == (survived, steps_lost, 0)
     assert len(said) == 1
-    assert Total.of([fault], [outcome]).passed == (survived and not steps_lost)
+    assert Total.count([fault], [outcome]).passed == (survived and not steps_lost)
 
 
 @pytest.mark.parametrize(("longest", "pause_s"), [(((90.0, 7.0), (101.0, 0.75), (102.0, 0.25)), 0.5), (((90.0, 7.0), (101.0, 0.2)), 0.0)])
@@ -320,7 +320,7 @@ def test_a_signal_goes_to_the_process_that_was_meant(bystander):
     assert not stop_process(reused, 1000.0)
     assert bystander.poll() is None
     assert not kill_process(Process(bystander.pid, 0))
-    living = Process.of(bystander.pid)
+    living = Process.with_pid(bystander.pid)
     assert kill_process(living)
     os.waitid(os.P_PID, bystander.pid, os.WEXITED | os.WNOWAIT)
     assert not kill_process(living)  # it has ended, and its parent has not asked for that yet
@@ -330,7 +330,7 @@ def test_a_signal_goes_to_the_process_that_was_meant(bystander):
 
 def test_a_stopped_process_goes_on_although_the_one_that_stopped_it_dies(bystander):
     code = "import sys; from shoal.train._chaos.harm import *; stop_process(Process(*map(int, sys.argv[1:])), 2.0)"
-    victim = Process.of(bystander.pid)
+    victim = Process.with_pid(bystander.pid)
     words = [sys.executable, "-c", code, str(victim.pid), str(victim.started)]
     with subprocess.Popen(words, start_new_session=True) as other:
         wait_until(lambda: os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG), 60, "the stop")
@@ -343,7 +343,7 @@ def test_a_file_of_a_head_that_was_killed_names_no_process(tmp_path):
     (tmp_path / f"head.{os.getppid()}").write_text("")
     assert living_heads(Path(tmp_path)) == []
     (tmp_path / f"head.{os.getpid()}").write_text(str(start_time(os.getpid())))
-    assert living_heads(Path(tmp_path)) == [Process.of(os.getpid())]
+    assert living_heads(Path(tmp_path)) == [Process.with_pid(os.getpid())]
 
 
 def test_rates_times_and_kinds_are_read():

@@ -7,18 +7,24 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from shoal.train import State, get_context, run
-from shoal.train._context import _Here
+from shoal.train import ScalingConfig, State, get_context, run
 from shoal.train._gang import Gang
 from shoal.train._recovery import Mark, Record
+from shoal.train._worker import Role, Worker
 
 
-def marked():
+def worker_of(num_reports=0, newcomer=False):
+    worker = Worker(Role(number=0, environment={}, scaling=ScalingConfig(), newcomer=newcomer), driver=None)
+    worker.num_reports = num_reports
+    return worker
+
+
+def marked(worker=None):
     """Returns (state, record) of a worker that has made one step of one batch, and has a mark behind it."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = State(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
-    record = Record(state)
+    record = Record(state, worker or worker_of())
     optimizer.step()
     state.step = 1
     record.protection = SimpleNamespace(
@@ -31,9 +37,9 @@ def marked():
 def test_running_statistics_of_an_abandoned_batch_are_undone():
     model = nn.BatchNorm1d(3)
     state, kept = State(model=model), {}
-    Mark(0, state, kept)
+    Mark(0, state, 0, kept)
     model(torch.randn(8, 3))
-    mark = Mark(1, state, kept)
+    mark = Mark(1, state, 0, kept)
     before = {name: b.clone() for name, b in model.named_buffers()}
     model(torch.randn(8, 3))
     assert not torch.equal(before["running_mean"], model.running_mean)
@@ -58,56 +64,53 @@ def test_a_step_of_several_batches_runs_again_from_the_first_one():
     assert state.step == 1
 
 
-def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported(monkeypatch):
-    one, of_one = marked()
-    other, of_other = marked()
+def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported():
+    worker = worker_of()
+    one, of_one = marked(worker)
+    other, of_other = marked(worker_of(2))
+    worker.num_reports = 1
     for state, record in ((one, of_one), (other, of_other)):
         state.step = 2
         record.protection = SimpleNamespace(
             step=2, words=(2, 2, 2), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
         )
-    monkeypatch.setattr(_Here, "reports", 1)
     words = [of_one.words(())]
     other.scheduler.step()
-    _Here.reports = 2
     words.append(of_other.words(()))
     of_other.settle(words, ())
-    _Here.reports = 1
     of_one.settle(words, ())
-    assert _Here.reports == 2
+    assert worker.num_reports == 2
     assert one.step == other.step == 2
     assert one.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_a_worker_without_a_mark_has_the_reports_of_those_that_go_back(monkeypatch):
-    one, of_one = marked()
-    other, of_other = marked()
+def test_a_worker_without_a_mark_has_the_reports_of_those_that_go_back():
+    workers = worker_of(), worker_of()
+    one, of_one = marked(workers[0])
+    other, of_other = marked(workers[1])
     of_other._mark = None  # it was interrupted behind a change
-    words = []
-    for record, reports in ((of_one, 1), (of_other, 0)):  # one has reported before the optimizer's step
-        monkeypatch.setattr(_Here, "reports", reports)
-        words.append(record.words(()))
-    found = []
-    for record, reports in ((of_one, 1), (of_other, 0)):
-        _Here.reports = reports
+    workers[0].num_reports = 1  # one has reported before the optimizer's step
+    words = [record.words(()) for record in (of_one, of_other)]
+    for record in (of_one, of_other):
         record.settle(words, ())
-        found.append(_Here.reports)
-    assert found == [0, 0]
+    assert [w.num_reports for w in workers] == [0, 0]
     assert one.step == other.step == 1
 
 
 def test_a_loop_behind_run_may_run_again():
     state, _ = marked()
-    state.gang = Gang(state)
+    state.gang = Gang(state, None)
     state.gang.repeats = True  # a death in run sets it
     run(lambda batch, state: None, DataLoader(range(4)), state)
     assert not state.gang.repeats
 
 
-@pytest.mark.parametrize(("newcomer", "before", "joins"), [(False, None, False), (True, None, True), (False, "a gang", True)])
-def test_a_loop_joins_if_it_is_a_new_workers_or_runs_again(monkeypatch, newcomer, before, joins):
+@pytest.mark.parametrize(("newcomer", "predecessor", "joins"), [(False, None, False), (True, None, True), (False, "a gang", True)])
+def test_a_loop_joins_if_it_is_a_new_workers_or_runs_again(monkeypatch, newcomer, predecessor, joins):
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_Here, "newcomer", newcomer)
-    monkeypatch.setattr(_Here, "before", before)
-    assert get_context().joins is joins
+    worker = worker_of(newcomer=newcomer)
+    worker.predecessor = predecessor
+    with worker.running():
+        assert get_context().joins is joins
+    assert get_context().joins is False

@@ -215,7 +215,7 @@ def test_generators_that_former_releases_seeded_keep_their_seeds():
 
 def test_workers_of_a_fixed_size_start_no_node_to_compare_their_orders(monkeypatch):
     state = State()
-    state.gang = gang = Gang(state)
+    state.gang = gang = Gang(state, None)
     gang.size = 2
     monkeypatch.setattr(gang, "_connect", lambda: pytest.fail("the loop connects the workers by itself"))
     loader = loader_of(of_torch())
@@ -231,7 +231,7 @@ def test_workers_of_a_fixed_size_start_no_node_to_compare_their_orders(monkeypat
 def test_workers_with_different_orders_stop(monkeypatch):
     state = State()
     state.loader, state.drawn, state.step = loader_of(Counts()), 7, 1
-    gang = Gang(state)
+    gang = Gang(state, None)
     gang.size, gang._communicator = 2, object()
     others = torch.tensor([0, 8, -8])
     monkeypatch.setattr(gang, "_reduce", lambda t, dtype, op: t.copy_(torch.maximum(t, others)))

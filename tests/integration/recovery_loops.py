@@ -222,11 +222,12 @@ def steps_form(config):
 
 def steps_form_with_lost_replacements(config):
     """The workers of these numbers fail, or die, before their first step."""
-    from shoal.train._context import _Here
+    from shoal.train._worker import current_worker
 
-    if _Here.worker in (config["fails"], config.get("fails_too")):
+    number = current_worker().role.number
+    if number in (config["fails"], config.get("fails_too")):
         raise OSError("no disk")
-    if _Here.worker == config["dies"]:
+    if number == config["dies"]:
         kill_process()
     return steps_form(config)
 
@@ -252,9 +253,9 @@ def steps_form_with_a_death_in_the_meeting(config):
     """The second of two survivors dies before it meets the other one, or while their process group is made (``config["connecting"]``)."""
     from datetime import timedelta
 
-    from shoal.train import _gang, _meeting
+    from shoal.train import _elastic_gang, _meeting
 
-    begin, set_key = _gang.begin_process_group, _meeting.GuardedStore.set
+    begin, set_key = _elastic_gang.begin_process_group, _meeting.GuardedStore.set
 
     def begin_or_die(own, environment, *rest):
         if (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2") and not os.path.exists(once):
@@ -270,63 +271,65 @@ def steps_form_with_a_death_in_the_meeting(config):
             kill_process()
 
     once = os.path.join(config["folder"], "met")
-    _gang.begin_process_group = begin_or_die
-    _gang._MEET_NOW = timedelta(hours=1)
+    _elastic_gang.begin_process_group = begin_or_die
+    _elastic_gang._MEET_NOW = timedelta(hours=1)
     return steps_form(config)
 
 
 def form_with_a_death_before_the_loops_have_run_again(config):
     """The worker of number ``config["victim"]`` dies when it has built its model again."""
-    from shoal.train._context import _Here
-    from shoal.train._gang import Gang
+    from shoal.train._elastic_gang import ElasticGang
+    from shoal.train._worker import current_worker
 
-    take_over = Gang._take_over
+    number = current_worker().role.number
+    take_over = ElasticGang._take_over
 
     def die_or_take_over(gang, before):
-        if _Here.worker == config["victim"]:
+        if number == config["victim"]:
             open(os.path.join(config["folder"], "died"), "x").close()
             kill_process()
         take_over(gang, before)
 
-    Gang._take_over = die_or_take_over
+    ElasticGang._take_over = die_or_take_over
     return globals()[config["form"]](config)
 
 
 def form_with_a_death_when_some_loops_have_run_again(config):
     """Worker 1 dies while it waits for the others' new records. Worker 2 stops, since worker 0 has none yet. Worker 0 then finds all of
     them, and dies too if ``config["dies"]``: worker 2 has to go on with the records of before."""
-    from shoal.train._context import _Here
-    from shoal.train._gang import Gang
+    from shoal.train._elastic_gang import ElasticGang
     from shoal.train._recovery import Record
+    from shoal.train._worker import current_worker
 
+    number = current_worker().role.number
     stopped = os.path.join(config["folder"], "stopped")
-    take_over, enter = Gang._take_over, Record.enter
+    take_over, enter = ElasticGang._take_over, Record.enter
 
     def enter_in_turn(record):
         if not again:
             return enter(record)
-        if _Here.worker == 0:
+        if number == 0:
             while not os.path.exists(stopped + "-2"):
                 time.sleep(0.001)
-        elif _Here.worker == 1:
+        elif number == 1:
             threading.Timer(0.3, kill_process).start()
         try:
             enter(record)
         except Exception:
-            open(f"{stopped}-{_Here.worker}", "w").close()
+            open(f"{stopped}-{number}", "w").close()
             raise
 
     def take_over_once(gang, before):
         again[:] = [True]
         take_over(gang, before)
-        if _Here.worker == 0:
+        if number == 0:
             open(os.path.join(config["folder"], "passed"), "w").close()
             if config["dies"]:
-                Gang.mark = lambda gang: (gc.collect(), kill_process())
+                ElasticGang.mark = lambda gang: (gc.collect(), kill_process())
         again.clear()
 
     again = []
-    Gang._take_over, Record.enter = take_over_once, enter_in_turn
+    ElasticGang._take_over, Record.enter = take_over_once, enter_in_turn
     return loop_form(config)
 
 
@@ -340,10 +343,11 @@ def form_with_a_death_in_a_change(config):
 
     import shoal
     from shoal.exceptions import DeadlineExceeded
-    from shoal.train._context import _Here
-    from shoal.train._gang import Gang
+    from shoal.train._elastic_gang import ElasticGang
     from shoal.train._recovery import Record
+    from shoal.train._worker import current_worker
 
+    number = current_worker().role.number
     in_change = []
 
     def change(gang, transition, *rest):
@@ -356,7 +360,7 @@ def form_with_a_death_in_a_change(config):
         in_change.clear()
 
     def die(phase):
-        if in_change == [True] and (_Here.worker, phase) == (config["victim"], config["phase"]):
+        if in_change == [True] and (number, phase) == (config["victim"], config["phase"]):
             open(os.path.join(config["folder"], "died"), "x").close()
             kill_process()
 
@@ -370,25 +374,25 @@ def form_with_a_death_in_a_change(config):
 
     def send(*args, **options):
         sends = in_change == [True] and config["phase"] == "sent"
-        if sends and _Here.worker == 1 != config["victim"]:
-            shoal.wait([_Here.gang._met.guard._dead], timeout=120)
+        if sends and number == 1 != config["victim"]:
+            shoal.wait([current_worker().gang._store.guard._dead], timeout=120)
         broadcast(*args, **options)
-        if sends and _Here.worker == 0:
+        if sends and number == 0:
             open(sent, "x").close()
-        while sends and _Here.worker == config["victim"] and not os.path.exists(sent):
+        while sends and number == config["victim"] and not os.path.exists(sent):
             time.sleep(0.001)
         die("sent")
 
     sent = os.path.join(config["folder"], "sent")
     broadcast, dist.broadcast_object_list = dist.broadcast_object_list, send
-    original, Gang._change = Gang._change, change
-    before(Gang, "_meet", "meet")
-    after(Gang, "_meet", "met")
-    before(Gang, "_move_tensors", "settled")
+    original, ElasticGang._change = ElasticGang._change, change
+    before(ElasticGang, "_meet", "meet")
+    after(ElasticGang, "_meet", "met")
+    before(ElasticGang, "_move_tensors", "settled")
     after(Record, "moved", "moved")
     after(Record, "prepare", "recorded")
     after(Record, "enter", "entered")
-    before(Gang, "_follow", "end")
+    before(ElasticGang, "_follow", "end")
     before(Record, "leave", "end")
     return globals()[config["form"]](config)
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.exceptions import ActorDiedError, TaskError, Unavailable
-from shoal.train import _membership as m
-from shoal.train import _run
+from shoal.train._driver import membership as m
+from shoal.train._driver import run as _run
+from shoal.train._driver.reports import Reports
+from shoal.train._driver.watches import Doubts
 from shoal.train._ranks import Place
-from shoal.train._reports import Reports
-from shoal.train._watches import Doubts
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -52,7 +52,7 @@ def run_of(members):
     return _run.Run(session, SimpleNamespace(on_report=None), membership, [f"handle of {w}" for w in members])
 
 
-@pytest.mark.parametrize(("node", "seconds"), [("a", _run._NEWS_S), ("b", _run._NEWS_OF_NODES_S)])
+@pytest.mark.parametrize(("node", "seconds"), [("a", _run._NOTICE_S), ("b", _run._NOTICE_FROM_NODES_S)])
 def test_a_worker_that_a_change_has_stopped_waits_for_the_news_of_all_nodes_of_the_change(node, seconds):
     run = run_of((0,))
     run._membership.published = m.Generation(2, (0, 1), (0,), base=1)

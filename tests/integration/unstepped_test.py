@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
-from shoal.train import State, _gang, _unstepped
+from shoal.train import ScalingConfig, State, _elastic_gang, _unstepped
+from shoal.train._elastic_gang import ElasticGang
 from shoal.train._gang import Gang
 from shoal.train._unstepped import Unstepped
+from shoal.train._worker import Role, Worker
 
 
 def setting(**more):
@@ -204,11 +206,9 @@ def test_a_sharded_model_waits_for_all_of_its_backward_passes(found, waits):
 
 
 def gang_of(model, optimizer):
-    """A gang as in an elastic training, without a cluster."""
-    state = State(model=model, optimizer=optimizer)
-    gang = Gang(state)
-    gang._unstepped = Unstepped(state)
-    return gang
+    """The gang of an elastic training, without a cluster."""
+    role = Role(number=0, environment={}, scaling=ScalingConfig(num_workers=(1, 2)))
+    return ElasticGang(State(model=model, optimizer=optimizer), Worker(role, driver=None))
 
 
 def test_a_change_that_waits_long_prints_why(monkeypatch, capsys):
@@ -225,7 +225,7 @@ def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
     model, optimizer, _ = setting()
     gang, entered = gang_of(model, optimizer), []
     gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=True))
-    monkeypatch.setattr(_gang, "get", lambda ref: "the transition")
+    monkeypatch.setattr(_elastic_gang, "get", lambda ref: "the transition")
     monkeypatch.setattr(gang, "_change", entered.append)
     backward(model)
     assert not gang.boundary()
@@ -235,7 +235,7 @@ def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
     assert not gang.boundary()
     assert words == [True, False]
     monkeypatch.undo()
-    monkeypatch.setattr(_gang, "get", lambda ref: "the transition")
+    monkeypatch.setattr(_elastic_gang, "get", lambda ref: "the transition")
     monkeypatch.setattr(gang, "_change", entered.append)
     assert gang.boundary()
     assert entered == ["the transition"]
@@ -251,7 +251,7 @@ def test_gradients_are_looked_at_only_where_a_change_comes(monkeypatch):
 
 def test_a_training_of_a_fixed_size_records_no_gradients():
     before = len(hooks)
-    gang = Gang(State(model=nn.Linear(3, 1)))
+    gang = Gang(State(model=nn.Linear(3, 1)), None)
     assert len(hooks) == before
     assert not gang.boundary()
 

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from shoal._native import committed_step
-from shoal.train import _membership as m
+from shoal.train._driver import membership as m
 
 SEEDS = [int(os.environ["SHOAL_SEED"])] if "SHOAL_SEED" in os.environ else range(int(os.environ.get("SHOAL_SEEDS", 2000)))
 REPLAY = "replay it: bazel test --test_env=SHOAL_SEED={} //tests/simulation:deaths_test"

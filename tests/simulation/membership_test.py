@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from shoal.train import _membership as m
-from shoal.train._membership import Died, Draining, Entered, Failed, Interrupted, Membership, Placed, Queued, Ready, Returned, Scaled
+from shoal.train._driver import membership as m
+from shoal.train._driver.membership import Died, Draining, Entered, Failed, Interrupted, Membership, Placed, Queued, Ready, Returned, Scaled
 
 SEEDS = [int(os.environ["SHOAL_SEED"])] if "SHOAL_SEED" in os.environ else range(int(os.environ.get("SHOAL_SEEDS", 2000)))
 REPLAY = "replay it: bazel test --test_env=SHOAL_SEED={} //tests/simulation:membership_test"

@@ -7,7 +7,8 @@ result = shoal.train.Trainer(loop, scaling_config=ScalingConfig(num_workers=2)).
 from shoal.train._changes import Change
 from shoal.train._context import TrainContext, get_context, report
 from shoal.train._errors import WorkerLost
-from shoal.train._trainer import Result, ScalingConfig, Trainer
+from shoal.train._scaling_config import ScalingConfig
+from shoal.train._trainer import Result, Trainer
 
 __all__ = ["Change", "Result", "ScalingConfig", "State", "TrainContext", "Trainer", "WorkerLost", "get_context", "report", "run", "steps"]
 

@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from shoal._actors.handle import ActorHandle
 from shoal._core.variables import variable
-from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
+from shoal.train._worker import current_worker
 
 
 @dataclass(frozen=True)
@@ -41,31 +40,13 @@ class TrainContext:
         return self.node_rank
 
 
-class _Here:
-    """The state of a Trainer's worker, one per process; ``driver`` is None in other processes."""
-
-    driver: ActorHandle | None = None
-    worker = 0  # its number, in the order in which the driver creates workers
-    elastic = False  # the number of workers may change
-    newcomer = False  # it runs alone until its first step, where it joins the others
-    generation = 1
-    protected = False  # the training survives the deaths of workers
-    replicated = False  # and the loss of a host
-    store: Any = None  # the one of the first process group, which is kept
-    gang: Any = None  # the present loop has it, in an elastic training
-    before: Any = None  # a death has ended its loop, and the next one takes its state over
-    reports = 0
-    left = False  # it has left, and its loop unwinds
-    logical_ranks = 0  # 0: the training is not deterministic
-    holds = False  # a part of the batch runs that is not this worker's last: nothing takes effect that belongs to the end of a step
-
-
 def get_context() -> TrainContext:
     """Returns the context, from the environment variables that every launcher sets. Raises InvalidArgument outside a training loop."""
     if not variable("RANK"):
         raise InvalidArgument(
             "this process has no training context", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
         )
+    worker = current_worker()
     number = {name: int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
     return TrainContext(
         number["WORLD_SIZE"],
@@ -73,7 +54,7 @@ def get_context() -> TrainContext:
         number["LOCAL_RANK"],
         int(variable("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
         int(variable("GROUP_RANK", 0)),
-        _Here.newcomer or _Here.before is not None,
+        worker is not None and worker.joins,
     )
 
 
@@ -87,7 +68,5 @@ def report(metrics: dict[str, Any]) -> None:
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
-    if _Here.driver is None or _Here.newcomer or _Here.left or _Here.holds:
-        return
-    _Here.reports += 1
-    get(_Here.driver.report.remote(_Here.worker, _Here.generation, _Here.reports, metrics))
+    if (worker := current_worker()) is not None:
+        worker.report(metrics)

@@ -22,21 +22,21 @@ from torch.distributed import distributed_c10d as c10d
 import shoal.torch  # noqa: F401  it registers the backend
 from shoal._distributed import ranks
 from shoal.exceptions import Unavailable
-from shoal.train._context import _Here
 from shoal.train._sockets import addresses_of, open_fds, peer_of, set_option
+from shoal.train._worker import Worker
 
 _TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
-_CHECK_S = 0.002  # between two looks for keys
+_CHECK_S = 0.002  # between two checks for keys
 _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
 _SILENCE_S = 8  # a host that answers nothing for so long ends requests to its store, as it ends a rank in a protected training
-_DOUBT_S = 15.0  # the longest wait for the news of a death that has ended a store: a node counts as dead after some missed heartbeats
+_DOUBT_S = 15.0  # the longest wait for the report of a death that has ended a store: a node counts as dead after some missed heartbeats
 
 
 class Guard:
     """Reports the first death of a worker that takes part in the change to a generation, or that trains in it (``begun``)."""
 
-    def __init__(self, generation: int, begun: bool = False):
-        self._dead = _Here.driver.lost.remote(_Here.worker, generation, begun)  # the driver makes it ready
+    def __init__(self, worker: Worker, generation: int, begun: bool = False):
+        self._dead = worker.driver.lost.remote(worker.role.number, generation, begun)  # the driver makes it ready
 
     def check(self) -> None:
         """Raises Unavailable if such a worker has died."""
@@ -133,10 +133,10 @@ def _limit_silence(store: dist.Store) -> None:
                 set_option(fd, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
 
 
-def first_process_group(backend: str) -> GuardedStore:
+def first_process_group(worker: Worker, backend: str) -> GuardedStore:
     """Makes the default process group of the first workers of an elastic training, by their environment. Returns its store."""
     inner, rank, size = next(dist.rendezvous("env://"))
-    store = GuardedStore(inner, None if _Here.newcomer else Guard(1, begun=True))
+    store = GuardedStore(inner, None if worker.role.newcomer else Guard(worker, 1, begun=True))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 

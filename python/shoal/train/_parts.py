@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from inspect import ismethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,52 +18,57 @@ from torch.optim.lr_scheduler import LRScheduler
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.bootstrap import add_over
 from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part
 from shoal.optim import SGD, Adam
-from shoal.train._context import _Here
+from shoal.train._scaling_config import ScalingConfig
+from shoal.train._state import State
+from shoal.train._worker import Worker
 
-if TYPE_CHECKING:
-    from shoal.train._state import State
 
-
-def begin_deterministic(logical_ranks: int, threads: int) -> None:
+def begin_deterministic(scaling: ScalingConfig) -> None:
     """Prepares a worker's process, before its loop: sums over logical ranks, and the same arithmetic for any number of workers."""
-    _Here.logical_ranks = logical_ranks
-    add_over(logical_ranks)
-    torch.set_num_threads(threads)  # the bits of a matrix product depend on it
+    add_over(scaling.logical_ranks)
+    torch.set_num_threads(scaling.threads)  # the bits of a matrix product depend on it
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 class Parts:
-    """``of``: the number of logical ranks. Optimizers and schedulers of the state step in last parts only from now on."""
+    """A batch has ``num_parts`` parts, one for each logical rank."""
 
-    def __init__(self, state: State, of: int):
-        self.of, self._state = of, state
-        self._part = Part(0, of, True)
+    def __init__(self, state: State, worker: Worker):
+        self._state, self._worker = state, worker
+        self.num_parts: int = worker.scaling.logical_ranks
+        self._part = Part(0, self.num_parts, True)
         self._values: list[list[float]] = []  # by call of ``mean`` in this step: the weighted values of the parts so far
         self._calls = 0  # calls of ``mean`` in this part
         self._first = 0  # this worker's first logical rank
         self.running = False  # inside of a part
-        for o in state.objects.values():
+
+    def gate_objects(self) -> None:
+        """From now on optimizers and schedulers of the state step in last parts only. Raises as ``check_deterministic``."""
+        check_deterministic(self._state)
+        for o in self._state.objects.values():
             if isinstance(o, Optimizer):
-                _gate_optimizer(o)
+                _gate_optimizer(o, self._worker)
             elif isinstance(o, LRScheduler) and not isinstance(o, _GatedScheduler):
-                o.__class__ = type(type(o).__name__, (_GatedScheduler, type(o)), {"__module__": type(o).__module__})
+                own = {"__module__": type(o).__module__, "_shoal_worker": self._worker}
+                o.__class__ = type(type(o).__name__, (_GatedScheduler, type(o)), own)
 
     def begin(self, part: Part, first: int) -> None:
         """``first``: this worker's first logical rank, whose part begins a step."""
         if part.number == first:
             self._values.clear()
         self._part, self._first, self._calls, self.running = part, first, 0, True
-        _Here.holds = not part.last
+        self._worker.mid_batch = not part.last
 
     def mean(self, value: float) -> float:
         """Returns the mean over all parts in the last part, and the value itself before. The n-th calls of all parts belong together."""
-        state, done = self._state, self._part.number - self._first
-        if self._calls == len(self._values) and done == 0:
+        state, num_before = self._state, self._part.number - self._first
+        if self._calls == len(self._values) and num_before == 0:
             self._values.append([])
-        if self._calls >= len(self._values) or len(self._values[self._calls]) != done:
+        if self._calls >= len(self._values) or len(self._values[self._calls]) != num_before:
             raise InvalidArgument(
                 "with deterministic=True each part of a batch calls state.mean equally often",
                 hint="call it outside of `if state.last_part:`",
@@ -73,7 +78,7 @@ class Parts:
         parts.append(value * state.samples if state.samples else 0.0)
         if not self._part.last:
             return value
-        everyone = [0.0] * self.of
+        everyone = [0.0] * self.num_parts
         everyone[self._first : self._first + len(parts)] = parts
         if state.gang.size > 1:
             everyone = state.gang.sum(everyone)  # exact: all but one worker add 0
@@ -86,16 +91,18 @@ class Parts:
 class _GatedScheduler:
     """A mixin before the class of a scheduler, which then steps in the last part of a batch only."""
 
+    _shoal_worker: Worker  # the class has it, because a scheduler's state has all values of the object
+
     def step(self, *args: Any, **kwargs: Any) -> None:
-        if not _Here.holds:
+        if not self._shoal_worker.mid_batch:
             super().step(*args, **kwargs)  # type: ignore[misc]
 
 
-def _gate_optimizer(optimizer: Optimizer) -> None:
+def _gate_optimizer(optimizer: Optimizer, worker: Worker) -> None:
     """Replaces ``step`` and ``zero_grad`` of one optimizer, as its schedulers do."""
     if hasattr(optimizer.step, "_shoal_gate"):
         return
-    of = weakref.ref(optimizer)  # the optimizer holds its gates, and has to end without the garbage collector
+    ref = weakref.ref(optimizer)  # the optimizer holds its gates, and has to end without the garbage collector
     step, zero_grad = optimizer.step, optimizer.zero_grad
     inner_step, inner_zero_grad = _function_of(step), _function_of(zero_grad)
 
@@ -103,13 +110,13 @@ def _gate_optimizer(optimizer: Optimizer) -> None:
     def gated_step(closure: Any = None) -> Any:
         if closure is not None:
             raise Unimplemented("with deterministic=True optimizer.step takes no closure", hint="compute the loss before the step")
-        of()._opt_called = True  # a scheduler's check that the optimizer stepped before it
-        return None if _Here.holds else inner_step(of())
+        ref()._opt_called = True  # a scheduler's check that the optimizer stepped before it
+        return None if worker.mid_batch else inner_step(ref())
 
     @wraps(inner_zero_grad)
     def gated_zero_grad(set_to_none: bool = True) -> None:
-        if not _Here.holds:
-            inner_zero_grad(of(), set_to_none)
+        if not worker.mid_batch:
+            inner_zero_grad(ref(), set_to_none)
 
     gated_step._shoal_gate = gated_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step, optimizer.zero_grad = gated_step, gated_zero_grad  # type: ignore[method-assign]
@@ -145,8 +152,8 @@ def _check_model(name: str, model: nn.Module) -> None:
                 f"deterministic=True: the running statistics of {type(m).__name__} {where!r} in {name} would be one worker's",
                 hint="use GroupNorm or LayerNorm, or freeze the statistics with eval()",
             )
-        if (of := state_of(m)) is not None:
-            _check_units(of)
+        if (unit_state := state_of(m)) is not None:
+            _check_units(unit_state)
     for where, p in model.named_parameters():
         if p.requires_grad and not isinstance(p, DTensor):
             raise InvalidArgument(
@@ -155,13 +162,14 @@ def _check_model(name: str, model: nn.Module) -> None:
             )
 
 
-def _check_units(of: Any) -> None:
-    if of.data.replicas > 1:
+def _check_units(state: UnitState) -> None:
+    if state.data.replicas > 1:
         raise Unimplemented("deterministic=True takes a mesh of shards, not one with replicas", hint="call fully_shard without a 2-D mesh")
-    for p in (p for u in of.units for p in u.parameters if p.views.sharded.requires_grad):
-        if p.external or any(u.gathered is not None for u in of.units):
+    for p in (p for u in state.units for p in u.parameters if p.views.sharded.requires_grad):
+        if p.external or any(u.gathered is not None for u in state.units):
             raise Unimplemented(
-                f"deterministic=True: collectives gather or reduce parameter {p.name} of {of.name or 'the root'}, in an order of their own",
+                f"deterministic=True: collectives gather or reduce parameter {p.name} of {state.name or 'the root'}, in an order of "
+                "their own",
                 hint="train on CPUs, with plain tensors, without a custom reduce_scatter",
             )
         if p.reduce_dtype not in (torch.float32, torch.float64):

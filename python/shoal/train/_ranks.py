@@ -21,9 +21,9 @@ class Place:
     process: Process | None = None
 
 
-def here(port: int | None = None) -> Place:
+def own_place(port: int | None = None) -> Place:
     """Returns the place of this process. Raises OSError if no port is given and none is free."""
-    return Place(session().node, session().host, free_port() if port is None else port, Process.of(os.getpid()))
+    return Place(session().node, session().host, free_port() if port is None else port, Process.with_pid(os.getpid()))
 
 
 def free_port() -> int:

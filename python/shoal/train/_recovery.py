@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
 from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
 from shoal.fsdp._reshard import Before
-from shoal.train._context import _Here
 from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
+from shoal.train._worker import Worker
 
 
 def may_come_of_a_death(error: BaseException) -> bool:
@@ -40,22 +40,22 @@ class Words:
     """A survivor's words: its part of the decision about the step under way."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
-    reports: int = 0
+    num_reports: int = 0
     marked: int = -1  # optimizer steps before its mark
-    marked_reports: int = 0  # reports before its mark
+    num_reports_at_mark: int = 0
     progress: Any = None  # Mark.progress
     present: Any = None  # its progress where it has stopped
 
 
 class Mark:
     """The mark: the state of a training loop before a step, from which the step can run again. It lacks the values that the step record
-    keeps."""
+    keeps. ``num_reports``: this worker's before the mark. ``buffers``: copies of the model's, which the next mark may share."""
 
-    def __init__(self, step: int, state: State, buffers: dict[str, torch.Tensor]):
-        self.step = step  # optimizer steps made before
+    def __init__(self, step: int, state: State, num_reports: int, buffers: dict[str, torch.Tensor]):
+        self.step, self.num_reports = step, num_reports  # optimizer steps and reports made before
         self.batches = state.step  # batches given before
         self.progress = progress_of(state)
-        self.reports, self._random = _Here.reports, random_states()
+        self._random = random_states()
         for name, b in _buffers(state):
             if name not in buffers or not _same(buffers[name], b):  # most buffers never change
                 buffers[name] = b.detach().clone()
@@ -63,7 +63,6 @@ class Mark:
 
     def restore(self, state: State) -> None:
         set_progress(state, self.progress)
-        _Here.reports = self.reports
         with torch.no_grad():
             for name, b in _buffers(state):
                 value = self._buffers.get(name, b)
@@ -133,8 +132,8 @@ class _Past:
 class Record:
     """This worker's step record, and the records that it has adopted."""
 
-    def __init__(self, state: State):
-        self._state = state
+    def __init__(self, state: State, worker: Worker):
+        self._state, self._worker = state, worker
         self.protection: Protection | None = None
         self.generation = 0  # the latest of which every worker has a record, as this worker knows; 0: none
         self._prepared: _Prepared | None = None
@@ -145,14 +144,13 @@ class Record:
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._mark: Mark | None = None
         self._buffers: dict[str, torch.Tensor] = {}
-        # The gang whose loop this gang has run again, on the same mesh, until a step counts: another worker may have kept only the former
-        # gang.
-        self.replaces: Any = None
+        # The gang of the loop before, on the same mesh, until a step counts: another worker may have kept only that gang.
+        self.predecessor: Any = None
 
     @property
     def protects(self) -> bool:
         """The training survives deaths, as soon as there are records."""
-        return _Here.protected and bool(sharded_models(self._state))
+        return self._worker.scaling.protected and bool(sharded_models(self._state))
 
     def begin(self, generation: int, step: int) -> None:
         """Makes the record on the present mesh. Every worker calls it. ``step``: optimizer steps made before."""
@@ -184,7 +182,7 @@ class Record:
                 hint=f"make their module a part of the sharded model, {hint}",
             )
         try:
-            protection = protect(models[0], optimizers[0], step=step, replicas=_Here.replicated, wait=False)
+            protection = protect(models[0], optimizers[0], step=step, replicas=self._worker.scaling.replicated, wait=False)
         except Unimplemented as error:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
@@ -214,19 +212,19 @@ class Record:
             self._enter()
 
     def _enter(self) -> None:
-        made, self._prepared = self._prepared, None
+        prepared, self._prepared = self._prepared, None
         self.forget_past()
-        self.replaces = None
+        self.predecessor = None
         left_over = [] if self.protection is None else self.protection.keys_of_others
-        self._past = _Past(made.before, self.protection, [*self._adopted.values(), *self._held], left_over)
-        self.protection, self.generation, self._mark, self._adopted, self._held = made.protection, made.generation, None, {}, []
+        self._past = _Past(prepared.before, self.protection, [*self._adopted.values(), *self._held], left_over)
+        self.protection, self.generation, self._mark, self._adopted, self._held = prepared.protection, prepared.generation, None, {}, []
         self._begun = self.protection.step
 
     def leave(self) -> None:
         """The other workers have everything that this worker had."""
-        made, self._prepared = self._prepared, None
-        if made is not None and made.before is not None:
-            made.before.forget()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.before is not None:
+            prepared.before.forget()
 
     def continue_from(self, base: int) -> None:
         """Called after a death. Begins the generation ``base`` if this worker is prepared for it, or goes back to it."""
@@ -238,12 +236,12 @@ class Record:
         self.forget_past()
 
     def _go_back(self) -> None:
-        made, self._prepared = self._prepared, None
-        if (protection := made.protection) is not None:
+        prepared, self._prepared = self._prepared, None
+        if (protection := prepared.protection) is not None:
             protection.end()
             protection.actor.free_unheld(protection.keys_of_others)  # those of dead workers
-        if made.before is not None:
-            made.before.restore()
+        if prepared.before is not None:
+            prepared.before.restore()
 
     def forget_past(self) -> None:
         past, self._past = self._past, None
@@ -270,17 +268,17 @@ class Record:
             return
         if self.protection.step > self._begun:
             self.forget_past()
-            self.replaces = None
+            self.predecessor = None
         if self._mark is None or self._mark.step != self.protection.step or self._mark.batches == self._state.step:
-            self._mark = Mark(self.protection.step, self._state, self._buffers)
+            self._mark = Mark(self.protection.step, self._state, self._worker.num_reports, self._buffers)
 
     def abandon_step(self) -> None:
         """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.
         Needs no other worker."""
         if self._prepared is not None and self._prepared.protection is None and not self._prepared.leaves:
             self._go_back()
-        made = None if self._prepared is None else self._prepared.protection
-        for protection in (self.protection, made):
+        prepared = None if self._prepared is None else self._prepared.protection
+        for protection in (self.protection, prepared):
             if protection is not None:
                 protection.stop_replicas()
         if self.protection is not None:
@@ -297,10 +295,10 @@ class Record:
                 self._adopted[rank] = self.protection.adopt(rank)
                 self._held += self.protection.held_by(rank)
         records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
-        mark, present = self._mark, progress_of(self._state)
+        mark, num_reports, present = self._mark, self._worker.num_reports, progress_of(self._state)
         if mark is None:
-            return Words(records, _Here.reports, present=present)
-        return Words(records, _Here.reports, mark.step, mark.reports, mark.progress, present)
+            return Words(records, num_reports, present=present)
+        return Words(records, num_reports, mark.step, mark.num_reports, mark.progress, present)
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts. The words of all workers decide which one
@@ -309,18 +307,19 @@ class Record:
             return {}
         # On several hosts some records cannot be read. A step that no rank has begun runs again then, even if all have recorded it.
         one_host = not self.protection.actor.hosts
-        committed = committed_step([w for of_one in everyone for w in of_one.records], one_host)
+        committed = committed_step([record for worker in everyone for record in worker.records], one_host)
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
         if self._mark is not None and committed == self._mark.step:
             self._mark.restore(self._state)
+            self._worker.num_reports = self._mark.num_reports
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
-            furthest = max(everyone, key=lambda w: w.reports)
+            furthest = max(everyone, key=lambda w: w.num_reports)
             whole = next((w for w in everyone if w.marked == committed), None)
             if whole is not None:  # its worker goes back to its mark
                 set_progress(self._state, whole.progress)
-            elif _Here.reports < furthest.reports:
+            elif self._worker.num_reports < furthest.num_reports:
                 set_progress(self._state, furthest.present)
-            _Here.reports = furthest.reports if whole is None else whole.marked_reports
+            self._worker.num_reports = furthest.num_reports if whole is None else whole.num_reports_at_mark
         return {rank: self._adopted[rank] for rank in adopts}

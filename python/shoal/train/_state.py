@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.train._changes import Change
-from shoal.train._context import _Here
 
 POSITION = ("epoch", "batch", "step", "seed", "drawn")
 
@@ -59,7 +58,7 @@ class State:
 
     @property
     def last_part(self) -> bool:
-        return not _Here.holds
+        return self.gang is None or not self.gang.mid_batch
 
     # ---- for checkpoints ----
 

@@ -8,11 +8,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from shoal.exceptions import InvalidArgument
-from shoal.train._context import _Here
-from shoal.train._data.batches import Feeder, Given, check_loader
+from shoal.train._data.batches import BatchPart, Feeder, check_loader
 from shoal.train._data.order import check_repeats
+from shoal.train._elastic_gang import ElasticGang
 from shoal.train._gang import Gang
 from shoal.train._state import State
+from shoal.train._worker import current_worker
 
 
 def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_steps: int | None = None) -> Iterator[Any]:
@@ -74,9 +75,9 @@ def run(
     try:
         while True:
             try:
-                if (given := loop.next()) is None:
+                if (part := loop.next()) is None:
                     break
-                step(given.batch, state)
+                step(part.batch, state)
             except Exception as error:
                 loop.recover(error)
         if loop.gang is not None:
@@ -88,8 +89,8 @@ def run(
 
 def _iterate(loop: _Loop) -> Iterator[Any]:
     try:
-        while (given := loop.next()) is not None:
-            yield given.batch
+        while (part := loop.next()) is not None:
+            yield part.batch
     finally:
         if loop.gang is not None:
             loop.gang.end_parts()
@@ -107,13 +108,11 @@ class _Loop:
         self._within = False  # further parts of the current batch follow
         self.gang: Gang | None = state.gang
 
-    def next(self) -> Given | None:
+    def next(self) -> BatchPart | None:
         """Returns this worker's next part of a batch, or None at the end."""
         state = self._state
         if state.gang is None:
-            if _Here.elastic:
-                check_repeats(self._loader, state.seed, state.epoch)
-            state.gang = Gang(state)  # a newcomer waits here for the others, and gets their position
+            state.gang = self._enter_gang()  # a newcomer waits here for the others, and gets their position
             if self._relative:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
@@ -125,22 +124,31 @@ class _Loop:
                     gang.mark()  # the new generation's record has none yet
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, state.drawn, gang.shares)
-            given = self._feeder.next()
-            if given is None:
+            part = self._feeder.next()
+            if part is None:
                 if state.batch == 0 and self._until is None:
                     raise InvalidArgument(f"an epoch of this loader has no batch, so it never makes max_steps={self._max_steps} steps")
                 state.epoch, state.batch, state.drawn, self._feeder = state.epoch + 1, 0, 0, None
                 continue
             if not self._within:
-                state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, given.drawn
+                state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, part.drawn
                 if state.batch == 1:  # the boundary of an elastic training checks the order at each batch, but behind it
                     gang.agree(0)
-            state.samples, state.global_samples = given.samples, given.global_samples
-            self._within = given.part != gang.shares.mine[-1]
-            gang.begin_part(given)
-            return given
+            state.samples, state.global_samples = part.samples, part.global_samples
+            self._within = part.number != gang.shares.parts[-1]
+            gang.begin_part(part)
+            return part
         gang.end_steps()
         return None
+
+    def _enter_gang(self) -> Gang:
+        state, worker = self._state, current_worker()
+        elastic = worker is not None and worker.scaling.elastic
+        if elastic:
+            check_repeats(self._loader, state.seed, state.epoch)
+        gang = ElasticGang(state, worker) if elastic else Gang(state, worker)
+        gang.enter()
+        return gang
 
     def _complete(self) -> bool:
         state = self._state

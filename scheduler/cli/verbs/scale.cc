@@ -19,7 +19,7 @@ void add_scale(CommandLine& line) {
   verb->add_option("job", options.job, "The job's submission id or id; `shoal list jobs` shows both")->required()->check(not_empty());
   verb->add_option("--workers", options.workers, "New number of workers of the training")->required()->check(CLI::Range(1, 1'000'000));
   line.on_run(verb, [&options](const Common& common) {
-    return run_on_training(common, options.job, "shoal.train._scaling", {std::to_string(options.workers)});
+    return run_on_training(common, options.job, "shoal.train._scale_command", {std::to_string(options.workers)});
   });
 }
 

@@ -34,7 +34,7 @@ from shoal.spmd._layout import devices as _devices
 from shoal.spmd._layout import traffic
 from shoal.spmd._layout.processes import Processes, world
 from shoal.spmd._layout.sharding import Sharding
-from shoal.train._ranks import Place, here
+from shoal.train._ranks import Place, own_place
 
 TENSOR, VALUE, CONSTANT, LIST = range(4)  # the kinds of arguments in a template
 QUESTIONS = {"ask", "whole", "item", "sharding", "origin", "communicated", "replicated", "idle"}
@@ -344,7 +344,7 @@ class Rank:
     """The actor of a rank."""
 
     def place(self) -> Place:
-        return here()
+        return own_place()
 
     def begin(self, environment: dict[str, str]) -> None:
         """Joins the other ranks; the environment is a launcher's."""

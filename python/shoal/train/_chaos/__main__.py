@@ -18,9 +18,9 @@ from shoal.train._chaos.harm import kill_process, on_node, stop_process
 from shoal.train._chaos.head import check_head, kill_head
 from shoal.train._chaos.plan import Fault, kinds_of, per_second_of, possible, seconds_of, sequence, victim
 from shoal.train._chaos.status import Status, Worker
-from shoal.train._scaling import driver_of, open_session, print_error
+from shoal.train._scale_command import driver_of, open_session, print_error
 
-_LOOK_S = 0.1  # between two looks at a training
+_POLL_S = 0.1  # between two requests for a training's status
 _LONGEST_S = 180.0  # a training that does not go on for so long after a fault has not survived it
 _NO_REPORT_S = 20.0  # a training without a report for so long after a stop counts as one that goes on, if its workers are the same
 _NO_VICTIM_S = 60.0  # a fault that finds no victim for so long is skipped
@@ -135,7 +135,7 @@ class Chaos:
         while not condition(status := self.status()):
             if time.monotonic() > end:
                 return None
-            self._pause.wait(_LOOK_S)
+            self._pause.wait(_POLL_S)
         return status
 
 
@@ -149,13 +149,13 @@ class Total:
     steps_lost: int
 
     @staticmethod
-    def of(faults: list[Fault], outcomes: list[Outcome]) -> Total:
+    def count(faults: list[Fault], outcomes: list[Outcome]) -> Total:
         injected = [o for o in outcomes if not o.skipped]
         return Total(len(faults), len(injected), sum(o.survived for o in injected), sum(o.steps_lost for o in injected))
 
     def __str__(self) -> str:
-        of = "" if self.injected == self.planned else f" of {self.planned} planned faults"
-        return f"injected {self.injected}{of}, survived {self.survived}, steps lost {self.steps_lost}"
+        planned = "" if self.injected == self.planned else f" of {self.planned} planned faults"
+        return f"injected {self.injected}{planned}, survived {self.survived}, steps lost {self.steps_lost}"
 
     @property
     def passed(self) -> bool:
@@ -207,7 +207,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         show("interrupted")
-    total = Total.of(faults, outcomes)
+    total = Total.count(faults, outcomes)
     if as_json:
         found = [asdict(o) for o in outcomes]
         print(json.dumps({"schema": "shoal.chaos/1", "job_id": job, "seed": int(seed), "faults": found, **asdict(total)}))

@@ -16,7 +16,7 @@ from shoal.exceptions import DeadlineExceeded, InvalidArgument
 from shoal.train._chaos.identity import Process, start_time
 
 _BESIDE = {"node:__internal_head__": 0.001}  # the resource of the head's node
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _LONGEST_S = 60.0  # until another head runs
 _ANSWER_S = 30.0
 
@@ -48,7 +48,7 @@ def replace_head() -> float:
     while time.monotonic() < began + _LONGEST_S:
         if latest_head() not in (None, head):
             return time.monotonic() - began
-        threading.Event().wait(_LOOK_S)
+        threading.Event().wait(_POLL_S)
     return -1.0
 
 

@@ -28,7 +28,7 @@ class Process:
     started: int
 
     @staticmethod
-    def of(pid: int) -> Process:
+    def with_pid(pid: int) -> Process:
         return Process(pid, start_time(pid))
 
     def open_fd(self) -> int | None:

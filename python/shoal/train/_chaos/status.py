@@ -39,21 +39,21 @@ class Status:
     pace: Pace = field(default_factory=Pace)
 
 
-def status_of(membership: Any, setup: Any, places: dict[int, Any], reports: Any, changes: Sequence[Any]) -> Status:
+def status_of(membership: Any, scaling: Any, places: dict[int, Any], reports: Any, changes: Sequence[Any]) -> Status:
     """Arguments: parts of a ``Run``. ``places``: those of the workers that live, by their numbers."""
     m = membership
     # The workers of a training of fixed size report no generation: their loops run once all have a place.
-    trains = m.number > 0 and m.published is None if setup.elastic else places.keys() >= set(m.members)
+    trains = m.number > 0 and m.published is None if scaling.elastic else places.keys() >= set(m.members)
     return Status(
         m.number,
         trains and not m.recovering and not m.ended,
-        setup.protected,
-        setup.replicated,
+        scaling.protected,
+        scaling.replicated,
         tuple(Worker(w, places[w].node, places[w].process) for w in m.members if w in places),
         reports.complete,
         reports.undone,
         changes[-1].seconds if changes else 0.0,
         frozenset(w for c in changes for w in c.died),
-        setup.elastic,
+        scaling.elastic,
         reports.metronome.pace,
     )

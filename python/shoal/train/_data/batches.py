@@ -43,21 +43,21 @@ def part_of(size: int, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of each batch that this worker reads, one after the other. ``of``: the number of parts. ``seeded``: random number
-    generators are seeded before a part is read, so that its samples do not depend on the worker that reads it."""
+    """The parts of each batch that this worker reads, one after the other, among ``num_parts``. ``seeded``: random number generators are
+    seeded before a part is read, so that its samples do not depend on the worker that reads it."""
 
-    mine: range
-    of: int
+    parts: range
+    num_parts: int
     seeded: bool = False
 
 
 @dataclass(frozen=True)
-class Given:
-    """A part of a batch. ``samples``: its size. A part without samples has one sample all the same, and its size is 0. ``drawn``: the
-    checksum of the epoch's batches up to this one."""
+class BatchPart:
+    """A part of a batch. ``batch``: its samples, as the loader collates them. ``samples``: their number. A part without samples has one
+    sample all the same, and its number is 0. ``drawn``: the checksum of the epoch's batches up to this one."""
 
     batch: Any
-    part: int
+    number: int
     samples: int
     global_samples: int
     drawn: int
@@ -93,7 +93,7 @@ class _Seeded:
         setattr(self.__dict__["_dataset"], name, value)
 
 
-class _Parts:
+class _PartSampler:
     """A batch sampler that yields the indices of this worker's parts of each batch, from batch ``first`` on. ``drawn``: the checksum of all
     batches before; 0 if it is unknown. ``sizes`` gets (part, own, global, checksum) in order."""
 
@@ -110,8 +110,8 @@ class _Parts:
             drawn = checksum(drawn, indices)
             if number < self._first or not indices:
                 continue
-            for part in self._shares.mine:
-                own = [indices[i] for i in part_of(len(indices), part, self._shares.of)]
+            for part in self._shares.parts:
+                own = [indices[i] for i in part_of(len(indices), part, self._shares.num_parts)]
                 self.sizes.append((part, len(own), len(indices), drawn))
                 # A part without samples gets one sample, whose gradients have weight 0, because every worker takes part in every step.
                 given = own or indices[:1]
@@ -128,8 +128,8 @@ class Feeder:
     if the sampler has drawn other batches before that position than ``drawn`` says."""
 
     def __init__(self, loader: DataLoader, seed: int, epoch: int, first: int, drawn: int, shares: Shares):
-        self._parts = _Parts(loader, seed, epoch, first, drawn, shares)
-        own = torch.Generator().manual_seed(mixed(seed, epoch) if shares.seeded else mixed(seed, epoch, first, shares.mine[0]))
+        self._parts = _PartSampler(loader, seed, epoch, first, drawn, shares)
+        own = torch.Generator().manual_seed(mixed(seed, epoch) if shares.seeded else mixed(seed, epoch, first, shares.parts[0]))
         options = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
         self._batches = iter(
             DataLoader(
@@ -146,10 +146,10 @@ class Feeder:
             )
         )
 
-    def next(self) -> Given | None:
+    def next(self) -> BatchPart | None:
         """Returns the next part, or None at the end of the epoch."""
         try:
             batch = next(self._batches)
         except StopIteration:
             return None
-        return Given(batch, *self._parts.sizes.popleft())
+        return BatchPart(batch, *self._parts.sizes.popleft())

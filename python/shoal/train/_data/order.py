@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from shoal.exceptions import InvalidArgument
 from shoal.train._state import random_states, seed_all, set_random_states
 
-_LOOKED_AT = 100_000  # objects of a sampler among which generators are searched
+_MOST_OBJECTS = 100_000  # objects of a sampler among which generators are searched
 _LARGE = 4096  # a container with more entries holds data, not generators
 _PROBED = 1000  # batches that a sampler draws twice before a training whose workers may change
 _HINT = "let its order depend on set_epoch(epoch), or on generators of random, NumPy or torch that are global or its attributes"
@@ -129,8 +129,8 @@ def _samplers_of(loader: DataLoader) -> list[Any]:
 
 
 def _name_of(loader: DataLoader) -> str:
-    of_torch = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    return type(next((s for s in _samplers_of(loader) if not type(s).__module__.startswith("torch.")), of_torch)).__name__
+    default = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return type(next((s for s in _samplers_of(loader) if not type(s).__module__.startswith("torch.")), default)).__name__
 
 
 # ---- random numbers ----
@@ -208,7 +208,7 @@ def _generators_in(objects: Iterable[Any], dataset: Any) -> list[Any]:
     them: samples are drawn from it elsewhere."""
     found, queue = [], deque(o for o in objects if o is not None)
     seen = {id(dataset): dataset}  # with the objects, so that no id is given away
-    while queue and len(seen) < _LOOKED_AT:
+    while queue and len(seen) < _MOST_OBJECTS:
         o = queue.popleft()
         if id(o) in seen:
             continue
@@ -217,7 +217,7 @@ def _generators_in(objects: Iterable[Any], dataset: Any) -> list[Any]:
             found.append(o)
         else:
             parts = (part for part in _parts_of(o) if not isinstance(part, _HOLDS_NOTHING))
-            queue.extend(itertools.islice(parts, _LOOKED_AT - len(queue)))
+            queue.extend(itertools.islice(parts, _MOST_OBJECTS - len(queue)))
     return found
 
 

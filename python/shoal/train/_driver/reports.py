@@ -12,21 +12,21 @@ Metrics = dict[str, Any]
 
 
 class Reports:
-    """``members``: by generation, the workers in the order of their ranks. ``done``: workers whose loop has ended; ``dead``: those whose
+    """``members``: by generation, the workers in the order of their ranks. ``ended``: workers whose loop has ended; ``dead``: those whose
     process has ended; ``interrupted``: those that have stopped their step. The caller changes these sets, and then calls ``check``."""
 
     def __init__(
         self,
         members: dict[int, tuple[int, ...]],
-        done: set[int],
+        ended: set[int],
         dead: set[int],
         interrupted: dict[int, int],
         reply: Callable[[Any, Any], None],
         refuse: Callable[[Any, BaseException], None],
         record: Callable[[Metrics], None],
     ):
-        self._members, self._done, self._dead, self._interrupted = members, done, dead, interrupted
-        self._reply, self._refuse, self._to = reply, refuse, record
+        self._members, self._ended, self._dead, self._interrupted = members, ended, dead, interrupted
+        self._reply, self._refuse, self._recorder = reply, refuse, record
         # By generation and number: reports that wait for other workers, as (worker, call, metrics).
         self._waiting: dict[tuple[int, int], list[tuple[int, Any, Metrics]]] = {}
         self._last = 0  # the number of the last complete report
@@ -55,9 +55,9 @@ class Reports:
             error: ShoalError | None = None
             if not missing:
                 self._complete(key)
-            elif ended := [rank for w, rank in missing.items() if w in self._done]:
+            elif without := [rank for w, rank in missing.items() if w in self._ended]:
                 error = InvalidArgument(
-                    f"rank {ended[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
+                    f"rank {without[0]} ended its loop without report number {key[1]}", hint="report equally often on every rank"
                 )
             elif any(w in self._interrupted for w in missing):
                 error = Unavailable(f"report number {key[1]} is dropped, because a worker has died", reason="ActorDied")
@@ -91,4 +91,4 @@ class Reports:
     def _record(self, number: int, metrics: Metrics) -> None:
         self._last = number
         self.metronome.report()
-        self._to(metrics)
+        self._recorder(metrics)

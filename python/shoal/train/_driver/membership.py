@@ -1,6 +1,6 @@
 """The membership of an elastic training, as a pure machine: ``step(event)`` returns actions. It has no clock and does no I/O.
 
-Workers are numbered in the order in which they are created. The driver (``_run.py``) performs the actions and reports what happens.
+Workers are numbered in the order in which they are created. The driver (``run.py``) performs the actions and reports what happens.
 One change is under way at a time: from its Publish until every worker of the new generation has reported Entered.
 
 A member's death begins a recovery. The others stop their step and report the generation whose mesh their model is on (Interrupted). Once
@@ -16,32 +16,28 @@ from enum import Enum
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A user asks for ``workers`` workers. ``ask``: names the request in Answer and Refuse."""
+class _OfWorker:
+    worker: int
 
-    ask: int
+
+@dataclass(frozen=True)
+class Scaled:
+    """A user asks for ``workers`` workers. ``request_id``: names the request in Answer and Refuse."""
+
+    request_id: int
     workers: int
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(_OfWorker):
     """A new worker waits for resources, so the time of its start is unknown."""
 
-    worker: int
 
-
-@dataclass(frozen=True)
-class Placed:
+class Placed(_OfWorker):
     """A new worker's process runs, and its loop begins."""
 
-    worker: int
 
-
-@dataclass(frozen=True)
-class Ready:
+class Ready(_OfWorker):
     """A new worker has reached its first step."""
-
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -79,11 +75,8 @@ class Entered:
     generation: int
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(_OfWorker):
     """A worker's loop has returned."""
-
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -128,16 +121,12 @@ class Generation:
         return self.members + self.leaving
 
 
-@dataclass(frozen=True)
-class Create:
-    worker: int
+class Create(_OfWorker):
+    """A new worker has to start."""
 
 
-@dataclass(frozen=True)
-class Remove:
+class Remove(_OfWorker):
     """A new worker is not needed any more. Its process has to end."""
-
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -160,13 +149,13 @@ class Completed:
 class Answer:
     """The request is fulfilled. ``changed`` is False if the training already had this number of workers."""
 
-    ask: int
+    request_id: int
     changed: bool
 
 
 @dataclass(frozen=True)
 class Refuse:
-    ask: int
+    request_id: int
     why: str
 
 
@@ -179,11 +168,8 @@ class Report:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Dismiss:
+class Dismiss(_OfWorker):
     """A worker that leaves has stopped during the change, which is complete. The others need nothing from it."""
-
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -224,7 +210,7 @@ class Membership:
     published: Generation | None = None
     entered: set[int] = field(default_factory=set)
     draining: frozenset[int] = frozenset()
-    ask: Scaled | None = None
+    request: Scaled | None = None
     moved: bool = False  # the number of workers has changed since the current request
     ended: bool = False
     next_worker: int = 0
@@ -285,11 +271,11 @@ class Membership:
 
     def _scaled(self, event: Scaled) -> list[Action]:
         if self.ended:
-            return [Refuse(event.ask, "the training has ended")]
+            return [Refuse(event.request_id, "the training has ended")]
         if not self.minimum <= event.workers <= self.maximum:
-            return [Refuse(event.ask, f"{event.workers} workers are outside of num_workers=({self.minimum}, {self.maximum})")]
-        replaced = [] if self.ask is None else [Refuse(self.ask.ask, f"a later request asks for {event.workers} workers")]
-        self.ask, self.target, self.moved = event, event.workers, False
+            return [Refuse(event.request_id, f"{event.workers} workers are outside of num_workers=({self.minimum}, {self.maximum})")]
+        replaced = [] if self.request is None else [Refuse(self.request.request_id, f"a later request asks for {event.workers} workers")]
+        self.request, self.target, self.moved = event, event.workers, False
         return replaced
 
     def _failed(self, worker: int, cause: str, ended: bool = False) -> list[Action]:
@@ -312,24 +298,24 @@ class Membership:
     def _stop_growing(self, cause: str) -> list[Action]:
         self.lost.clear()
         self.target = min(self.target, max(len([w for w in self.members if w not in self.draining and w not in self.gone]), self.minimum))
-        if self.ask is None or self.ask.workers <= self.target:
+        if self.request is None or self.request.workers <= self.target:
             return []
-        refused, self.ask = self.ask.ask, None
+        refused, self.request = self.request.request_id, None
         return [Refuse(refused, cause)]
 
     def _entered(self, worker: int) -> list[Action]:
         self.entered.add(worker)
-        done = self.published
-        if not self.entered.issuperset(done.members):
+        change = self.published
+        if not self.entered.issuperset(change.members):
             return []
-        self.members, self.number, self.published, self.moved = done.members, done.number, None, True
-        self.gone = {w: cause for w, cause in self.gone.items() if w in done.members}
+        self.members, self.number, self.published, self.moved = change.members, change.number, None, True
+        self.gone = {w: cause for w, cause in self.gone.items() if w in change.members}
         self.recovering = self.recovering and bool(self.gone)  # a worker that leaves may have died when the others had its part
         self.left.clear()
-        if done.joining:
+        if change.joining:
             self.lost.clear()
-        self.draining = self.draining.intersection(done.members)
-        return [Completed(done), *(Dismiss(w) for w in done.leaving if self.stopped.pop(w, None) is not None)]
+        self.draining = self.draining.intersection(change.members)
+        return [Completed(change), *(Dismiss(w) for w in change.leaving if self.stopped.pop(w, None) is not None)]
 
     def _end(self, why: str) -> list[Action]:
         if self.ended:
@@ -337,9 +323,9 @@ class Membership:
         self.ended = True
         actions: list[Action] = [Remove(w) for w in self.new]
         self.new.clear()
-        if self.ask is not None:
-            actions.append(Refuse(self.ask.ask, why))
-            self.ask = None
+        if self.request is not None:
+            actions.append(Refuse(self.request.request_id, why))
+            self.request = None
         return actions
 
     # ---- deaths ----
@@ -372,7 +358,7 @@ class Membership:
         if (change := self.published) is not None:
             if not alive and any(w not in self.stopped and w not in self.gone for w in change.joining):
                 return []  # the generation may have begun, and only they know
-            if not self._is_made(change):
+            if not self._has_begun(change):
                 actions = [Remove(w) for w in change.joining if w not in self.gone]
             elif any(w not in self.stopped and w not in self.gone for w in change.joining):
                 return []  # they have their parts by now, and stop, too
@@ -384,7 +370,7 @@ class Membership:
             self.left.clear()
         return actions + self._go_on()
 
-    def _is_made(self, change: Generation) -> bool:
+    def _has_begun(self, change: Generation) -> bool:
         """Returns True if every worker of the change has a step record of its generation: one worker has reported this, or has left. The
         former step records exist until a step of the new generation counts. So without such a report all go back."""
         reports = [self.stopped[w] for w in change.union if w in self.stopped]
@@ -421,16 +407,16 @@ class Membership:
         if self.ended or self.published is not None:
             return []
         actions = self._drop_drained()
-        stay = tuple(w for w in self.members if w not in self.draining)
-        actions += self._adjust(len(stay))
-        if (generation := self._next(stay)) is not None:
+        staying = tuple(w for w in self.members if w not in self.draining)
+        actions += self._adjust(len(staying))
+        if (generation := self._next(staying)) is not None:
             for worker in generation.joining:
                 del self.new[worker]
             self.published, self.entered, self.highest = generation, set(), generation.number
             return [*actions, Publish(generation)]
-        if self.ask is not None and len(self.members) == self.ask.workers:
-            actions.append(Answer(self.ask.ask, self.moved))
-            self.ask = None
+        if self.request is not None and len(self.members) == self.request.workers:
+            actions.append(Answer(self.request.request_id, self.moved))
+            self.request = None
         return actions
 
     def _drop_drained(self) -> list[Action]:
@@ -439,29 +425,29 @@ class Membership:
             del self.new[w]
         return [Remove(w) for w in gone]
 
-    def _adjust(self, stay: int) -> list[Action]:
+    def _adjust(self, num_staying: int) -> list[Action]:
         """Creates missing workers, or removes surplus new ones, first those that are furthest from being ready."""
         actions: list[Action] = []
-        while stay + len(self.new) < self.target:
+        while num_staying + len(self.new) < self.target:
             self.new[self.next_worker] = Phase.PREPARES
             actions.append(Create(self.next_worker))
             self.next_worker += 1
         order = list(Phase)
-        while self.new and stay + len(self.new) > self.target:
+        while self.new and num_staying + len(self.new) > self.target:
             worker = min(self.new, key=lambda w: (order.index(self.new[w]), -w))
             del self.new[worker]
             actions.append(Remove(worker))
         return actions
 
-    def _next(self, stay: tuple[int, ...]) -> Generation | None:
+    def _next(self, staying: tuple[int, ...]) -> Generation | None:
         """Returns the generation to publish now. A change waits for new workers that prepare, so that they join together. Workers on a
         draining node do not wait, unless too few workers would stay."""
         preparing = Phase.PREPARES in self.new.values()
-        urgent = len(stay) < len(self.members) and len(stay) >= self.minimum
+        urgent = len(staying) < len(self.members) and len(staying) >= self.minimum
         if preparing and not urgent:
             return None
         ready = tuple(w for w, phase in self.new.items() if phase is Phase.READY)
-        members = (stay + ready)[: self.target]
+        members = (staying + ready)[: self.target]
         if members == self.members or len(members) < self.minimum:
             return None
         return Generation(self.highest + 1, members, self.members, base=self.number)

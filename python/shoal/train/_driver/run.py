@@ -18,61 +18,46 @@ from shoal._distributed.buddies import buddies
 from shoal._objects.refs import ObjectRef, load
 from shoal._printable import say
 from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
-from shoal.train import _membership as m
+from shoal.train._actor import TrainWorker
 from shoal.train._changes import Change, Pause, Transition
 from shoal.train._chaos.status import status_of
+from shoal.train._driver import membership as m
+from shoal.train._driver.reports import Reports
+from shoal.train._driver.watches import Doubts, Watches
 from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
-from shoal.train._reports import Reports
-from shoal.train._watches import Doubts, Watches
-from shoal.train._worker import Role, TrainWorker
+from shoal.train._scaling_config import ScalingConfig
+from shoal.train._worker import Role
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
 METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "doubted", "lost", "leaves", "scale", "seen", "status")}
-_NEWS_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
-_NEWS_OF_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
-_LOOK_S = 1.0  # seconds between two looks at the cluster
+_NOTICE_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
+_NOTICE_FROM_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
+_POLL_S = 1.0  # seconds between two queries of the cluster's nodes
 # In errors of gloo and of torch's stores, which have no class of their own in every version.
 _LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Connection was likely closed", "Broken pipe")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Setup:
-    """The unchanging part of a run: the loop, and how its workers are made."""
+    """The unchanging part of a run: the loop, and the facts of the training. ``settings``: variables of the workers' processes."""
 
     loop: Callable
     config: dict[str, Any] | None
     on_report: Callable[[dict[str, Any]], None] | None
-    resources: dict[str, float]
+    scaling: ScalingConfig
     settings: dict[str, str]
-    elastic: bool
-    protected: bool
-    replicated: bool = False
-    use_gpu: bool = False
-    logical_ranks: int = 0  # 0: the training is not deterministic
-    threads: int = 1  # torch's in each worker, if it is
-
-    def role(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> Role:
-        return Role(
-            worker,
-            environment,
-            self.elastic,
-            newcomer,
-            self.protected,
-            self.replicated,
-            self.use_gpu,
-            self.logical_ranks,
-            self.threads,
-        )
 
 
 @dataclass
-class _Worker:
+class _Entry:
+    """A worker, from the view of the driver. ``placed``: the place that a new worker is to report; ``run``: its loop's result."""
+
     handle: ActorHandle
     place: Place | None = None
     placed: ObjectRef | None = None
     run: ObjectRef | None = None
-    asks: Any = None  # its call that waits for the next generation
+    open_call: Any = None  # it waits for the next generation
 
 
 @dataclass
@@ -92,7 +77,7 @@ class Run:
 
     def __init__(self, session: Any, setup: Setup, membership: m.Membership, handles: list[ActorHandle]):
         self._session, self._setup, self._membership = session, setup, membership
-        self._workers = dict(zip(membership.members, map(_Worker, handles), strict=True))
+        self._workers = dict(zip(membership.members, map(_Entry, handles), strict=True))
         self.queue = session.host_queue(REPORTS)
         session.know(self.queue, REPORTS)
         self.driver = ActorHandle(self.queue, REPORTS, METHODS)
@@ -100,17 +85,17 @@ class Run:
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
         self._unions: dict[int, tuple[int, ...]] = {}  # by generation: the workers that take part in the change to it
-        self._asks: dict[int, Any] = {}  # calls of scale that wait
+        self._scale_calls: dict[int, Any] = {}  # those that wait, by request
         self._paused: list[Pause] = []  # the workers' parts in the present change
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
-        self._done: set[int] = set()  # workers whose loop has ended
+        self._ended: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
         self._doubts = Doubts(partial(_doubt, self.driver))
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(
             self._members,
-            self._done,
+            self._ended,
             self._dead,
             self._interrupted,
             self._reply,
@@ -133,23 +118,24 @@ class Run:
     def start(self) -> None:
         """Starts the loops of the first workers, once all their processes run."""
         members = self._membership.members
-        asked = [self._workers[w].handle.place.remote() for w in members]
-        self._session.wait_all([place._ref for place in asked])
-        for rank, (w, place) in enumerate(zip(members, asked, strict=True)):
-            self._workers[w].place = load(place, f"rank {rank} of {len(asked)}")
+        places = [self._workers[w].handle.place.remote() for w in members]
+        self._session.wait_all([place._ref for place in places])
+        for rank, (w, place) in enumerate(zip(members, places, strict=True)):
+            self._workers[w].place = load(place, f"rank {rank} of {len(places)}")
         given = environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
-            self._start_loop(w, self._setup.role(w, environment))
+            self._start_loop(w, environment)
 
-    def _start_loop(self, worker: int, role: Role) -> None:
-        of = self._workers[worker]
-        of.run = of.handle.run.remote(self._setup.loop, self._setup.config, role, self.driver)
+    def _start_loop(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> None:
+        setup, entry = self._setup, self._workers[worker]
+        role = Role(number=worker, environment=environment, scaling=setup.scaling, newcomer=newcomer)
+        entry.run = entry.handle.run.remote(setup.loop, setup.config, role, self.driver)
 
     def serve(self) -> None:
         """Answers calls until the loops of all members have returned. Raises the first cause if the training fails."""
         stop = threading.Event()
         watching = threading.Thread(target=self._watch_cluster, args=(stop,), name="shoal-train-watch", daemon=True)
-        if self._setup.elastic:
+        if self._setup.scaling.elastic:
             watching.start()
         try:
             while True:
@@ -158,14 +144,14 @@ class Run:
                 if incoming is not None:
                     args, _ = serialize.loads(*incoming.args)
                     getattr(self, f"_on_{incoming.method}")(incoming, *args)
-                self._look_at_refs()
+                self._take_results()
                 self._reports.check()
-                if self._done.issuperset(self._membership.members):
+                if self._ended.issuperset(self._membership.members):
                     return
         finally:
             stop.set()
             if watching.ident is not None:
-                watching.join(_LOOK_S)
+                watching.join(_POLL_S)
 
     def close(self) -> None:
         self._doubts.close()
@@ -177,16 +163,16 @@ class Run:
     def _pending(self) -> list[ObjectRef]:
         """The results that are awaited: of workers that do not run yet, and of loops that have not ended."""
         placed = [w.placed for w in self._workers.values() if w.placed is not None]
-        return placed + [w.run for n, w in self._workers.items() if w.run is not None and n not in self._done]
+        return placed + [w.run for n, w in self._workers.items() if w.run is not None and n not in self._ended]
 
-    def _look_at_refs(self) -> None:
+    def _take_results(self) -> None:
         for number, w in list(self._workers.items()):
             if number not in self._workers:  # the failure of another one has removed it
                 continue
             if w.placed is not None and w.placed._ref.ready:
                 self._take_place(number, w)
-            if w.run is not None and w.run._ref.ready and number not in self._done:
-                self._done.add(number)
+            if w.run is not None and w.run._ref.ready and number not in self._ended:
+                self._ended.add(number)
                 error = failure(w.run, f"worker {number}")
                 if error is None:
                     self._step(m.Returned(number))
@@ -194,10 +180,10 @@ class Run:
                     self._on_death(number, _text(error))
                 else:
                     self._step(m.Failed(number, _text(error)))
-            if number in self._done and not self._membership.needs(number):
+            if number in self._ended and not self._membership.needs(number):
                 self._remove(number)
 
-    def _take_place(self, number: int, w: _Worker) -> None:
+    def _take_place(self, number: int, w: _Entry) -> None:
         placed, w.placed = w.placed, None
         self._starting.pop(w.handle._shoal_actor.id, None)
         try:
@@ -206,7 +192,7 @@ class Run:
             event = m.Died if isinstance(error, ActorDiedError) and not isinstance(error, TaskError) else m.Failed
             self._step(event(number, _text(error)))
             return
-        self._start_loop(number, self._setup.role(number, environments([w.place])[0], newcomer=True))
+        self._start_loop(number, environments([w.place])[0], newcomer=True)
         self._step(m.Placed(number))
         self._step(m.Draining(_on_nodes(self._workers, self._draining)))
 
@@ -222,7 +208,7 @@ class Run:
         self._reports.add(incoming, worker, generation, number, metrics)
 
     def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, pause: Pause, reports: int) -> None:
-        self._workers[worker].place, self._workers[worker].asks = place, incoming
+        self._workers[worker].place, self._workers[worker].open_call = place, incoming
         self._places[worker] = place
         self._paused.append(pause)
         self._reports.continue_at(reports)
@@ -231,7 +217,7 @@ class Run:
     def _on_ready(self, incoming: Any, worker: int, place: Place) -> None:
         if (w := self._workers.get(worker)) is not None:  # else it has been removed
             w.place = self._places[worker] = place
-            w.asks = incoming
+            w.open_call = incoming
             self._step(m.Ready(worker))
 
     def _on_death(self, worker: int, cause: str) -> None:
@@ -243,7 +229,7 @@ class Run:
 
     def _on_status(self, incoming: Any) -> None:
         places = {n: w.place for n, w in self._workers.items() if w.place is not None}
-        self._reply(incoming, status_of(self._membership, self._setup, places, self._reports, self.outcome.changes))
+        self._reply(incoming, status_of(self._membership, self._setup.scaling, places, self._reports, self.outcome.changes))
 
     def _on_lost(self, incoming: Any, worker: int, generation: int, begun: bool) -> None:
         self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])
@@ -256,9 +242,9 @@ class Run:
     def _on_interrupted(self, incoming: Any, worker: int, generation: int, again: bool, place: Place) -> None:
         if (w := self._workers.get(worker)) is None:
             return
-        w.place, w.asks = place, incoming
+        w.place, w.open_call = place, incoming
         nodes = {self._places[w].node for w in self._membership.taking_part() if w in self._places}
-        self._interrupted[worker] = self._doubts.begin(worker, _NEWS_OF_NODES_S if len(nodes) > 1 else _NEWS_S)
+        self._interrupted[worker] = self._doubts.begin(worker, _NOTICE_FROM_NODES_S if len(nodes) > 1 else _NOTICE_S)
         self._reports.check()
         self._step(m.Interrupted(worker, generation, again))
 
@@ -267,10 +253,10 @@ class Run:
         self._reply(incoming, None)
         if self._interrupted.get(worker) == ticket and not self._membership.recovering:
             del self._interrupted[worker]
-            self._refuse(self._workers[worker].asks, InvalidArgument("no worker has died", reason="NobodyDied"))
+            self._refuse(self._workers[worker].open_call, InvalidArgument("no worker has died", reason="NobodyDied"))
 
     def _on_scale(self, incoming: Any, workers: int) -> None:
-        if not self._setup.elastic:
+        if not self._setup.scaling.elastic:
             self._refuse(
                 incoming,
                 InvalidArgument(
@@ -279,9 +265,9 @@ class Run:
                 ),
             )
             return
-        ask = len(self._asks)
-        self._asks[ask] = incoming
-        self._step(m.Scaled(ask, workers))
+        request = len(self._scale_calls)
+        self._scale_calls[request] = incoming
+        self._step(m.Scaled(request, workers))
 
     def _on_seen(self, incoming: Any, draining: list[str], queued: list[str]) -> None:
         self._reply(incoming, None)
@@ -304,12 +290,12 @@ class Run:
                     self._publish(generation)
                 case m.Completed(generation, cut_off):
                     self._completed(generation, cut_off)
-                case m.Answer(ask, changed):
+                case m.Answer(request, changed):
                     size = len(self._membership.members)
                     unchanged = Change(self._membership.number, size, size)
-                    self._reply(self._asks[ask], self.outcome.changes[-1] if changed else unchanged)
-                case m.Refuse(ask, why):
-                    self._refuse(self._asks[ask], InvalidArgument(f"the number of workers was not changed: {why}"))
+                    self._reply(self._scale_calls[request], self.outcome.changes[-1] if changed else unchanged)
+                case m.Refuse(request, why):
+                    self._refuse(self._scale_calls[request], InvalidArgument(f"the number of workers was not changed: {why}"))
                 case m.Report(worker, cause, again):
                     self.outcome.failures.append(cause)
                     then = "another one takes its place" if again else "the training goes on without it; scale again to retry"
@@ -317,15 +303,15 @@ class Run:
                     self._remove(worker)
                 case m.Dismiss(worker):
                     self._interrupted.pop(worker, None)
-                    self._refuse(self._workers[worker].asks, InvalidArgument("the change is made", reason="Left"))
+                    self._refuse(self._workers[worker].open_call, InvalidArgument("the change is made", reason="Left"))
                 case m.Fail(worker, why):
                     if why is not None:
                         raise _lost(worker, self._workers.get(worker), why)
                     raise _first_cause(self._session, self._membership, self._workers)
 
     def _create(self, worker: int) -> None:
-        handle = create_gang(TrainWorker, 1, resources=self._setup.resources, torch=True, env=self._setup.settings)[0]
-        self._workers[worker] = _Worker(handle, placed=handle.place.remote())
+        handle = create_gang(TrainWorker, 1, resources=self._setup.scaling.resources, torch=True, env=self._setup.settings)[0]
+        self._workers[worker] = _Entry(handle, placed=handle.place.remote())
         self._starting[handle._shoal_actor.id] = worker
 
     def _remove(self, worker: int) -> None:
@@ -337,15 +323,15 @@ class Run:
     def _publish(self, g: m.Generation) -> None:
         self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
-        stays = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
+        keeps_group = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
         union = environments([self._workers[w].place for w in g.union])
         final = environments([self._workers[w].place for w in g.members])
-        heirs = _heirs(g, self._places, self._workers, self._setup.replicated)
+        heirs = _heirs(g, self._places, self._workers, self._setup.scaling.replicated)
         owners = tuple(g.union.index(heirs.get(w, w)) for w in g.previous)
         for rank, w in enumerate(g.union):
             transition = Transition(
                 change,
-                None if stays else union[rank],
+                None if keeps_group else union[rank],
                 final[rank] if rank < len(final) else None,
                 owners,
                 g.previous.index(w) if w in g.previous else None,
@@ -355,12 +341,12 @@ class Run:
                 g.again,
                 tuple(g.previous.index(dead) for dead, heir in heirs.items() if heir == w),
             )
-            self._reply(self._workers[w].asks, transition)
+            self._reply(self._workers[w].open_call, transition)
         self._interrupted.clear()
 
     def _completed(self, g: m.Generation, cut_off: bool) -> None:
         if g.number == 1:
-            if self._setup.elastic:
+            if self._setup.scaling.elastic:
                 bounds = f"{self._membership.minimum} to {self._membership.maximum}"
                 _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
@@ -372,7 +358,7 @@ class Run:
     def _watch_cluster(self, stop: threading.Event) -> None:
         """Looks for nodes that drain, and for new workers that wait for resources, and reports both to the thread of ``fit``."""
         before: tuple[list[str], list[str]] = ([], [])
-        while not stop.wait(_LOOK_S):
+        while not stop.wait(_POLL_S):
             with contextlib.suppress(Exception):  # a head that is away answers later
                 draining = sorted(r["id"] for r in self._session.list("nodes") if r.get("draining"))
                 queued, starting = [], set(self._starting)
@@ -388,19 +374,19 @@ def _died(g: m.Generation) -> tuple[int, ...]:
     return tuple(sorted(g.dead + g.unjoined))
 
 
-def _on_nodes(workers: dict[int, _Worker], nodes: frozenset[str]) -> frozenset[int]:
+def _on_nodes(workers: dict[int, _Entry], nodes: frozenset[str]) -> frozenset[int]:
     return frozenset(n for n, w in workers.items() if w.place is not None and w.place.node in nodes)
 
 
 # ---- failures ----
 
 
-def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Worker]) -> BaseException:
+def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Entry]) -> BaseException:
     """Returns the original error among those of failed ranks. An error may only report that another rank has died or failed, whose own
-    error arrives later. So this waits up to ``_NEWS_S`` seconds for another error."""
+    error arrives later. So this waits up to ``_NOTICE_S`` seconds for another error."""
     members = membership.members if membership.published is None else membership.published.union
     runs = [workers[w].run for w in members if w in workers]
-    until = time.monotonic() + _NEWS_S
+    until = time.monotonic() + _NOTICE_S
     while True:
         errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
         own = [e for e in errors if not _is_about_another_rank(e)]
@@ -419,7 +405,7 @@ def _is_about_another_rank(error: BaseException) -> bool:
     return isinstance(cause, RuntimeError) and any(words in str(cause) for words in _LOST_CONNECTION)
 
 
-def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Worker], replicated: bool) -> dict[int, int]:
+def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Entry], replicated: bool) -> dict[int, int]:
     """By dead worker: the survivor that adopts its shard. The survivor is on the same node, whose memory has the shard. If there is none, a
     survivor on the node of the buddy adopts the replica."""
     alive = [w for w in g.previous if w not in g.dead]
@@ -443,9 +429,9 @@ def _why_lost(buddy: int | None) -> str:
     return f"its node has no worker left, and neither has that of its buddy, worker {buddy}, with the replica of its part of the model"
 
 
-def _lost(worker: int, of: _Worker | None, why: str) -> WorkerLost:
+def _lost(worker: int, entry: _Entry | None, why: str) -> WorkerLost:
     """Returns the error for a death that the training does not survive."""
-    cause = None if of is None or of.run is None else failure(of.run, f"worker {worker}")
+    cause = None if entry is None or entry.run is None else failure(entry.run, f"worker {worker}")
     return WorkerLost(
         f"worker {worker} is lost, and the training cannot go on: {why}. {'' if cause is None else _text(cause)}".rstrip(),
         hint="start the training again from its last checkpoint",

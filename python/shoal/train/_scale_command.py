@@ -1,4 +1,4 @@
-"""``python -m shoal.train._scaling ADDRESS JOB WORKERS [--json]``, the Python part of ``shoal scale``."""
+"""``python -m shoal.train._scale_command ADDRESS JOB WORKERS [--json]``, the Python part of ``shoal scale``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal._core.process import close, retry_delay_ms, state
 from shoal._objects.values import get
 from shoal._printable import say
 from shoal.exceptions import InvalidArgument, ShoalError
-from shoal.train._run import METHODS, REPORTS
+from shoal.train._driver.run import METHODS, REPORTS
 
 
 @contextlib.contextmanager
