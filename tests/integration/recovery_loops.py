@@ -325,7 +325,7 @@ def form_with_a_death_when_some_loops_have_run_again(config):
         if number == 0:
             open(os.path.join(config["folder"], "passed"), "w").close()
             if config["dies"]:
-                ElasticGang.mark = lambda gang: (gc.collect(), kill_process())
+                Record.mark = lambda record: (gc.collect(), kill_process())
         again.clear()
 
     again = []

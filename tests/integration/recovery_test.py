@@ -14,7 +14,8 @@ from client_fixtures import *  # noqa: F403
 from leak_check import wait_until
 
 from shoal.exceptions import ActorDiedError, Unimplemented
-from shoal.train import ScalingConfig, Trainer, WorkerLost, _run
+from shoal.train import ScalingConfig, Trainer, WorkerLost
+from shoal.train._driver import run as _run
 
 EPOCHS = r.EPOCHS
 WHOLE = "SHOAL_SEEDS" in os.environ  # ./dev test --all; otherwise a slice

@@ -85,8 +85,9 @@ def _run_loop(worker: Worker, loop: Callable, arguments: tuple) -> Any:
         except RunAgain as again:
             again.gang.hand_on()
         except Exception as error:
-            if worker.left or worker.gang is None or not worker.gang.resume(error):
+            if worker.left or worker.gang is None:
                 raise
+            worker.gang.resume(error)
 
 
 def leave_all() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal._core.variables import variable
+from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
 from shoal.train._worker import current_worker
 
@@ -46,15 +47,14 @@ def get_context() -> TrainContext:
         raise InvalidArgument(
             "this process has no training context", hint="call it in a Trainer's loop, or start with torchrun or shoal submit --num-workers"
         )
-    worker = current_worker()
-    number = {name: int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+    w = current_worker()
     return TrainContext(
-        number["WORLD_SIZE"],
-        number["RANK"],
-        number["LOCAL_RANK"],
-        int(variable("LOCAL_WORLD_SIZE", number["WORLD_SIZE"])),
-        int(variable("GROUP_RANK", 0)),
-        worker is not None and worker.joins,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        world_rank=int(os.environ["RANK"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_world_size=int(variable("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
+        node_rank=int(variable("GROUP_RANK", 0)),
+        joins=w is not None and (w.generation == 0 or w.predecessor is not None),
     )
 
 
@@ -68,5 +68,8 @@ def report(metrics: dict[str, Any]) -> None:
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
-    if (worker := current_worker()) is not None:
-        worker.report(metrics)
+    w = current_worker()
+    if w is None or w.generation == 0 or w.left or w.mid_batch:
+        return
+    w.num_reports += 1
+    get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, metrics))

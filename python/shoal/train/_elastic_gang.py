@@ -33,14 +33,13 @@ from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, Report, reshard
 from shoal.train._changes import Pause, Transition
-from shoal.train._errors import WorkerLost
 from shoal.train._gang import Gang, rank_and_size
 from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._ranks import Place, own_place
 from shoal.train._recovery import Record, may_come_of_a_death
 from shoal.train._state import State, check_elastic, luggage, optimizers_of, random_states, sharded_models, unpack
 from shoal.train._unstepped import Unstepped
-from shoal.train._worker import RunAgain, Worker, WorkerLeaves
+from shoal.train._worker import RunAgain, Worker, WorkerLeaves, WorkerLost
 
 _MEET = timedelta(days=1)  # a newcomer waits for the others' boundary, which a long step delays
 _MEET_NOW = timedelta(minutes=10)  # the others come at once, and the driver reports a death
@@ -48,8 +47,6 @@ _MEET_NOW = timedelta(minutes=10)  # the others come at once, and the driver rep
 
 class ElasticGang(Gang):
     """A gang whose rank, size and members change."""
-
-    _worker: Worker
 
     def __init__(self, state: State, worker: Worker):
         super().__init__(state, worker)
@@ -69,20 +66,17 @@ class ElasticGang(Gang):
         if self._worker.predecessor is not None:
             self._take_over(self._worker.predecessor)
         elif self._joining:
-            self._join()
+            transition = get(self._worker.driver.ready.remote(self._worker.role.number, self._place()))
+            try:
+                self._change(transition)
+            except Exception as error:
+                self.recover(error)
         else:
             self._record.begin(self._worker.generation, 0)
             if self.size > 1:
                 self._connect()  # now: a death later on must not find a worker that waits for another one to connect
             self._follow(Pause())
         self._worker.gang, self._worker.predecessor = self, None
-
-    def _join(self) -> None:
-        transition = get(self._worker.driver.ready.remote(self._worker.role.number, self._place()))
-        try:
-            self._change(transition)
-        except Exception as error:
-            self.recover(error)
 
     def _take_over(self, predecessor: ElasticGang) -> None:
         """Takes the place of the gang of a loop that a death has ended, with the values of its state. The workers are the same."""
@@ -109,13 +103,10 @@ class ElasticGang(Gang):
         """Prints the costs of the protection that are known only at the end."""
         self._record.print_costs(self.rank)
 
-    def mark(self) -> None:
-        self._record.mark()
-
     def boundary(self) -> bool:
-        """Enters the latest generation that one of the workers has received, unless gradients wait for their
-        optimizer's step on one of them. Returns True if that changed the workers. Every worker calls it equally often. Raises WorkerLeaves
-        on a worker that leaves."""
+        """Sets the mark. Enters the latest generation that one of the workers has received, unless gradients on one of them wait for their
+        optimizer's step. Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
+        self._record.mark()
         if self._next is None:
             return False
         if self._joining:  # the others are behind this boundary already
@@ -128,6 +119,7 @@ class ElasticGang(Gang):
         if not comes or waits:
             return False
         self._change(get(self._next))
+        self._record.mark()  # the new generation's record has none yet
         return True
 
     # ---- a change of the workers ----
@@ -138,22 +130,17 @@ class ElasticGang(Gang):
         self._next = w.driver.entered.remote(w.role.number, w.generation, self._place(), pause, w.num_reports)
 
     def _place(self) -> Place:
-        self._next_store = _open_store()
+        """Opens this worker's store. It listens before the training pauses, so that newcomers connect and wait."""
+        self._next_store = dist.TCPStore(session().host, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
         return own_place(self._next_store.port)
 
-    def resume(self, error: Exception) -> bool:
-        """Called after an error that has ended the loop. Recovers, and returns True if the loop has to run again; the next loop takes over
-        the state of this one. Returns False if no death caused the error."""
+    def resume(self, error: Exception) -> None:
+        """Called after an error that has ended the loop. Recovers, so that the loop can run again; the next loop takes over the state of
+        this one. Raises the error if no death caused it."""
         if self.repeats:
-            return False
-        try:
-            self.recover(error)
-        except Exception as other:
-            if other is error:
-                return False
-            raise
+            raise error
+        self.recover(error)
         self.hand_on()
-        return True
 
     def hand_on(self) -> None:
         """The loop that runs again takes over the state of this one."""
@@ -220,7 +207,6 @@ class ElasticGang(Gang):
 
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
         phases = phases or Phases()
-        leaves = transition.final is None
         self._leave_groups()
         mesh = self._meet(transition, phases)
         if self._joining:  # it has waited for the others' boundary
@@ -240,7 +226,7 @@ class ElasticGang(Gang):
                 unpack(state, packed[0])
                 _, self._worker.num_reports, step = packed
         phases.end("luggage")
-        if leaves:
+        if transition.final is None:
             dist.barrier()
             get(self._worker.driver.leaves.remote(self._worker.role.number))
             self._leave()
@@ -284,7 +270,8 @@ class ElasticGang(Gang):
             self._store = begin_process_group(self._next_store, transition.union, self._backend, guard, limit)
         self._store.guard = guard
         phases.end("meet")
-        mesh = _mesh(transition.change.workers)
+        size = transition.change.workers  # the first ranks of the group; all ranks make the mesh
+        mesh = ranks.default_mesh() if size == dist.get_world_size() else DeviceMesh("cpu", torch.arange(size))
         phases.end("make the mesh")
         return mesh
 
@@ -328,23 +315,12 @@ def _gather(own: Any) -> list[Any]:
     return everyone
 
 
-def _open_store() -> dist.TCPStore:
-    """Returns a store in which the next generation can meet. The store listens before the training pauses, so that newcomers connect and
-    wait."""
-    return dist.TCPStore(session().host, 0, is_master=True, wait_for_workers=False, timeout=_MEET)
-
-
 def _backend() -> str:
     """The backend of the next default process group, as init_process_group takes it: the backend of the present group, and Shoal's for
     CPUs."""
     config = dist.get_backend_config().replace("gloo", "shoal")
     one = {part.split(":")[1] for part in config.split(",")}
     return one.pop() if len(one) == 1 else config
-
-
-def _mesh(size: int) -> DeviceMesh:
-    """Returns the mesh of the first ``size`` ranks of the default process group, all of whose ranks call it."""
-    return ranks.default_mesh() if size == dist.get_world_size() else DeviceMesh("cpu", torch.arange(size))
 
 
 def _keep_process_group(mesh: DeviceMesh) -> None:

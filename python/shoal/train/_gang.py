@@ -1,9 +1,8 @@
 """The workers that train together, from the view of one of them: its rank, values over all workers, and its parts of each batch.
 
-A loop makes a gang and enters it with its first batch (``_steps.py``). Before each batch it sets a mark and calls ``boundary``; around each
-part of a batch it calls ``begin_part`` and, at last, ``end_parts``; after an error in a step it calls ``recover``. Here the workers never
-change, so a mark and a boundary do nothing, and nothing recovers. In an elastic training the gang is an ``ElasticGang``
-(``_elastic_gang.py``).
+A loop makes a gang and enters it with its first batch (``_steps.py``). Before each batch it calls ``boundary``, before each part of a batch
+``begin_part``, and at last ``end_parts``; after an error in a step it calls ``recover``. Here the workers never change: ``boundary`` does
+nothing, and nothing recovers. In an elastic training the gang is an ``ElasticGang`` (``_elastic_gang.py``).
 """
 
 from __future__ import annotations
@@ -46,11 +45,8 @@ class Gang:
         if self.parts is not None:
             self.parts.gate_objects()
 
-    def mark(self) -> None:
-        """Called between two batches: the next step can run again from here."""
-
     def boundary(self) -> bool:
-        """Called between two batches. Returns True if the workers have changed."""
+        """Called before each batch: a step can run again from here. Returns True if the workers have changed."""
         return False
 
     def recover(self, error: Exception) -> None:

@@ -44,22 +44,21 @@ def environments(places: list[Place]) -> list[dict[str, str]]:
 
     Local ranks count within a node, nodes are numbered in the order of their first ranks, and all ranks meet at rank 0.
     """
-    members: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}  # by node
     for rank, place in enumerate(places):
-        members.setdefault(place.node, []).append(rank)
-    found: dict[int, dict[str, str]] = {}
-    for node_rank, ranks in enumerate(members.values()):
-        for local_rank, rank in enumerate(ranks):
-            values = {
-                "RANK": rank,
-                "WORLD_SIZE": len(places),
-                "LOCAL_RANK": local_rank,
-                "LOCAL_WORLD_SIZE": len(ranks),
-                "GROUP_RANK": node_rank,
-                "GROUP_WORLD_SIZE": len(members),
-                "MASTER_ADDR": places[0].host,
-                "MASTER_PORT": places[0].port,
-                "TORCHELASTIC_RESTART_COUNT": 0,
-            }
-            found[rank] = {name: str(value) for name, value in values.items()}
-    return [found[rank] for rank in range(len(places))]
+        ranks.setdefault(place.node, []).append(rank)
+    found = []
+    for rank, place in enumerate(places):
+        values = {
+            "RANK": rank,
+            "WORLD_SIZE": len(places),
+            "LOCAL_RANK": ranks[place.node].index(rank),
+            "LOCAL_WORLD_SIZE": len(ranks[place.node]),
+            "GROUP_RANK": list(ranks).index(place.node),
+            "GROUP_WORLD_SIZE": len(ranks),
+            "MASTER_ADDR": places[0].host,
+            "MASTER_PORT": places[0].port,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }
+        found.append({name: str(value) for name, value in values.items()})
+    return found

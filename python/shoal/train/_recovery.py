@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
 from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
 from shoal.fsdp._reshard import Before
-from shoal.train._state import POSITION, State, optimizers_of, random_states, set_random_states, sharded_models
+from shoal.train._state import State, optimizers_of, random_states, set_random_states, sharded_models
 from shoal.train._worker import Worker
 
 
@@ -73,25 +73,20 @@ class Mark:
 
 def progress_of(state: State) -> Any:
     """Returns the progress without buffers and random number generators, which are each worker's own."""
-    position = {name: getattr(state, name) for name in POSITION}
-    objects = {n: copy.deepcopy(o.state_dict()) for n, o in state.objects.items() if not isinstance(o, (nn.Module, Optimizer))}
-    options = [
-        [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in o.param_groups]
-        for o in state.objects.values()
-        if isinstance(o, Optimizer)
-    ]
-    return position, objects, options
+    options = [[{k: v for k, v in group.items() if k != "params"} for group in o.param_groups] for o in _optimizers(state)]
+    return copy.deepcopy((state.state_dict(), options))
 
 
 def set_progress(state: State, progress: Any) -> None:
-    position, objects, options = progress
-    for name, value in position.items():
-        setattr(state, name, value)
-    for name, value in objects.items():
-        state.objects[name].load_state_dict(copy.deepcopy(value))
-    for optimizer, groups in zip((o for o in state.objects.values() if isinstance(o, Optimizer)), options, strict=True):
+    saved, options = copy.deepcopy(progress)
+    state.load_state_dict(saved)
+    for optimizer, groups in zip(_optimizers(state), options, strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(copy.deepcopy(values))
+            group.update(values)
+
+
+def _optimizers(state: State) -> list[Optimizer]:
+    return [o for o in state.objects.values() if isinstance(o, Optimizer)]
 
 
 def _buffers(state: State) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,10 +107,6 @@ class _Prepared:
     generation: int
     before: Before | None  # the mesh before, which the model has left
     protection: Protection | None = None  # a worker that leaves has none
-
-    @property
-    def leaves(self) -> bool:
-        return self.before is not None and self.before.leaves
 
 
 @dataclass
@@ -175,7 +166,7 @@ class Record:
                 f"an elastic training cannot be protected with {len(optimizers)} optimizers of the sharded model",
                 hint=f"give all parameters to one optimizer, in groups, {hint}",
             )
-        if any(isinstance(o, Optimizer) and o not in optimizers for o in self._state.objects.values()):
+        if any(o not in optimizers for o in _optimizers(self._state)):
             raise Unimplemented(
                 "an elastic training cannot be protected with an optimizer of parameters that are not sharded: a step that runs "
                 "again would apply it twice",
@@ -187,10 +178,8 @@ class Record:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
         self._prepared.protection = protection
-        if self._prepared.generation == 1 and dist.get_rank() == 0:
-            self._print_sizes(protection)
-
-    def _print_sizes(self, protection: Protection) -> None:
+        if self._prepared.generation != 1 or dist.get_rank() != 0:
+            return
         sizes = f"{protection.bytes / 1e6:.1f} MB per worker"
         if (replicas := protection.replicas) is not None:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
@@ -275,10 +264,10 @@ class Record:
     def abandon_step(self) -> None:
         """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.
         Needs no other worker."""
-        if self._prepared is not None and self._prepared.protection is None and not self._prepared.leaves:
+        prepared = self._prepared
+        if prepared is not None and prepared.protection is None and not (prepared.before is not None and prepared.before.leaves):
             self._go_back()
-        prepared = None if self._prepared is None else self._prepared.protection
-        for protection in (self.protection, prepared):
+        for protection in (self.protection, None if self._prepared is None else self._prepared.protection):
             if protection is not None:
                 protection.stop_replicas()
         if self.protection is not None:

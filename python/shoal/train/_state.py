@@ -117,28 +117,17 @@ def check_elastic(state: State) -> None:
                 )
 
 
-def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    return any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
-
-
 def optimizers_of(state: State) -> list[torch.optim.Optimizer]:
     """Returns the optimizers whose parameters are sharded."""
-    return [o for o in state.objects.values() if isinstance(o, torch.optim.Optimizer) and is_sharded(o)]
+    found = [o for o in state.objects.values() if isinstance(o, torch.optim.Optimizer)]
+    return [o for o in found if any(isinstance(p, DTensor) for group in o.param_groups for p in group["params"])]
 
 
 def luggage(state: State) -> dict[str, Any]:
     """Returns all that a new worker needs besides what ``reshard`` moves: sharded models with their buffers, and their optimizers."""
-    sharded = {id(m) for m in sharded_models(state)}
-    whole = {
-        name: o.state_dict()
-        for name, o in state.objects.items()
-        if id(o) not in sharded and not (isinstance(o, torch.optim.Optimizer) and is_sharded(o))
-    }
-    return {
-        "whole": whole,
-        "random": random_states(),
-        "position": {n: getattr(state, n) for n in POSITION},
-    }
+    moved = {id(o) for o in (*sharded_models(state), *optimizers_of(state))}
+    whole = {name: o.state_dict() for name, o in state.objects.items() if id(o) not in moved}
+    return {"whole": whole, "random": random_states(), "position": {name: getattr(state, name) for name in POSITION}}
 
 
 def unpack(state: State, received: dict[str, Any]) -> None:
@@ -153,11 +142,8 @@ def unpack(state: State, received: dict[str, Any]) -> None:
 def random_states() -> dict[str, Any]:
     """Returns the states of the generators of Python, torch and, if the process has imported it, NumPy."""
     numpy = sys.modules.get("numpy")
-    return {
-        "python": random.getstate(),
-        "torch": torch.get_rng_state(),
-        "numpy": None if numpy is None else numpy.random.get_state(),
-    }
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": numpy_state}
 
 
 def seed_all(seed: int) -> None:

@@ -38,21 +38,7 @@ def steps(loader: DataLoader, state: State, *, epochs: int | None = None, max_st
     it, too, for a sampler whose order depends on more: at the first batch if the workers may change. In other trainings it compares the
     workers' orders at the begin of each epoch, once ``State.mean`` has connected the workers.
     """
-    return _iterate(_checked(loader, state, epochs, max_steps))
-
-
-def _checked(loader: DataLoader, state: State, epochs: int | None, max_steps: int | None) -> _Loop:
-    check_loader(loader)
-    if not isinstance(state, State):
-        raise InvalidArgument(
-            f"steps takes a shoal.train.State, not a {type(state).__name__}", hint="state = State(model=.., optimizer=..)"
-        )
-    if state.loader is not None and state.loader is not loader:
-        raise InvalidArgument(
-            "this State has the position of another loader", hint="use one DataLoader per State, and plain loops over others (evaluation)"
-        )
-    state.loader = loader
-    return _Loop(loader, state, epochs, max_steps)
+    return _iterate(_Loop(loader, state, epochs, max_steps))
 
 
 def run(
@@ -71,7 +57,7 @@ def run(
     ``state_dict``. Random number generators begin a repeated step in the state of its first attempt. A death may cut off the code behind
     ``optimizer.step()``. Call functions that need other workers before it, and ``report`` last.
     """
-    loop = _checked(loader, state, epochs, max_steps)
+    loop = _Loop(loader, state, epochs, max_steps)
     try:
         while True:
             try:
@@ -100,7 +86,18 @@ class _Loop:
     """The position of one loop over the batches."""
 
     def __init__(self, loader: DataLoader, state: State, epochs: int | None, max_steps: int | None):
-        self._loader, self._state = loader, state
+        check_loader(loader)
+        if not isinstance(state, State):
+            raise InvalidArgument(
+                f"steps takes a shoal.train.State, not a {type(state).__name__}", hint="state = State(model=.., optimizer=..)"
+            )
+        if state.loader is not None and state.loader is not loader:
+            raise InvalidArgument(
+                "this State has the position of another loader",
+                hint="use one DataLoader per State, and plain loops over others (evaluation)",
+            )
+        self._loader = state.loader = loader
+        self._state = state
         self._relative = epochs is None and max_steps is None  # it ends with the current epoch
         self._until = state.epoch + 1 if self._relative else epochs
         self._max_steps = max_steps
@@ -117,11 +114,8 @@ class _Loop:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
         while self._within or not self._complete():
-            if not self._within:
-                gang.mark()
-                if gang.boundary():
-                    self._feeder = None
-                    gang.mark()  # the new generation's record has none yet
+            if not self._within and gang.boundary():
+                self._feeder = None
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, state.drawn, gang.shares)
             part = self._feeder.next()

@@ -128,8 +128,7 @@ class Trainer:
             finally:
                 self._active = None
                 run.close()
-            history = run.outcome.history
-            return Result(history[-1] if history else {}, history, returns, run.outcome.changes, run.outcome.failures)
+            return Result(run.history[-1] if run.history else {}, run.history, returns, run.changes, run.failures)
         finally:
             for actor in run.actors():
                 with contextlib.suppress(Exception):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
-from shoal._objects.values import get
+from shoal.exceptions import Unavailable
 from shoal.train._scaling_config import ScalingConfig
 
 
@@ -51,19 +51,6 @@ class Worker:
         self.gang: Any = None  # the present loop has it, in an elastic training
         self.predecessor: Any = None  # the gang of a loop that a death has ended, until that of the next loop takes over its state
 
-    @property
-    def joins(self) -> bool:
-        """The present loop gets its state from loops that train already."""
-        return self.generation == 0 or self.predecessor is not None
-
-    def report(self, metrics: dict[str, Any]) -> None:
-        """Waits until every worker has made its report of this number. Drops a report of a loop that has not joined or has left, and one in
-        the middle of a batch."""
-        if self.generation == 0 or self.left or self.mid_batch:
-            return
-        self.num_reports += 1
-        get(self.driver.report.remote(self.role.number, self.generation, self.num_reports, metrics))
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Makes this worker the process's ``current_worker`` for the time of its loop. Nothing else sets it."""
@@ -73,6 +60,13 @@ class Worker:
             yield
         finally:
             _current = self.gang = self.predecessor = None
+
+
+class WorkerLost(Unavailable):
+    """A worker of an elastic training is gone with its part of the model, and the others cannot go on. The message has the reason."""
+
+    def __init__(self, message: str = "", **options):
+        super().__init__(message, **{"reason": "WorkerLost", **options})
 
 
 class WorkerLeaves(BaseException):

@@ -406,7 +406,10 @@ class Membership:
             return self._recover()
         if self.ended or self.published is not None:
             return []
-        actions = self._drop_drained()
+        drained = [w for w in self.new if w in self.draining]
+        for w in drained:
+            del self.new[w]
+        actions: list[Action] = [Remove(w) for w in drained]
         staying = tuple(w for w in self.members if w not in self.draining)
         actions += self._adjust(len(staying))
         if (generation := self._next(staying)) is not None:
@@ -418,12 +421,6 @@ class Membership:
             actions.append(Answer(self.request.request_id, self.moved))
             self.request = None
         return actions
-
-    def _drop_drained(self) -> list[Action]:
-        gone = [w for w in self.new if w in self.draining]
-        for w in gone:
-            del self.new[w]
-        return [Remove(w) for w in gone]
 
     def _adjust(self, num_staying: int) -> list[Action]:
         """Creates missing workers, or removes surplus new ones, first those that are furthest from being ready."""

@@ -6,8 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from shoal._actors.creation import create_gang
@@ -24,10 +23,9 @@ from shoal.train._chaos.status import status_of
 from shoal.train._driver import membership as m
 from shoal.train._driver.reports import Reports
 from shoal.train._driver.watches import Doubts, Watches
-from shoal.train._errors import WorkerLost
 from shoal.train._ranks import Place, environments
 from shoal.train._scaling_config import ScalingConfig
-from shoal.train._worker import Role
+from shoal.train._worker import Role, WorkerLost
 
 REPORTS = "TrainReports"  # the class name of the driver's actor
 METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "doubted", "lost", "leaves", "scale", "seen", "status")}
@@ -60,18 +58,6 @@ class _Entry:
     open_call: Any = None  # it waits for the next generation
 
 
-@dataclass
-class Outcome:
-    history: list[dict[str, Any]] = field(default_factory=list)  # reports of rank 0
-    changes: list[Change] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)  # errors of new workers that did not join
-
-    def record(self, on_report: Callable[[dict[str, Any]], None] | None, metrics: dict[str, Any]) -> None:
-        self.history.append(metrics)
-        if on_report is not None:
-            on_report(metrics)
-
-
 class Run:
     """Serves the workers' calls until all loops have returned. All methods but ``scale`` belong to the thread of ``fit``."""
 
@@ -81,7 +67,9 @@ class Run:
         self.queue = session.host_queue(REPORTS)
         session.know(self.queue, REPORTS)
         self.driver = ActorHandle(self.queue, REPORTS, METHODS)
-        self.outcome = Outcome()
+        self.history: list[dict[str, Any]] = []  # reports of rank 0
+        self.changes: list[Change] = []
+        self.failures: list[str] = []  # errors of new workers that did not join
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
         self._unions: dict[int, tuple[int, ...]] = {}  # by generation: the workers that take part in the change to it
@@ -91,17 +79,10 @@ class Run:
         self._ended: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
-        self._doubts = Doubts(partial(_doubt, self.driver))
+        self._doubts = Doubts(self._doubt)
         self._watches = Watches(self._dead, self._reply)
-        self._reports = Reports(
-            self._members,
-            self._ended,
-            self._dead,
-            self._interrupted,
-            self._reply,
-            self._refuse,
-            partial(self.outcome.record, setup.on_report),
-        )
+        self._reports = Reports(self._members, self._ended, self._dead, self._interrupted, self._reply, self._refuse, self._record)
+        self._on_report = self._reports.add
         self._draining: frozenset[str] = frozenset()  # nodes
 
     # ---- for other threads ----
@@ -176,10 +157,8 @@ class Run:
                 error = failure(w.run, f"worker {number}")
                 if error is None:
                     self._step(m.Returned(number))
-                elif isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
-                    self._on_death(number, _text(error))
                 else:
-                    self._step(m.Failed(number, _text(error)))
+                    self._fail(number, error)
             if number in self._ended and not self._membership.needs(number):
                 self._remove(number)
 
@@ -189,8 +168,7 @@ class Run:
         try:
             w.place = load(placed, f"worker {number}")
         except Exception as error:
-            event = m.Died if isinstance(error, ActorDiedError) and not isinstance(error, TaskError) else m.Failed
-            self._step(event(number, _text(error)))
+            self._fail(number, error)
             return
         self._start_loop(number, environments([w.place])[0], newcomer=True)
         self._step(m.Placed(number))
@@ -204,8 +182,10 @@ class Run:
     def _refuse(self, incoming: Any, error: BaseException) -> None:
         self._session.reply(incoming, *serialize.dump_exception(error, incoming.method), raised=True)
 
-    def _on_report(self, incoming: Any, worker: int, generation: int, number: int, metrics: dict[str, Any]) -> None:
-        self._reports.add(incoming, worker, generation, number, metrics)
+    def _record(self, metrics: dict[str, Any]) -> None:
+        self.history.append(metrics)
+        if self._setup.on_report is not None:
+            self._setup.on_report(metrics)
 
     def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, pause: Pause, reports: int) -> None:
         self._workers[worker].place, self._workers[worker].open_call = place, incoming
@@ -220,16 +200,18 @@ class Run:
             w.open_call = incoming
             self._step(m.Ready(worker))
 
-    def _on_death(self, worker: int, cause: str) -> None:
-        """The node reports deaths, so this worker's process has ended."""
-        self._dead.add(worker)
+    def _fail(self, worker: int, error: BaseException) -> None:
+        if not isinstance(error, ActorDiedError) or isinstance(error, TaskError):
+            self._step(m.Failed(worker, _text(error)))
+            return
+        self._dead.add(worker)  # the node reports deaths, so this worker's process has ended
         self._watches.died(worker)
         self._reports.check()
-        self._step(m.Died(worker, cause))
+        self._step(m.Died(worker, _text(error)))
 
     def _on_status(self, incoming: Any) -> None:
         places = {n: w.place for n, w in self._workers.items() if w.place is not None}
-        self._reply(incoming, status_of(self._membership, self._setup.scaling, places, self._reports, self.outcome.changes))
+        self._reply(incoming, status_of(self._membership, self._setup.scaling, places, self._reports, self.changes))
 
     def _on_lost(self, incoming: Any, worker: int, generation: int, begun: bool) -> None:
         self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])
@@ -247,6 +229,10 @@ class Run:
         self._interrupted[worker] = self._doubts.begin(worker, _NOTICE_FROM_NODES_S if len(nodes) > 1 else _NOTICE_S)
         self._reports.check()
         self._step(m.Interrupted(worker, generation, again))
+
+    def _doubt(self, worker: int, ticket: int) -> None:
+        with contextlib.suppress(Exception):  # the training may have ended
+            self.driver.doubted.remote(worker, ticket)
 
     def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:
         """Refuses a recovery if no worker has died: the error that interrupted the step is the worker's own."""
@@ -293,13 +279,13 @@ class Run:
                 case m.Answer(request, changed):
                     size = len(self._membership.members)
                     unchanged = Change(self._membership.number, size, size)
-                    self._reply(self._scale_calls[request], self.outcome.changes[-1] if changed else unchanged)
+                    self._reply(self._scale_calls[request], self.changes[-1] if changed else unchanged)
                 case m.Refuse(request, why):
                     self._refuse(self._scale_calls[request], InvalidArgument(f"the number of workers was not changed: {why}"))
                 case m.Report(worker, cause, again):
-                    self.outcome.failures.append(cause)
+                    self.failures.append(cause)
                     then = "another one takes its place" if again else "the training goes on without it; scale again to retry"
-                    _say(f"worker {worker} failed before it joined, and {then}:\n{cause}")
+                    say(f"shoal: worker {worker} failed before it joined, and {then}:\n{cause}")
                     self._remove(worker)
                 case m.Dismiss(worker):
                     self._interrupted.pop(worker, None)
@@ -348,12 +334,12 @@ class Run:
         if g.number == 1:
             if self._setup.scaling.elastic:
                 bounds = f"{self._membership.minimum} to {self._membership.maximum}"
-                _say(f"{len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
+                say(f"shoal: {len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
             return
         longest, moved = max(self._paused, key=lambda p: p.seconds, default=Pause()), sum(p.moved_bytes for p in self._paused)
         change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, _died(g), longest.phases, longest.step, cut_off)
-        self.outcome.changes.append(change)
-        _say(str(change))
+        self.changes.append(change)
+        say(f"shoal: {change}")
 
     def _watch_cluster(self, stop: threading.Event) -> None:
         """Looks for nodes that drain, and for new workers that wait for resources, and reports both to the thread of ``fit``."""
@@ -438,11 +424,6 @@ def _lost(worker: int, entry: _Entry | None, why: str) -> WorkerLost:
     )
 
 
-def _doubt(driver: ActorHandle, worker: int, ticket: int) -> None:
-    with contextlib.suppress(Exception):  # the training has ended
-        driver.doubted.remote(worker, ticket)
-
-
 def failure(run: ObjectRef, where: str) -> BaseException | None:
     if not (run._ref.ready and run._ref.failed):
         return None
@@ -455,7 +436,3 @@ def failure(run: ObjectRef, where: str) -> BaseException | None:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _say(text: str) -> None:
-    say(f"shoal: {text}")
