@@ -58,7 +58,7 @@ class Died:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A worker has stopped its step, because another one is gone. ``generation``: the latest generation in which, as this worker knows,
+    """A worker has stopped its step, because another one has died. ``generation``: the latest generation in which, as this worker knows,
     every worker has a step record; 0: none. In a change, the worker can also go on with the new generation if another worker knows this of
     that one. ``again``: its loop has to run again, and builds its model anew."""
 
@@ -215,7 +215,7 @@ class Membership:
     ended: bool = False
     next_worker: int = 0
     protected: bool = False
-    gone: dict[int, str] = field(default_factory=dict)  # dead workers of this generation and of the next, with the causes
+    dead: dict[int, str] = field(default_factory=dict)  # dead workers of this generation and of the next, with the causes
     stopped: dict[int, Interrupted] = field(default_factory=dict)  # in a recovery: what each survivor has reported
     left: set[int] = field(default_factory=set)  # workers that have left in the present change
     recovering: bool = False
@@ -255,7 +255,7 @@ class Membership:
                 self.left.add(worker)
             case Returned(worker) if worker in self.members or (self.published is not None and worker in self.published.members):
                 actions += self._end("the training has ended")
-                if self.recovering and any(w in self.taking_part() for w in self.gone):
+                if self.recovering and any(w in self.taking_part() for w in self.dead):
                     actions += self._fail_recovery("its loop returned while the others were to run a step again", worker)
         return actions + self._decide()
 
@@ -282,7 +282,7 @@ class Membership:
         """``ended``: its process has ended, else its loop has failed."""
         if worker in self.new:
             del self.new[worker]
-            waited_for = self.recovering and len([w for w in self.members if w not in self.gone]) < self.minimum
+            waited_for = self.recovering and len([w for w in self.members if w not in self.dead]) < self.minimum
             if ended or waited_for:
                 self.lost.append(cause)
                 if len(self.lost) < _TRIES:
@@ -297,7 +297,7 @@ class Membership:
 
     def _stop_growing(self, cause: str) -> list[Action]:
         self.lost.clear()
-        self.target = min(self.target, max(len([w for w in self.members if w not in self.draining and w not in self.gone]), self.minimum))
+        self.target = min(self.target, max(len([w for w in self.members if w not in self.draining and w not in self.dead]), self.minimum))
         if self.request is None or self.request.workers <= self.target:
             return []
         refused, self.request = self.request.request_id, None
@@ -309,8 +309,8 @@ class Membership:
         if not self.entered.issuperset(change.members):
             return []
         self.members, self.number, self.published, self.moved = change.members, change.number, None, True
-        self.gone = {w: cause for w, cause in self.gone.items() if w in change.members}
-        self.recovering = self.recovering and bool(self.gone)  # a worker that leaves may have died when the others had its part
+        self.dead = {w: cause for w, cause in self.dead.items() if w in change.members}
+        self.recovering = self.recovering and bool(self.dead)  # a worker that leaves may have died when the others had its part
         self.left.clear()
         if change.joining:
             self.lost.clear()
@@ -331,9 +331,9 @@ class Membership:
     # ---- deaths ----
 
     def _died(self, worker: int, cause: str) -> list[Action]:
-        if worker in self.new or worker not in self.taking_part() or worker in self.left or worker in self.gone:
+        if worker in self.new or worker not in self.taking_part() or worker in self.left or worker in self.dead:
             return self._failed(worker, cause, ended=True) if worker in self.new else []
-        self.gone[worker] = cause
+        self.dead[worker] = cause
         if not self.protected or self.number == 0 or self.ended:
             why = None
             if self.protected:
@@ -345,27 +345,27 @@ class Membership:
         return []
 
     def _fail_recovery(self, why: str | None, worker: int | None = None) -> list[Action]:
-        worker = next(iter(self.gone)) if worker is None else worker
+        worker = next(iter(self.dead)) if worker is None else worker
         self.recovering = False
-        return [*self._end(self.gone.get(worker, "a worker died")), Fail(worker, why)]
+        return [*self._end(self.dead.get(worker, "a worker died")), Fail(worker, why)]
 
     def _recover(self) -> list[Action]:
         """Returns the generation of the survivors, once all of them have stopped."""
-        alive = [w for w in self.members if w not in self.gone and w not in self.left]
+        alive = [w for w in self.members if w not in self.dead and w not in self.left]
         if any(w not in self.stopped for w in alive):
             return []
         actions: list[Action] = []
         if (change := self.published) is not None:
-            if not alive and any(w not in self.stopped and w not in self.gone for w in change.joining):
+            if not alive and any(w not in self.stopped and w not in self.dead for w in change.joining):
                 return []  # the generation may have begun, and only they know
             if not self._has_begun(change):
-                actions = [Remove(w) for w in change.joining if w not in self.gone]
-            elif any(w not in self.stopped and w not in self.gone for w in change.joining):
+                actions = [Remove(w) for w in change.joining if w not in self.dead]
+            elif any(w not in self.stopped and w not in self.dead for w in change.joining):
                 return []  # they have their parts by now, and stop, too
             else:
                 actions = [Completed(change, cut_off=True), *(Dismiss(w) for w in change.leaving if w in self.stopped)]
                 self.members, self.number = change.members, change.number
-                self.gone = {w: cause for w, cause in self.gone.items() if w in change.members}
+                self.dead = {w: cause for w, cause in self.dead.items() if w in change.members}
             self.published = None
             self.left.clear()
         return actions + self._go_on()
@@ -378,7 +378,7 @@ class Membership:
 
     def _go_on(self) -> list[Action]:
         """Publishes the generation of the survivors, or creates the workers that are missing for it."""
-        survivors = tuple(w for w in self.members if w not in self.gone)
+        survivors = tuple(w for w in self.members if w not in self.dead)
         if not survivors:
             return self._fail_recovery("no worker is left that has a part of the model")
         ready = tuple(w for w, phase in self.new.items() if phase is Phase.READY)[: max(0, self.minimum - len(survivors))]
@@ -389,8 +389,8 @@ class Membership:
             self.target = max(self.target, self.minimum)
             return self._adjust(len(survivors))
         actions = self._stop_growing(self.lost[-1]) if len(self.lost) >= _TRIES else []
-        dead = tuple(w for w in self.members if w in self.gone)
-        unjoined = tuple(w for w in self.gone if w not in self.members)
+        dead = tuple(w for w in self.members if w in self.dead)
+        unjoined = tuple(w for w in self.dead if w not in self.members)
         again = any(self.stopped[w].again for w in survivors)
         for worker in ready:
             del self.new[worker]
