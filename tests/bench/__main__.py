@@ -11,7 +11,7 @@ from report import load
 
 BENCHES = ["first", "actors", "step", "spmd", "parity", "checkpoint", "collectives", "calls", "hosts", "hosts_calls", "head", "optim"]
 BENCHES += ["peak", "elastic", "recovery", "backend", "soak"]
-MODULES = {"hosts": "hosts_data"}  # where the name is that of another module, tests/integration/hosts.py
+MODULES = {"hosts": "hosts_data"}  # where the module has another name
 
 
 def main() -> int:

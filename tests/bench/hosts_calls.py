@@ -58,9 +58,8 @@ def add_options(parser):
 @contextlib.contextmanager
 def _cluster():
     """Yields (hosts, address of the head). Only the node of the other host has CPUs, so that actors run there."""
-    sys.path.insert(0, str(ROOT / "tests" / "integration"))
     os.environ["PATH"] = f"{OURS}{os.pathsep}{os.environ['PATH']}"
-    from hosts import A, Hosts, join, two_hosts
+    from launching.hosts import A, Hosts, join, two_hosts
 
     if why := Hosts.why_not():
         raise Failed(why)

@@ -7,26 +7,16 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import types
 from pathlib import Path
 
-from launch import HERE, OURS, ROOT, Failed, environment
+from launch import HERE, OURS, Failed, environment
 
 NETWORK = "10.78.0"
 SECOND, SECOND_NETWORK = "second", "10.78.1"  # the second cable between two hosts
 PORT = 29611  # the peers' rendezvous on the first host
-
-
-def _hosts_module():
-    sys.path[:0] = [str(ROOT / "tests" / "integration")]
-    try:
-        import hosts
-    finally:
-        sys.path.pop(0)
-    return hosts
 
 
 class World:
@@ -37,8 +27,10 @@ class World:
     """
 
     def __init__(self, count: int, pinned: bool = True, second_cable: bool = False):
-        self._module = _hosts_module()
-        if why := self._module.Hosts.why_not():
+        from launching import hosts  # late: only some benches need pytest, which it imports
+
+        self._module = hosts
+        if why := hosts.Hosts.why_not():
             raise Failed(why)
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-bench."))
         homes = [self.folder / f"host{i}" for i in range(count)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from report import ROOT
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "tests"))  # the package launching is there
 OURS = ROOT / ".venv" / "bin"
 PEERS = ROOT / ".venv-peers" / "bin"
 ACTOR_PEERS = ROOT / ".venv-peers-actors" / "bin"

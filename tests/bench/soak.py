@@ -15,11 +15,12 @@ from pathlib import Path
 
 from figures import family, tag_children
 from launch import HERE, Failed, say
+from launching.commands import Command
 from report import Report, Row
 
 NEEDS_PEERS = False
 SETTLE_S = 60  # time in which spare workers and kept memory may go, after the driver has dropped everything
-WAIT_S = 120  # hang guard of a step of the driver, and of the return of a head
+WAIT_S = 120  # hang guard of a step of the driver
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def measure(options) -> Report:
     report = SoakReport("soak", [])
     with tempfile.TemporaryDirectory(prefix="shoal-soak.") as home:
         os.chmod(home, 0o700)
-        cluster = Cluster(home, options.cpus)
+        cluster = Watched(home, options.cpus)
         try:
             _soak(report, cluster, options)
         except Failed as error:
@@ -83,7 +84,7 @@ def _soak(report, cluster, options) -> None:
             passed = time.monotonic() - begin
             samples.append((passed, cluster.sample(driver.pid)))
             if options.kill_head_every and passed > (killed + 1) * min(options.kill_head_every, seconds / 2):
-                cluster.kill_head()
+                cluster.started.kill_head()
                 killed += 1
             if len(samples) % 60 == 0:
                 say(f"bench soak: {passed / 60:.0f} minutes, {samples[-1][1]['all memory']:.0f} MiB")
@@ -156,46 +157,25 @@ class SoakReport(Report):
         return "\n".join([*text, *map(json.dumps, self.raw), *(f"{series}: {why}" for series, why in self.failures.items())])
 
 
-class Cluster:
-    """Head and node as `shoal start` starts them, in a session folder of their own."""
+class Watched:
+    """A cluster, as `shoal start` starts it, whose processes are measured."""
 
     def __init__(self, home: str, cpus: int):
-        from shoal._core.local_cluster import binary
-
         self._tag = tag_children()
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_") or k == "SHOAL_BENCH_ID"}
-        self.env |= {"SHOAL_HOME": home, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        said = subprocess.run(
-            [binary(), "start", "--head", "--port", "0", "--num-cpus", str(cpus), "--json"],
-            env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
-        )  # fmt: skip
-        if said.returncode:
-            raise Failed(f"shoal start: {said.stdout}{said.stderr}")
-        self._binary, self.session = binary(), Path(json.loads(said.stdout)["session"])
-
-    def pids(self, role: str) -> list[int]:
-        names = (p.name.partition(".")[2] for p in (self.session / "pids").glob(role + ".*"))
-        return [int(name) for name in names if name.isdigit()]
-
-    def kill_head(self) -> None:
-        killed = self.pids("head")
-        for pid in killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + WAIT_S
-        while not set(self.pids("head")) - set(killed):
-            if time.monotonic() > end:
-                raise Failed("a head that was killed did not come back")
-            time.sleep(0.05)
+        base = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_") or k == "SHOAL_BENCH_ID"}
+        base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._command = Command(Path(home), base=base)
+        self.env = self._command.env()
+        self.started = self._command.start(cpus=cpus)
 
     def sample(self, driver: int) -> dict[str, float]:
         every = family(self._tag)
         out: dict[str, float] = {"all processes": len(every), "all memory": sum(map(_pss, every)), "shared memory": _shared(every)}
-        for role, pids in (("head", self.pids("head")), ("node", self.pids("node")), ("driver", [driver])):
+        for role, pids in (("head", self.started.pids("head")), ("node", self.started.pids("node")), ("driver", [driver])):
             out[f"{role}: memory"] = sum(map(_pss, pids))
             out[f"{role}: descriptors"] = sum(_count(pid, "fd") for pid in pids)
             out[f"{role}: threads"] = sum(_count(pid, "task") for pid in pids)
-        files = _files(self.session)
+        files = _files(self.started.session)
         out["session: files"], out["session: bytes"] = len(files), sum(files.values()) / 2**20
         # counts the files of other clusters, too
         out["/dev/shm: files"] = len([name for name in _files(Path("/dev/shm")) if "shoal" in name])
@@ -204,7 +184,7 @@ class Cluster:
     def end(self) -> None:
         """Stops the cluster in order, then kills any process left."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run([self._binary, "stop"], env=self.env, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+            self._command("stop")
         for pid in family(self._tag):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -249,7 +229,7 @@ def _files(folder: Path) -> dict[str, int]:
 class Driver:
     """The process of soak_churn.py, and its output lines."""
 
-    def __init__(self, cluster: Cluster, words: list):
+    def __init__(self, cluster: Watched, words: list):
         self._lines: deque[dict] = deque()
         self._errors = Path(cluster.env["SHOAL_HOME"], "driver.err")
         argv = [sys.executable, str(HERE / "soak_churn.py"), *map(str, words)]

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 
 from faults import Fault
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from places import Place
 
 _GIVEN_UP_S = 30  # the cluster gives a silent host up within 5 s
@@ -106,7 +106,7 @@ class Harm:
 
     def _nodes(self) -> list[str]:
         """The hosts whose nodes the cluster has."""
-        return [n["labels"]["host"] for n in self._place.hosts.a.json("list", "nodes")["rows"] if n["state"] == "ALIVE"]
+        return [n["labels"]["host"] for n in self._place.hosts.a.rows("nodes") if n["state"] == "ALIVE"]
 
 
 def send(pid: int, number: int) -> bool:

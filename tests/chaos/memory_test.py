@@ -1,7 +1,6 @@
 """A worker whose allocation fails ends its training with its own error: other workers have nothing to take over."""
 
 import pytest
-from fixtures import home, shoal_command  # noqa: F401  fixtures
 
 TRAIN = """
 import resource
@@ -44,7 +43,7 @@ if __name__ == "__main__":
     ("allocate", "error"),
     [("bytearray(1 << 30)", "MemoryError"), ("torch.ones(1 << 28)", "can't allocate memory: you tried to allocate 1073741824 bytes")],
 )
-def test_a_worker_without_memory_ends_the_training_with_its_own_error(shoal_command, allocate, error):  # noqa: F811  fixtures
+def test_a_worker_without_memory_ends_the_training_with_its_own_error(shoal_command, allocate, error):
     shoal_command.start(cpus=2)
     driver = shoal_command.driver(TRAIN.replace("ALLOCATE", allocate))
     assert driver.code() == 1

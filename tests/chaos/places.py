@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from command import Cluster, Command
 from faults import WEIGHTS, WEIGHTS_OF_HOSTS
-from fixtures import home_of_its_own
-from hosts import Hosts, cluster_of, join, several_hosts
+from launching.commands import Cluster, Command
+from launching.fixtures import home_of_its_own
+from launching.hosts import Hosts, cluster_of, join, several_hosts
 
 _DISK = "size=512k,nr_inodes=400"  # room for about six checkpoints
 

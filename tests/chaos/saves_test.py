@@ -1,7 +1,6 @@
 """Saves beside an elastic training: a death that cuts one off and a change of the workers end neither the training nor later saves."""
 
 import pytest
-from fixtures import home, shoal_command  # noqa: F401  fixtures
 
 TRAIN = """
 import os, signal, sys, threading
@@ -88,7 +87,7 @@ def death(rank, save):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_death_in_a_save_that_the_next_save_waits_for_ends_no_training(shoal_command, rank):  # noqa: F811  fixtures
+def test_a_death_in_a_save_that_the_next_save_waits_for_ends_no_training(shoal_command, rank):
     driver, saved = train(shoal_command, trouble=death(rank, 4))
     assert "died [1]" in driver.out
     assert saved[:3] == [1, 2, 3]
@@ -97,7 +96,7 @@ def test_a_death_in_a_save_that_the_next_save_waits_for_ends_no_training(shoal_c
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_death_in_a_save_beside_the_next_step_ends_no_training(shoal_command, rank):  # noqa: F811  fixtures
+def test_a_death_in_a_save_beside_the_next_step_ends_no_training(shoal_command, rank):
     """The step sees the death, not the save: its error is printed, and the next save does not raise it."""
     waits = f"if (state.step, dist.get_world_size(), dist.get_rank()) == (6, 3, {rank}): threading.Event().wait()"
     driver, saved = train(shoal_command, trouble=death(rank, 6), save=f"state.step % 3 or {SAVE}\n    {waits}")
@@ -105,14 +104,14 @@ def test_a_death_in_a_save_beside_the_next_step_ends_no_training(shoal_command, 
     assert saved == [3, 9, 12]
 
 
-def test_a_change_waits_for_the_save_under_way(shoal_command):  # noqa: F811  fixtures
+def test_a_change_waits_for_the_save_under_way(shoal_command):
     on_report = "m['step'] == 3 and threading.Thread(target=trainer.scale, args=(1,)).start()"
     slow = "under_way[0] >= 3 and dist.get_rank() == 1 and threading.Event().wait(0.2)"
     _, saved = train(shoal_command, trouble=slow, on_report=on_report)
     assert saved == list(range(1, 13))
 
 
-def test_a_worker_that_leaves_after_a_failed_save_ends_no_training(shoal_command):  # noqa: F811  fixtures
+def test_a_worker_that_leaves_after_a_failed_save_ends_no_training(shoal_command):
     """The workers that stay catch the error. The one that leaves has no step any more in which it could."""
     on_report = "m['step'] == 3 and threading.Thread(target=trainer.scale, args=(1,)).start()"
     save = f"""
@@ -130,7 +129,7 @@ def test_a_worker_that_leaves_after_a_failed_save_ends_no_training(shoal_command
     assert saved == []
 
 
-def test_workers_agree_on_a_preemption_after_every_change_and_a_death(shoal_command):  # noqa: F811  fixtures
+def test_workers_agree_on_a_preemption_after_every_change_and_a_death(shoal_command):
     """The third worker of the third generation dies while the others wait for its vote. At last one worker has a sign, and all save."""
     on_report = """
         asked = (m["workers"], len(scales))

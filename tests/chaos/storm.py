@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = Path(__file__).absolute().parent
-sys.path.insert(0, str(FOLDER.parent / "integration"))
+sys.path.insert(0, str(FOLDER.parent))
 
 from faults import faults  # noqa: E402
 from harm import Harm  # noqa: E402
-from hosts import Hosts  # noqa: E402
-from leak_check import alive  # noqa: E402
+from launching.hosts import Hosts  # noqa: E402
+from launching.leftovers import alive  # noqa: E402
 from places import Place, disk, one_host, two_hosts  # noqa: E402
 
 EPOCHS = 200  # 1,000 steps

@@ -5,7 +5,7 @@ import itertools
 import faults
 import pytest
 import storm
-from hosts import Hosts
+from launching.hosts import Hosts
 
 
 def check(counts):

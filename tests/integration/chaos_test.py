@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 from shoal.exceptions import InvalidArgument
 from shoal.train._chaos import __main__ as chaos
@@ -78,7 +78,7 @@ def test_a_training_survives_kills_and_stops(shoal_command):
     assert all(f["pause_s"] > 0 for f in said["faults"])
     for worker in (f["worker"] for f in kills):
         assert f"worker {worker} died" in driver.err
-    assert [r["name"] for r in shoal_command.json("list", "jobs")["rows"]] == ["driver0.py"]  # the command is no job
+    assert [r["name"] for r in shoal_command.rows("jobs")] == ["driver0.py"]  # the command is no job
     driver.signal(signal.SIGTERM)
     driver.code()
     over = shoal_command("chaos", job, "--seed", "5", "--for", "1s")
@@ -107,7 +107,7 @@ def test_chaos_refuses_the_death_of_a_head_inside_a_program(shoal_command):
     driver.said("it trains")
     (session,) = {p.parent.parent for p in shoal_command.home.glob("*/pids/local.*")}
     address = json.loads((session / "info.json").read_text())["head"]
-    (job,) = (r["id"] for r in shoal_command.json("list", "jobs", "--address", address)["rows"] if r["state"] == "RUNNING")
+    (job,) = (r["id"] for r in shoal_command.rows("jobs", "--address", address) if r["state"] == "RUNNING")
     refused = shoal_command("chaos", job, "--address", address, "--seed", "1", "--rate", "5/s", "--faults", "head")
     assert refused.returncode == 1
     assert "the head of this cluster runs inside a program, and nothing would start it again" in refused.stderr
@@ -168,7 +168,7 @@ def test_chaos_ends_a_training_of_fixed_size_only_if_asked(shoal_command):
     assert f"injected 1 of {planned} planned faults, survived 0" in ended.stdout, ended
     assert driver.code() == 1
     assert "ActorDied" in driver.err
-    (row,) = shoal_command.json("list", "jobs")["rows"]
+    (row,) = shoal_command.rows("jobs")
     assert (row["state"], row["exit_code"]) == ("FAILED", 1)
     assert "its program failed: " in row["cause"]["message"]
     assert shoal_command("stop").returncode == 0

@@ -6,9 +6,9 @@ import re
 import signal
 
 import pytest
-from command import printed
-from leak_check import wait_until
-from shared_actors import Log
+from launching.actors import Log
+from launching.commands import printed
+from launching.leftovers import wait_until
 
 import shoal
 
@@ -78,7 +78,7 @@ def test_start_accepts_rays_notation_of_resources_and_labels(shoal_command):
     shoal_command.start(*words)
     total = shoal_command.json("status")["total"]
     assert (total["slot"], total["token"]) == (2, 0.5)
-    (node,) = shoal_command.json("list", "nodes")["rows"]
+    (node,) = shoal_command.rows("nodes")
     assert {"zone": "a", "disk": "fast", "rack": "1"}.items() <= node["labels"].items()
     for option in ("--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"):
         done = shoal_command("start", "--address", "127.0.0.1:1", option, "1000")
@@ -103,7 +103,7 @@ def test_start_with_block_stays_until_a_signal_or_the_clusters_end(shoal_command
         assert shoal_command("status").returncode == 5
     one = shoal_command.popen(*words)
     one.said("It ends with this command")
-    (row,) = shoal_command.json("list", "nodes")["rows"]
+    (row,) = shoal_command.rows("nodes")
     os.kill(row["pid"], signal.SIGKILL)
     assert one.code() == 1
     assert "ended unexpectedly" in one.err
@@ -190,7 +190,7 @@ def test_joining_nodes_bring_the_missing_resources(shoal_command, cluster, drive
     assert "slot" in pending
     assert shoal_command("start", "--address", cluster.address, "--resource", "slot=1").returncode == 0
     assert shoal.get(ref, timeout=60) == "placed"
-    assert len(shoal_command.json("list", "nodes")["rows"]) == 2
+    assert len(shoal_command.rows("nodes")) == 2
     assert shoal_command.json("status")["pending"] == []
 
 
@@ -233,7 +233,7 @@ def test_an_empty_id_names_nothing(shoal_command, cluster, driver):
         done = shoal_command(*words.split(), "")
         assert done.returncode == 2, words
         assert "an empty text names nothing" in done.stderr, words
-    [job] = shoal_command.json("list", "jobs")["rows"]
+    [job] = shoal_command.rows("jobs")
     assert job["state"] == "RUNNING"
 
 
@@ -256,8 +256,8 @@ def test_list_has_a_row_per_object(shoal_command, cluster, driver, what):
 def test_list_shows_why_an_actor_died(shoal_command, cluster, driver):
     actor = Log.remote()
     os.kill(shoal.get(actor.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: shoal_command.json("list", "actors")["rows"][0]["state"] == "DEAD", 5)
-    (row,) = shoal_command.json("list", "actors")["rows"]
+    wait_until(lambda: shoal_command.rows("actors")[0]["state"] == "DEAD", 5)
+    (row,) = shoal_command.rows("actors")
     assert row["cause"]["reason"] == "ActorDied"
     assert "SIGKILL" in row["cause"]["message"]
     assert "SIGKILL" in shoal_command("list", "actors").stdout
@@ -277,7 +277,7 @@ def test_logs_are_readable_after_the_job_ended(shoal_command, cluster):
     assert done.stdout == "".join(f"(driver) line {i}\n" for i in range(5))
     assert done.stderr == "(driver) oh\n"
     assert shoal_command("logs", "--tail", "2").stdout == "(driver) line 3\n(driver) line 4\n"
-    (job,) = shoal_command.json("list", "jobs")["rows"]
+    (job,) = shoal_command.rows("jobs")
     said = shoal_command.json("logs", job["id"][:6])
     assert said["schema"] == "shoal.logs/1"
     texts = {entry["stream"]: entry["text"] for entry in said["logs"]}
@@ -326,9 +326,9 @@ def test_doctor_reports_findings_and_remedies(shoal_command):
 def test_a_driver_killed_before_it_reached_its_node_leaves_no_running_job(shoal_command, cluster):
     os.kill(cluster.pid("node"), signal.SIGSTOP)
     driver = shoal_command.driver(f"import shoal\nshoal.init({cluster.address!r})\n")
-    wait_until(lambda: shoal_command.json("list", "jobs")["rows"], 10, "its job")
+    wait_until(lambda: shoal_command.rows("jobs"), 10, "its job")
     driver.signal(signal.SIGKILL)
-    wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "FAILED", 10, "the end of its job")
+    wait_until(lambda: shoal_command.rows("jobs")[0]["state"] == "FAILED", 10, "the end of its job")
     os.kill(cluster.pid("node"), signal.SIGCONT)
 
 

@@ -7,10 +7,9 @@ import threading
 
 import numpy as np
 import pytest
-from client_fixtures import *  # noqa: F403
-from command import printed
-from leak_check import alive, wait_until
-from shared_actors import Broken, Log, square
+from launching.actors import Broken, Log, square
+from launching.commands import printed
+from launching.leftovers import alive, wait_until
 
 import shoal
 from shoal.exceptions import (
@@ -19,6 +18,8 @@ from shoal.exceptions import (
     TaskError,
     Unavailable,
 )
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 LATE_S = 60  # hang guard
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from client_fixtures import *  # noqa: F403
-from command import printed
-from leak_check import alive, wait_until
-from shared_actors import Log, Meeting, square
+from launching.actors import Log, Meeting, square
+from launching.commands import printed
+from launching.leftovers import alive, wait_until
 
 import shoal
 from shoal.exceptions import (
@@ -20,6 +19,8 @@ from shoal.exceptions import (
     Unimplemented,
     WorkerCrashedError,
 )
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 LATE_S = 60  # hang guard
 

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
-from command import LIMIT_S
+from launching.commands import LIMIT_S
+from launching.ranks import fresh_ranks
 
 import shoal
 from shoal.exceptions import Cancelled, InvalidArgument, Unavailable, Unimplemented
@@ -249,26 +247,9 @@ os._exit(0)
 
 def test_remaining_ranks_go_on_in_a_new_generation(module_home):
     """Runs without a launcher, which would end all ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name in ("SHOAL_NODE", "SHOAL_ADDRESS"):
-        env.pop(name, None)
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SURVIVES], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for r in range(WORLD)
-    ]
-    try:
-        said = [p.communicate(timeout=LIMIT_S) for p in ranks]
-    finally:
-        for p in ranks:
-            p.kill()
-    assert [p.returncode for p in ranks] == [0, -signal.SIGKILL, 0], said
-    assert [out.strip() for out, _ in said] == ["2 2 0 2.0 True", "", "2 2 1 2.0 True"]
+    ranks = fresh_ranks(["-c", SURVIVES], WORLD)
+    assert [r.returncode for r in ranks] == [0, -signal.SIGKILL, 0], ranks
+    assert [r.stdout.strip() for r in ranks] == ["2 2 0 2.0 True", "", "2 2 1 2.0 True"]
 
 
 def refused(config):

@@ -1,1 +1,3 @@
-from fixtures import *  # noqa: F403
+from launching.fixtures import home, log, module_cluster, module_home, other, shoal_command
+
+__all__ = ["home", "log", "module_cluster", "module_home", "other", "shoal_command"]

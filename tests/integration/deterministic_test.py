@@ -5,10 +5,11 @@ import os
 
 import deterministic_loops as d
 import pytest
-from client_fixtures import *  # noqa: F403
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.train import ScalingConfig, Trainer
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 EPOCHS, STEPS = 4, 20
 MOMENTUM = ("SGD", {"momentum": 0.9})

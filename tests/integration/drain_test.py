@@ -1,7 +1,7 @@
 """Nodes that are cordoned and drained: `shoal cordon`, `uncordon`, `drain`."""
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 DRIVER = """
 import os, time
@@ -29,14 +29,14 @@ def moved(actor, away_from):
 def two_nodes(shoal_command):
     """The ids of the head's node and of another node, with a CPU each."""
     cluster = shoal_command.start(cpus=1)
-    first = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    first = shoal_command.rows("nodes")[0]["id"]
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
     yield first, second
     shoal_command.json("stop")
 
 
 def states(shoal_command):
-    return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
+    return {n["id"]: n["state"] for n in shoal_command.rows("nodes")}
 
 
 def in_status(shoal_command):
@@ -124,10 +124,10 @@ except shoal.exceptions.ActorDiedError as error:
     assert shoal_command.json("drain", second, "--deadline", "600", "--no-wait")["now"] == "draining"
     assert states(shoal_command)[second] == "DRAINING"
     assert in_status(shoal_command)[second] == ("DRAINING", "1/1")
-    assert {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}["sh"] == "RUNNING"
+    assert {j["name"]: j["state"] for j in shoal_command.rows("jobs")}["sh"] == "RUNNING"
     assert shoal_command.json("drain", second, "--deadline", "0")["now"] == "drained"
     assert job.code() not in (0, None)
-    assert {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}["sh"] == "FAILED"
+    assert {j["name"]: j["state"] for j in shoal_command.rows("jobs")}["sh"] == "FAILED"
     assert driver.code() == 0, driver.err
     assert driver.out == "there\nTrue actor Stays died: its node was drained\n"
 

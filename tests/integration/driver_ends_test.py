@@ -6,9 +6,9 @@ import sys
 import time
 
 import pytest
-from command import BEGIN, pids_in
-from leak_check import alive, descendants, gone, stat_of, stop_cluster_of, wait_until
-from shared_actors import Log
+from launching.actors import Log
+from launching.commands import BEGIN, pids_in
+from launching.leftovers import alive, descendants, gone, stat_of, stop_cluster_of, wait_until
 
 import shoal
 from shoal.exceptions import ActorDiedError, Unavailable
@@ -91,7 +91,7 @@ def test_a_job_has_the_outcome_that_its_driver_knows(shoal_command, last_line, s
     shoal_command.start()
     driver = shoal_command.driver(BEGIN + f"shoal.init('auto')\n{last_line}\n")
     driver.code()
-    (row,) = shoal_command.json("list", "jobs")["rows"]
+    (row,) = shoal_command.rows("jobs")
     assert (row["state"], row["exit_code"], row["cause"] and row["cause"]["message"]) == (state, code, why)
     columns = shoal_command("list", "jobs").stdout.splitlines()[1].split()
     assert columns[columns.index(state) + 2] == ("-" if code is None else str(code)), columns

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from command import BEGIN, LIMIT_S, pids_in
-from leak_check import gone, wait_until
-from shared_actors import Log
+from launching.actors import Log
+from launching.commands import BEGIN, LIMIT_S, pids_in
+from launching.leftovers import gone, wait_until
 
 import shoal
 from shoal._core.process import state
@@ -349,7 +349,7 @@ def test_two_drivers_of_one_cluster_have_actors_of_their_own(shoal_command):
     other.code()
     gone(pids)
     assert shoal.get(mine.echo.remote(1)) == 1
-    states = {j["name"]: j["state"] for j in shoal_command.json("list", "jobs")["rows"]}
+    states = {j["name"]: j["state"] for j in shoal_command.rows("jobs")}
     assert states["driver0.py"] == "FAILED"
     shoal.shutdown()
     assert shoal_command("stop", "--address", cluster.address).returncode == 0
@@ -359,16 +359,16 @@ def test_shoal_address_selects_the_cluster(shoal_command, monkeypatch):
     one, two = shoal_command.start(), shoal_command.start()
     monkeypatch.setenv("SHOAL_ADDRESS", one.address)
     shoal.init()
-    (job,) = shoal_command.json("list", "jobs", "--address", one.address)["rows"]
+    (job,) = shoal_command.rows("jobs", "--address", one.address)
     assert job["driver_pid"] == os.getpid()
-    assert shoal_command.json("list", "jobs", "--address", two.address)["rows"] == []
+    assert shoal_command.rows("jobs", "--address", two.address) == []
     shoal.shutdown()
     monkeypatch.delenv("SHOAL_ADDRESS")
     assert shoal_command("stop", "--all").returncode == 0
 
 
 def jobs_of(shoal_command, address: str) -> list[str]:
-    return [job["name"] for job in shoal_command.json("list", "jobs", "--address", address)["rows"]]
+    return [job["name"] for job in shoal_command.rows("jobs", "--address", address)]
 
 
 def test_init_joins_a_running_shared_cluster(shoal_command):

@@ -4,12 +4,13 @@ import accumulating_loops as a
 import pytest
 import torch
 import training_loops as loops
-from client_fixtures import *  # noqa: F403
 
 import shoal
 from shoal.exceptions import ActorDiedError, InvalidArgument, Unimplemented
 from shoal.train import Change, ScalingConfig, State, Trainer, get_context, report, steps
 from shoal.train._state import check_elastic
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 EPOCHS = 6  # an epoch has 5 steps
 

@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from leak_check import alive, descendants, wait_until
+from launching.leftovers import alive, descendants, wait_until
 
 # A training loop over a sharded model that reports each step. `how` is the fault of rank 1 after step 3.
 TRAIN = """

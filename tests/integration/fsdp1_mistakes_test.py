@@ -1,9 +1,7 @@
 """Mistakes by which ranks would wait for each other forever: each ends with an error that names the remedy."""
 
 import pytest
-from forked_ranks import Server
-
-LIMIT_S = 240  # hang guard
+from launching.ranks import ForkedRanks
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -25,10 +23,9 @@ dist.barrier()
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server([], OMP_NUM_THREADS="1")
-    yield server
-    server.end()
+def forked():
+    with ForkedRanks(OMP_NUM_THREADS="1") as forked:
+        yield forked
 
 
 @pytest.mark.parametrize(
@@ -45,12 +42,11 @@ def server():
     ],
     ids=["state_dict", "rank0_only", "summon_full_params"],
 )
-def test_a_gather_on_one_rank_only_is_an_error_naming_the_others(server, shoal_command, what):
+def test_a_gather_on_one_rank_only_is_an_error_naming_the_others(forked, shoal_command, what):
     script = shoal_command.script(PROGRAM.replace("WHAT", what), "train.py")
-    out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
-    env = shoal_command.env(SHOAL_TIMEOUT="2", OMP_NUM_THREADS="1")
-    assert server.run(2, [str(script)], env, str(out), str(err), LIMIT_S) == 1
-    said = err.read_text()
+    done = forked.run([script], 2, env=shoal_command.env(SHOAL_TIMEOUT="2"))
+    assert done.returncode == 1
+    said = done.stderr
     assert "DeadlineExceeded: rank 0 waited 2 s for the parameters of step 0" in said
     assert "rank 1 is between backward and its next forward" in said
     assert "every rank must call this, not one inside `if rank == 0:`" in said

@@ -1,28 +1,25 @@
 """Examples that are scripts of PyTorch's guides with a changed FSDP import. They run, and print the same numbers as with torch's FSDP."""
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-from forked_ranks import Server
+from launching.ranks import ForkedRanks, free_port
 
 EXAMPLES = Path("examples").absolute()
-LIMIT_S = 300  # hang guard; an idle machine needs less than a tenth
 IMPORTED = ["sklearn.datasets", "tokenizers", "torch.distributed.checkpoint.state_dict", "tqdm", "transformers.models.t5.modeling_t5"]
 
 
 @pytest.fixture(scope="module")
-def server():
-    """A process that has imported what the examples import, except Shoal. It is older than every test, so it is no leftover of one."""
-    server = Server(IMPORTED, OMP_NUM_THREADS="1", TQDM_DISABLE="1")
-    yield server
-    server.end()
+def forked():
+    """A process that has imported what the examples import, except Shoal."""
+    with ForkedRanks(*IMPORTED, OMP_NUM_THREADS="1", TQDM_DISABLE="1") as forked:
+        yield forked
 
 
 @pytest.fixture
-def run(server, shoal_command):
+def run(forked, shoal_command):
     """Runs an example and returns its output. ``theirs``: with torch's FSDP. ``ranks`` 0: the example starts its ranks itself."""
 
     def start(name, *options, ranks=2, theirs=False):
@@ -32,14 +29,8 @@ def run(server, shoal_command):
             changed = text.replace("shoal.fsdp1", "torch.distributed.fsdp").replace("shoal.fsdp", "torch.distributed.fsdp")
             assert changed.count("shoal") == 0
             script = shoal_command.script(changed, f"theirs_{name}")
-        with socket.socket() as free:  # a port for the example that starts its ranks itself
-            free.bind(("localhost", 0))
-            port = str(free.getsockname()[1])
-        env = shoal_command.env(OMP_NUM_THREADS="1", MASTER_PORT=port, TQDM_DISABLE="1", PYTHONFAULTHANDLER="1")
-        out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
-        code = server.run(ranks, [str(script), *map(str, options)], env, str(out), str(err), LIMIT_S)
-        assert code == 0, f"{code}: {out.read_text()}\n{err.read_text()}"
-        return out.read_text()
+        env = shoal_command.env(MASTER_PORT=str(free_port()), PYTHONFAULTHANDLER="1")  # the port: where the example starts its ranks itself
+        return forked.output([script, *options], ranks, env=env)
 
     return start
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import graph_driver
 import pytest
 import torch
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from torch import nn
 
 import shoal

@@ -7,50 +7,15 @@ import sqlite3
 import time
 
 import pytest
-
-
-def wait_for(what, limit=60):
-    """Waits until `what()` is true and returns it; an error after `limit` seconds, which only a hang takes."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not happen")
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-class Cluster:
-    def __init__(self, shoal):
-        self.shoal = shoal
-        self.started = shoal.start()
-
-    def head(self) -> int:
-        return self.started.pid("head")
-
-    def kill_head(self) -> int:
-        """Kills the head and waits for the next one. Returns the killed head's pid."""
-        killed = self.head()
-        os.kill(killed, signal.SIGKILL)
-        return wait_for(lambda: next((p for p in self.started.pids("head") if p != killed), None))
-
-    def rows(self, what: str) -> list:
-        return self.shoal.json("list", what)["rows"]
+from launching.commands import LIMIT_S
+from launching.leftovers import alive, wait_until
 
 
 @pytest.fixture
 def cluster(shoal_command):
-    out = Cluster(shoal_command)
-    yield out
-    if out.started.pids("node"):
+    started = shoal_command.start()
+    yield started
+    if started.pids("node"):
         shoal_command.json("stop")
 
 
@@ -92,10 +57,10 @@ except shoal.exceptions.ActorDiedError:
 """
     )
     driver.said("made")
-    before = {row["id"]: row for row in cluster.rows("actors")}
+    before = {row["id"]: row for row in shoal_command.rows("actors")}
     assert len(before) == 2
     cluster.kill_head()
-    after = {row["id"]: row for row in cluster.rows("actors")}
+    after = {row["id"]: row for row in shoal_command.rows("actors")}
     assert after.keys() == before.keys()
     for actor, row in before.items():
         assert {k: after[actor][k] for k in ("state", "pid", "name", "node", "class")} == {
@@ -103,7 +68,7 @@ except shoal.exceptions.ActorDiedError:
         }
     (shoal_command.home.parent / "scripts" / "driver0.py.go").touch()
     assert driver.code() == 0, driver.err
-    [job] = [j for j in cluster.rows("jobs") if not j["name"].startswith("detached")]
+    [job] = [j for j in shoal_command.rows("jobs") if not j["name"].startswith("detached")]
     assert job["state"] == "SUCCEEDED"
 
 
@@ -163,28 +128,28 @@ def test_a_job_that_ends_without_a_head_is_reported_later(cluster, shoal_command
     job = shoal_command.popen("submit", "--num-workers", "2", script)
     job.said("[rank0] up")
     job.said("[rank1] up")
-    ranks = [w["pid"] for w in cluster.rows("workers") if w["role"].startswith("rank")]
+    ranks = [w["pid"] for w in shoal_command.rows("workers") if w["role"].startswith("rank")]
     assert len(ranks) == 2
     # A stopped node starts no other head when this one dies. It reports the ends of its workers when it continues.
-    [node] = cluster.started.pids("node")
+    [node] = cluster.pids("node")
     os.kill(node, signal.SIGSTOP)
-    os.kill(cluster.head(), signal.SIGKILL)
+    os.kill(cluster.pid("head"), signal.SIGKILL)
     script.with_name(script.name + ".go").touch()
-    wait_for(lambda: not any(alive(pid) for pid in ranks))
+    wait_until(lambda: not any(alive(pid) for pid in ranks), LIMIT_S)
     os.kill(node, signal.SIGCONT)
     assert job.code() == 7, job.err
-    row = wait_for(lambda: next((j for j in cluster.rows("jobs") if j["state"] == "FAILED"), None))
+    row = wait_until(lambda: next((j for j in shoal_command.rows("jobs") if j["state"] == "FAILED"), None), LIMIT_S)
     assert row["exit_code"] == 7
 
 
 def test_a_waiting_drain_goes_on_with_the_next_head(cluster, shoal_command):
-    second = shoal_command.json("start", "--address", cluster.started.address, "--num-cpus", "8")["node"]
+    second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "8")["node"]
     job = shoal_command.popen("submit", "--num-cpus", "8", "--", "sh", "-c", "echo begun; exec sleep 600")
     job.said("begun")
     drain = shoal_command.popen("drain", second, "--deadline", "600")
-    wait_for(lambda: {n["id"]: n["state"] for n in cluster.rows("nodes")}[second] == "DRAINING")
+    wait_until(lambda: {n["id"]: n["state"] for n in shoal_command.rows("nodes")}[second] == "DRAINING", LIMIT_S)
     cluster.kill_head()
-    assert {n["id"]: n["state"] for n in cluster.rows("nodes")}[second] == "DRAINING"
+    assert {n["id"]: n["state"] for n in shoal_command.rows("nodes")}[second] == "DRAINING"
     shoal_command.json("drain", second, "--deadline", "0", "--no-wait")
     assert drain.code() == 0, drain.err
     assert drain.out == f"Node {second} is drained.\n"
@@ -194,13 +159,13 @@ def test_a_waiting_job_stop_goes_on_with_the_next_head(cluster, shoal_command):
     slow = "trap 'echo asked; while [ ! -e go ]; do sleep 0.05; done; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
     job = shoal_command.popen("submit", "--", "sh", "-c", slow)
     job.said("begun")
-    [row] = cluster.rows("jobs")
+    [row] = shoal_command.rows("jobs")
     stop = shoal_command.popen("job", "stop", row["id"])
     job.said("asked")
     cluster.kill_head()
     (shoal_command.home / "go").touch()
     assert stop.code() == 0, stop.err
-    [row] = cluster.rows("jobs")
+    [row] = shoal_command.rows("jobs")
     assert row["state"] == "STOPPED"
 
 
@@ -239,20 +204,20 @@ print("done", flush=True)
         kills += 1
     assert driver.code() == 0, driver.err
     assert kills >= 5
-    rows = [row for row in cluster.rows("actors") if row["state"] == "ALIVE"]
+    rows = [row for row in shoal_command.rows("actors") if row["state"] == "ALIVE"]
     assert sorted(row["name"] for row in rows) == sorted(f"actor {i}" for i in range(20))
-    database = sqlite3.connect(cluster.started.session / "state.sqlite")
+    database = sqlite3.connect(cluster.session / "state.sqlite")
     assert database.execute("SELECT count(*) FROM actors WHERE state = 'ALIVE'").fetchone() == (20,)
     assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_an_orderly_ended_head_is_not_restarted(cluster, shoal_command):
-    os.kill(cluster.head(), signal.SIGTERM)
-    wait_for(lambda: not cluster.started.pids("head"))
+    os.kill(cluster.pid("head"), signal.SIGTERM)
+    wait_until(lambda: not cluster.pids("head"), LIMIT_S)
     time.sleep(0.5)
-    assert not cluster.started.pids("head")
+    assert not cluster.pids("head")
     assert shoal_command.json("stop")["stopped"]
-    assert not cluster.started.pids("node")
+    assert not cluster.pids("node")
 
 
 def test_a_row_that_cannot_be_read_is_set_aside_and_the_rest_is_served(cluster, shoal_command):
@@ -270,31 +235,31 @@ assert shoal.get([a.echo.remote(3) for a in actors]) == [3, 3]
 """
     )
     assert driver.code() == 0, driver.err
-    with sqlite3.connect(cluster.started.session / "state.sqlite", timeout=30) as database:
+    with sqlite3.connect(cluster.session / "state.sqlite", timeout=30) as database:
         database.execute("UPDATE actors SET record = x'6e6f6e65' WHERE name = 'lost'")
     cluster.kill_head()
     status = shoal_command.json("status")
     assert status["num_set_aside"] == 1
     assert "(lost)" in status["set_aside"][0]
-    rows = {row["name"]: row for row in cluster.rows("actors")}
+    rows = {row["name"]: row for row in shoal_command.rows("actors")}
     assert rows["kept"]["state"] == "ALIVE"
     assert (rows["lost"]["state"], rows["lost"]["cause"]["reason"]) == ("DEAD", "RowSetAside")
     checks = {check["name"]: check for check in shoal_command.json("doctor")["checks"]}
     assert checks["stored state"]["verdict"] == "warning"
-    assert [f.read_bytes() for f in (cluster.started.session / "set-aside").iterdir()] == [b"none"]
+    assert [f.read_bytes() for f in (cluster.session / "set-aside").iterdir()] == [b"none"]
 
 
 def test_a_head_that_does_not_start_says_why(cluster, shoal_command):
     def set_schema(version: str) -> None:
-        with sqlite3.connect(cluster.started.session / "state.sqlite", timeout=30) as database:
+        with sqlite3.connect(cluster.session / "state.sqlite", timeout=30) as database:
             database.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
 
     set_schema("another")
-    os.kill(cluster.head(), signal.SIGKILL)
+    os.kill(cluster.pid("head"), signal.SIGKILL)
     why = "does not start: the head's state was written by another version of Shoal"
-    wait_for(lambda: why in shoal_command("status").stderr)
-    logs = [f.read_text() for f in (cluster.started.session / "logs").glob("head-*.log")]
+    wait_until(lambda: why in shoal_command("status").stderr, LIMIT_S)
+    logs = [f.read_text() for f in (cluster.session / "logs").glob("head-*.log")]
     assert any("head not started: the head's state was written by another version" in log for log in logs)
     set_schema("2")
-    wait_for(lambda: shoal_command("status").returncode == 0)
-    assert not (cluster.started.session / "head-failure.json").exists()
+    wait_until(lambda: shoal_command("status").returncode == 0, LIMIT_S)
+    assert not (cluster.session / "head-failure.json").exists()

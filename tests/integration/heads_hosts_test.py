@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from etcd import Etcd
-from hosts import ACTORS, B, two_hosts
-from leak_check import wait_until
+from launching.etcd import Etcd
+from launching.hosts import ACTORS, B, two_hosts
+from launching.leftovers import wait_until
 
 LIMIT_S = 240  # hang guard
 

@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from etcd import Etcd
-from leak_check import alive, wait_until
+from launching.etcd import Etcd
+from launching.leftovers import alive, wait_until
 
 LIMIT_S = 240  # hang guard
 
@@ -58,7 +58,7 @@ class Heads:
         return next(m for m in self.members if m.address == leads)
 
     def rows(self, what: str) -> dict:
-        return {row["id"]: row for row in self.shoal.json("list", what, "--address", self.address)["rows"]}
+        return {row["id"]: row for row in self.shoal.rows(what, "--address", self.address)}
 
     def kept(self) -> tuple:
         """The process of the driver's first actor."""

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from leak_check import wait_until
-from shared_actors import Log
+from launching.actors import Log
+from launching.leftovers import wait_until
 
 import shoal
 
@@ -205,7 +205,7 @@ def test_a_garbage_body_is_an_error_for_every_method(shoal_command, cluster):
             read(connection, size + payload)
             answered += kind in (REPLY, ERROR)
     lives(shoal_command, cluster)
-    assert shoal_command.json("list", "nodes")["rows"][0]["state"] == "ALIVE"
+    assert shoal_command.rows("nodes")[0]["state"] == "ALIVE"
 
 
 def call_of(method: bytes) -> bytes:
@@ -221,7 +221,7 @@ def test_a_method_that_is_no_text_is_its_callers_error_only(shoal_command, clust
     try:
         actor = Log.remote()
         pid = shoal.get(actor.pid.remote(), timeout=60)
-        (worker,) = (row for row in shoal_command.json("list", "workers", "--address", cluster.address)["rows"] if row["pid"] == pid)
+        (worker,) = (row for row in shoal_command.rows("workers", "--address", cluster.address) if row["pid"] == pid)
         (name,) = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if f"@shoal-{worker['id']}-" in line}
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(60)

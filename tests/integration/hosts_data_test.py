@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hosts import cluster_of, run_ranks, several_hosts
 from hosts_exchange import MARK
+from launching.hosts import cluster_of, run_ranks, several_hosts
 
 PROGRAM = Path(__file__).with_name("hosts_exchange.py")
 ROOM = ("--resource", "one_each=1")

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command import Cluster
-from hosts import ACTORS, cluster_of, drive, join, two_hosts
-from leak_check import alive, wait_until
+from launching.commands import Cluster
+from launching.hosts import ACTORS, cluster_of, drive, join, two_hosts
+from launching.leftovers import alive, wait_until
 
 MARKER = "a text that nobody on the wire shall read"
 
@@ -75,7 +75,7 @@ assert shoal.get(here.echo.remote(2)) == 2
     hosts.pull_cable()
     assert driver.code() == 0, driver.err
     assert "died with its node" in driver.out
-    states = {n["labels"]["host"]: n["state"] for n in hosts.a.json("list", "nodes")["rows"]}
+    states = {n["labels"]["host"]: n["state"] for n in hosts.a.rows("nodes")}
     assert states == {"a": "ALIVE", "b": "DEAD"}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hosts import join, run_ranks, several_hosts
+from launching.hosts import join, run_ranks, several_hosts
 
 PROGRAM = Path(__file__).with_name("hosts_exchange.py")
 ROOM = ("--resource", "one_each=1")

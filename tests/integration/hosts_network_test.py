@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from command import LIMIT_S
-from hosts import TC, Hosts, several_hosts
+from launching.commands import LIMIT_S
+from launching.hosts import TC, Hosts, several_hosts
 
 SIZE = 3_000_000
 

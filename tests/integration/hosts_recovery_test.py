@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import recovery_loops as r
-from hosts import cluster_of, join, several_hosts
-from leak_check import wait_until
+from launching.hosts import cluster_of, join, several_hosts
+from launching.leftovers import wait_until
 
 PROGRAM = Path(__file__).with_name("hosts_recovery.py")
 LIMIT_S = 120  # hang guard
@@ -87,7 +87,7 @@ def fit(cluster, driver, tmp_path):
     folders = (tmp_path / str(i) for i in itertools.count())
 
     def run(**case):
-        alive = {n["labels"]["host"] for n in hosts.a.json("list", "nodes")["rows"] if n["state"] == "ALIVE"}
+        alive = {n["labels"]["host"] for n in hosts.a.rows("nodes") if n["state"] == "ALIVE"}
         for index, host in enumerate(hosts.all):
             if host.name not in alive:
                 join(host, of, *room_of(index))
@@ -226,7 +226,7 @@ def test_a_host_behind_a_link_that_stays_cut_is_lost(fit, cluster):
     before, after, died = changes_of(found)[0]
     assert (before, after, len(died)) == (4, 2, 2)
     a = cluster[0].a  # the node of host b joins again, as another one
-    wait_until(lambda: [n["state"] for n in a.json("list", "nodes")["rows"]].count("ALIVE") == 3, 30, "host b's return")
+    wait_until(lambda: [n["state"] for n in a.rows("nodes")].count("ALIVE") == 3, 30, "host b's return")
 
 
 def test_two_hosts_are_lost_one_after_the_other(fit):

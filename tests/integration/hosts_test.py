@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import LIMIT_S
-from hosts import cluster_of, drive, two_hosts
+from launching.commands import LIMIT_S
+from launching.hosts import cluster_of, drive, two_hosts
 
 
 @pytest.fixture(scope="module")

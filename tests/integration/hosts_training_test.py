@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import cluster_of, several_hosts
 from hosts_training import TRAININGS
+from launching.hosts import cluster_of, several_hosts
 
 PROGRAM = Path(__file__).with_name("hosts_training.py")
 LIMIT_S = 600  # hang guard

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from leak_check import wait_until
-from shared_actors import Log
+from launching.actors import Log
+from launching.leftovers import wait_until
 
 import shoal
 from shoal._core.local_cluster import binary
@@ -38,7 +38,7 @@ def actors(cluster):
 
 def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
     def ids(*words):
-        return [r["id"] for r in shoal_command.json("list", "actors", *words)["rows"]]
+        return [r["id"] for r in shoal_command.rows("actors", *words)]
 
     alive, dead = (a._actor_id for a in actors)
     assert set(ids()) == {alive, dead}
@@ -48,8 +48,8 @@ def test_rows_are_filtered_limited_and_formatted(shoal_command, actors):
     assert ids("--filter", "class=nothing") == []
     assert ids("-f", f"actor_id={alive}", "-f", "class_name=log") == [alive]  # Ray's names of the columns work, too
     assert len(ids("--limit", "1")) == 1
-    assert len(shoal_command.json("list", "nodes", "--filter", "labels.zone=a")["rows"]) == 1
-    assert shoal_command.json("list", "nodes", "--filter", "labels.zone=b")["rows"] == []
+    assert len(shoal_command.rows("nodes", "--filter", "labels.zone=a")) == 1
+    assert shoal_command.rows("nodes", "--filter", "labels.zone=b") == []
     assert json.loads(shoal_command("list", "actors", "--format", "json").stdout)["what"] == "actors"
     yaml = shoal_command("list", "actors", "--detail", "--filter", "state=ALIVE").stdout
     assert f'id: "{alive}"\n' in yaml or f"id: {alive}\n" in yaml
@@ -69,7 +69,7 @@ def test_get_and_describe_show_one_object(shoal_command, actors):
     assert f"next: shoal logs {dead}" in text
     done = shoal_command("get", "actor", "0000")
     assert (done.returncode, done.stdout) == (3, "")
-    node = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    node = shoal_command.rows("nodes")[0]["id"]
     assert f"shoal drain {node}" in shoal_command("describe", "node", node).stdout
 
 
@@ -236,7 +236,7 @@ def test_tasks_are_listed_and_have_a_timeline(shoal_command, cluster, tmp_path):
 def test_runtime_envs_are_listed(shoal_command, cluster):
     actor = Log.options(runtime_env={"env_vars": {"COLOUR": "blue"}}).remote()
     shoal.get(actor.all.remote())
-    (row,) = shoal_command.json("list", "runtime-envs")["rows"]
+    (row,) = shoal_command.rows("runtime-envs")
     assert (row["runtime_env"], row["processes"]) == ({"env_vars": {"COLOUR": "blue"}}, 1)
     assert "COLOUR" in shoal_command("list", "runtime-envs").stdout
 

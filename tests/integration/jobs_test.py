@@ -10,7 +10,7 @@ import sys
 import urllib.parse
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 import shoal
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented

@@ -1,7 +1,7 @@
 """Output of workers on other nodes than the driver's, and their end: with two nodes on one host, and on two hosts."""
 
 import pytest
-from two_nodes import DRIVER, KINDS, pid_of, two_nodes
+from launching.two_nodes import DRIVER, KINDS, pid_of, two_nodes
 
 SPEAKER = """
 @shoal.remote(num_cpus=0)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 from shoal._core.local_cluster import binary
 
@@ -80,7 +80,7 @@ time.sleep(600)
     _, actor, pid = next(line for line in driver.out.splitlines() if line.startswith("id ")).split()
     out = "(Speaker) from an actor\n(Speaker) a zero\0byte\n"
     err = "(Speaker) err from an actor\n(Speaker) err a zero\0byte\n"
-    node = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    node = shoal_command.rows("nodes")[0]["id"]
     for words in (("actor", "--id", actor), ("actor", "--pid", pid), ("worker", "--pid", pid), ("worker", "--pid", pid, "--node-id", node)):
         said = shoal_command("logs", *words)
         assert (said.stdout, said.stderr) == (out, err), said
@@ -335,14 +335,14 @@ def test_logs_shows_files_of_the_session(shoal_command, cluster):
 
 
 def test_output_outlives_its_node(shoal_command, cluster):
-    first = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    first = shoal_command.rows("nodes")[0]["id"]
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
     shoal_command.json("cordon", first)
     assert shoal_command("submit", "--num-cpus", "1", "--", "echo", "from a node that went").returncode == 0
-    (job,) = shoal_command.json("list", "jobs")["rows"]
-    (node,) = [n for n in shoal_command.json("list", "nodes")["rows"] if n["id"] == second]
+    (job,) = shoal_command.rows("jobs")
+    (node,) = [n for n in shoal_command.rows("nodes") if n["id"] == second]
     os.kill(node["pid"], signal.SIGKILL)
-    wait_until(lambda: "DEAD" in [n["state"] for n in shoal_command.json("list", "nodes")["rows"]], 20, "the node's death")
+    wait_until(lambda: "DEAD" in [n["state"] for n in shoal_command.rows("nodes")], 20, "the node's death")
     assert "from a node that went" in shoal_command("logs", job["id"]).stdout
 
 
@@ -414,7 +414,7 @@ def test_a_terminal_shows_workers_colours_and_obeys_nothing_else(shoal_command, 
     for line in (") " + kept + escaped + "\n", ") err " + kept + escaped + "\n"):
         assert line in text
     assert "\x1b]" not in text
-    logs = [binary(), "logs", shoal_command.json("list", "jobs")["rows"][0]["id"]]
+    logs = [binary(), "logs", shoal_command.rows("jobs")[0]["id"]]
     submitted = [binary(), "submit", str(shoal_command.script(DRIVER + COLOURED, "coloured.py"))]
     for command in (logs, submitted):
         text = shown_by(command, shoal_command.env())

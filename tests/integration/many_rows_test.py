@@ -9,8 +9,8 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from command import Command
-from leak_check import wait_until
+from launching.commands import Command
+from launching.leftovers import wait_until
 
 import shoal
 from shoal.job_submission import JobSubmissionClient
@@ -76,7 +76,7 @@ def test_the_command_sums_rows_and_counts_those_it_leaves_out(many):
         some = command("list", what, "--limit", "5")
         assert (some.returncode, some.stdout.count("\n")) == (0, 6)
         assert f"{number - 5} rows more" in some.stderr
-        assert len(command.json("list", what)["rows"]) == number
+        assert len(command.rows(what)) == number
         assert command.json("summary", what)["total"] == number
     assert command.json("summary", "actors")["summary"]["Trainer"] == {"PENDING": ACTORS - 200}
     metrics = command("metrics").stdout

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from hosts import several_hosts
-from leak_check import wait_until
+from launching.hosts import several_hosts
+from launching.leftovers import wait_until
 
 from shoal.exceptions import Unavailable
 from shoal.train._meeting import GuardedStore

@@ -1,7 +1,7 @@
 """Error messages when an assumption of the user is wrong, and silence when all is well."""
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 import shoal
 
@@ -142,7 +142,7 @@ print("said on", shoal.get(speaker.say.remote("from the other home")))
 
 
 def states(shoal_command):
-    return {n["id"]: n["state"] for n in shoal_command.json("list", "nodes")["rows"]}
+    return {n["id"]: n["state"] for n in shoal_command.rows("nodes")}
 
 
 # ---- waiting requests
@@ -240,7 +240,7 @@ def test_an_empty_list_of_tasks_explains_itself(shoal_command, cluster):
     done = shoal_command("list", "tasks")
     assert (done.returncode, "no process knows of a call" in done.stderr) == (0, True), done
     assert "job that has ended" in done.stderr
-    assert shoal_command.json("list", "tasks")["rows"] == []
+    assert shoal_command.rows("tasks") == []
 
 
 def test_a_successful_job_ends_without_warnings(shoal_command, cluster):
@@ -248,8 +248,8 @@ def test_a_successful_job_ends_without_warnings(shoal_command, cluster):
     done = shoal_command("submit", script)
     assert done.returncode == 0, done
     assert done.stderr == ""
-    ended = [w["state"] for w in shoal_command.json("list", "workers")["rows"]]
-    wait_until(lambda: all(w["state"] == "EXITED" for w in shoal_command.json("list", "workers")["rows"]), GUARD_S, f"the end of {ended}")
+    ended = [w["state"] for w in shoal_command.rows("workers")]
+    wait_until(lambda: all(w["state"] == "EXITED" for w in shoal_command.rows("workers")), GUARD_S, f"the end of {ended}")
     for what in ("actors", "workers", "jobs"):
         shown = shoal_command("list", what).stdout
         assert not any(word in shown for word in ("SIGKILL", "died", "error", "FAILED")), shown

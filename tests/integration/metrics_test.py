@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from exposition import parse
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 import shoal
 from shoal._tasks.pool import FunctionPool
@@ -39,7 +39,7 @@ def cluster(shoal_command):
     head = shoal_command.json("start", "--head", "--num-cpus", "4", "--port", "0", "--dashboard-port", "0", "--label", "host=a")
     joined = shoal_command.json("start", "--address", head["address"], "--num-cpus", "4", "--label", "host=b")
     shoal.init(address=head["address"])
-    (a,) = (n["id"] for n in shoal_command.json("list", "nodes")["rows"] if n["labels"].get("host") == "a")
+    (a,) = (n["id"] for n in shoal_command.rows("nodes") if n["labels"].get("host") == "a")
     yield SimpleNamespace(command=shoal_command, address=head["address"], session=head["session"], a=a, b=joined["node"])
     shoal.shutdown()
     shoal_command.json("stop")

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 TRAIN = """
 import sys

@@ -4,9 +4,9 @@ import os
 import signal
 
 import pytest
-from command import LIMIT_S
-from leak_check import wait_until
-from two_nodes import DRIVER, KINDS, pid_of, run, two_nodes
+from launching.commands import LIMIT_S
+from launching.leftovers import wait_until
+from launching.two_nodes import DRIVER, KINDS, pid_of, run, two_nodes
 
 
 @pytest.fixture(params=KINDS)

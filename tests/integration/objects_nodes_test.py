@@ -1,7 +1,7 @@
 """References inside of values between nodes: on one host, and on two."""
 
 import pytest
-from two_nodes import KINDS, run, two_nodes
+from launching.two_nodes import KINDS, run, two_nodes
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from two_nodes import two_nodes
+from launching.two_nodes import two_nodes
 
 DRIVER = """
 import json, os, signal, sys, time

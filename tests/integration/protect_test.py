@@ -3,9 +3,7 @@
 import re
 
 import pytest
-from forked_ranks import Server
-
-LIMIT_S = 240  # hang guard
+from launching.ranks import ForkedRanks
 
 PROGRAM = """
 import ctypes, os, signal, socket, sys, time
@@ -173,10 +171,9 @@ os._exit(0)  # without its rank 1 no collective can end
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server(["shoal.fsdp", "shoal.optim"], OMP_NUM_THREADS="1")
-    yield server
-    server.end()
+def forked():
+    with ForkedRanks("shoal.fsdp", "shoal.optim", OMP_NUM_THREADS="1", SHOAL_TIMEOUT="100") as forked:
+        yield forked
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +181,8 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("states")
 
 
-def run(server, shoal_command, folder, kind, where, step):
-    script = shoal_command.script(PROGRAM, "train.py")
-    out, err = shoal_command.script("", "out"), shoal_command.script("", "err")
-    env = shoal_command.env(SHOAL_TIMEOUT="100", OMP_NUM_THREADS="1")
-    code = server.run(0, [str(script), kind, str(folder), where, str(step)], env, str(out), str(err), LIMIT_S)
-    assert code == 0, out.read_text() + err.read_text()
-    return out.read_text()
+def run(forked, shoal_command, folder, kind, where, step):
+    return forked.output([shoal_command.script(PROGRAM, "train.py"), kind, folder, where, step], env=shoal_command.env())
 
 
 @pytest.mark.parametrize(
@@ -206,10 +198,10 @@ def run(server, shoal_command, folder, kind, where, step):
         ("sgd", "inside", 2),
     ],
 )
-def test_what_a_killed_rank_leaves_is_the_state_of_one_step(server, shoal_command, folder, kind, where, step):
+def test_what_a_killed_rank_leaves_is_the_state_of_one_step(forked, shoal_command, folder, kind, where, step):
     if not (folder / f"{kind}-1-4").exists():
-        run(server, shoal_command, folder, kind, "never", 0)
-    said = run(server, shoal_command, folder, kind, where, step)
+        run(forked, shoal_command, folder, kind, "never", 0)
+    said = run(forked, shoal_command, folder, kind, where, step)
     assert "ActorDied" in said, said
     assert "rank 1" in said, said
     committed = step - 1 if where in ("backward", "between") else step

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from command import LIMIT_S
-from two_nodes import KINDS, two_nodes
+from launching.commands import LIMIT_S
+from launching.two_nodes import KINDS, two_nodes
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 PLACES = [

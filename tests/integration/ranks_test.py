@@ -5,8 +5,8 @@ import re
 import signal
 
 import pytest
-from command import Command
-from leak_check import alive, wait_until
+from launching.commands import Command
+from launching.leftovers import alive, wait_until
 
 WARM = "import time; print('warm'); time.sleep(1000)"
 

@@ -10,12 +10,13 @@ import accumulating_loops as a
 import pytest
 import recovery_loops as r
 import training_loops as loops
-from client_fixtures import *  # noqa: F403
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 from shoal.exceptions import ActorDiedError, Unimplemented
 from shoal.train import ScalingConfig, Trainer, WorkerLost
 from shoal.train._driver import run as _run
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 EPOCHS = r.EPOCHS
 WHOLE = "SHOAL_SEEDS" in os.environ  # ./dev test --all; otherwise a slice

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 TRAIN = """
 import time
@@ -62,10 +62,10 @@ def test_scale_changes_a_running_training_and_reports_the_pause(shoal_command):
     wrong = shoal_command("scale", job, "--workers", "4")
     assert wrong.returncode == 1
     assert "4 workers are outside of num_workers=(1, 3)" in wrong.stderr
-    assert [r["name"] for r in shoal_command.json("list", "jobs")["rows"]] == ["driver0.py"]  # the command is no job
+    assert [r["name"] for r in shoal_command.rows("jobs")] == ["driver0.py"]  # the command is no job
 
     def ended():
-        workers = shoal_command.json("list", "workers", "-f", "state=EXITED")["rows"]
+        workers = shoal_command.rows("workers", "-f", "state=EXITED")
         return [w["cause"]["message"] for w in workers if "TrainWorker" in w["role"]]
 
     wait_until(lambda: len(ended()) == 2, 60, "the end of the workers that leave")
@@ -105,7 +105,7 @@ def test_scale_names_a_job_that_it_cannot_scale(shoal_command):
             shoal.wait([], timeout=1)
         """)
     idle.said("idle")
-    (job,) = (r["id"] for r in shoal_command.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
+    (job,) = (r["id"] for r in shoal_command.rows("jobs") if r["state"] == "RUNNING")
     wrong = shoal_command("scale", job, "--workers", "2")
     assert wrong.returncode == 1
     assert f"job {job} runs no training" in wrong.stderr
@@ -125,7 +125,7 @@ def test_a_training_too_large_for_the_cluster_names_options_of_a_trainer(shoal_c
 @pytest.mark.parametrize("leaves", ["first", "second"])
 def test_a_training_moves_to_a_new_node_and_off_one_that_drains(shoal_command, leaves):
     cluster = shoal_command.start(cpus=1)
-    first = shoal_command.json("list", "nodes")["rows"][0]["id"]
+    first = shoal_command.rows("nodes")[0]["id"]
     driver, _ = train(shoal_command, (1, 2), last=3)
     second = shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")["node"]
     driver.said("generation 2: 1 -> 2 workers")

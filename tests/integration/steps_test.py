@@ -3,11 +3,12 @@
 import pytest
 import torch
 import training_loops as loops
-from client_fixtures import *  # noqa: F403
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.train import ScalingConfig, State, Trainer, report, steps
+
+pytestmark = pytest.mark.usefixtures("module_cluster")
 
 EPOCHS = 3
 

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from command import LIMIT_S, binary
-from leak_check import alive, descendants, wait_until
+from launching.commands import LIMIT_S, binary
+from launching.leftovers import alive, descendants, wait_until
 
 import shoal
 
@@ -196,7 +196,7 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
     )
     with subprocess.Popen([binary(), "submit", script], env=shoal_command.env(), stdout=subprocess.PIPE, cwd=shoal_command.home) as job:
         first = os.read(job.stdout.fileno(), 1)
-        wait_until(lambda: shoal_command.json("list", "jobs")["rows"][0]["state"] == "SUCCEEDED", 20, "the end of the job")
+        wait_until(lambda: shoal_command.rows("jobs")[0]["state"] == "SUCCEEDED", 20, "the end of the job")
         text = first
         while piece := os.read(job.stdout.fileno(), 1 << 16):
             text += piece
@@ -331,7 +331,7 @@ def test_the_first_ctrl_c_detaches_from_the_job(shoal_command, cluster):
     job, pids = started(shoal_command, SLEEPER, "--detach-after", "0")
     job.signal(signal.SIGINT)
     assert job.code() == 130
-    (row,) = shoal_command.json("list", "jobs")["rows"]
+    (row,) = shoal_command.rows("jobs")
     assert row["state"] == "RUNNING"
     assert f"goes on, this command ends; Ctrl-C again now stops the job. To see it: shoal job logs -f {row['id']}" in job.err
     assert all(alive(p) for p in pids)
@@ -412,7 +412,7 @@ def test_sigkill_of_the_head_affects_neither_job_nor_follower(shoal_command, clu
     head = cluster.pid("head")
     os.kill(head, signal.SIGKILL)
     wait_until(lambda: cluster.pids("head") not in ([], [head]), LIMIT_S, "another head")
-    assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"]] == ["RUNNING"]
+    assert [j["state"] for j in shoal_command.rows("jobs")] == ["RUNNING"]
     assert all(alive(p) for p in pids)
     interrupt(job, "a running cluster")
     assert job.code() == 130

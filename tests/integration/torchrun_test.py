@@ -12,8 +12,9 @@ from pathlib import Path
 import _shoal_switch
 import pytest
 import torch
-from command import LIMIT_S
-from leak_check import alive, descendants, wait_until
+from launching.commands import LIMIT_S
+from launching.leftovers import alive, descendants, wait_until
+from launching.ranks import FORKING, TORCHRUN
 
 import shoal
 
@@ -47,9 +48,6 @@ dist.destroy_process_group()
 """
 
 
-LAUNCHER = str(Path(__file__).with_name("forked_ranks.py"))
-
-
 @pytest.fixture
 def torchrun(shoal_command):
     """Starts torchrun with two ranks of the program above. Arguments: the number of steps, the rank that fails, and how it fails.
@@ -57,7 +55,7 @@ def torchrun(shoal_command):
 
     def start(steps: int, victim: int = -1, how: str = "never", fresh: bool = False):
         script = shoal_command.script(TRAIN, "train.py")
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if fresh else [LAUNCHER, "torchrun"]
+        words = [*TORCHRUN, "2"] if fresh else [*FORKING, "torchrun"]
         return shoal_command.program([sys.executable, *words, str(script), str(steps), str(victim), how], OMP_NUM_THREADS="1")
 
     return start
@@ -75,7 +73,7 @@ def test_the_private_node_lists_its_shard_actors(shoal_command, torchrun):
         job.said(f"rank {rank} trains")
     said = session(shoal_command.home)
     assert said["head"] == ""  # the private node listens on no port, only on unix sockets
-    rows = shoal_command.json("list", "actors", "--address", said["head_local"])["rows"]
+    rows = shoal_command.rows("actors", "--address", said["head_local"])
     rows.sort(key=lambda row: row["rank"])
     assert [(r["class"], r["state"], r["rank"], r["world_size"]) for r in rows] == [("ShardActor", "ALIVE", rank, 2) for rank in range(2)]
     # 15 and 3 rows of weights and as many of biases in fp32; rank 0 holds the first halves.
@@ -131,7 +129,7 @@ print(f"rank {rank}: {y.sum().item()}", flush=True)
 def test_a_finished_rank_may_end_before_the_others(shoal_command):
     """Rank 1 ends while rank 0 still reads the rows that rank 1 owned: the node keeps them."""
     script = shoal_command.script(EVALUATE, "evaluate.py")
-    words = [sys.executable, LAUNCHER, "2", str(script)]
+    words = [sys.executable, *FORKING, "2", str(script)]
     job = shoal_command.program([*words, "done"])
     assert job.code() == 0, job.err
     said = sorted(job.out.splitlines())

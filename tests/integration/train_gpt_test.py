@@ -2,15 +2,14 @@
 
 import hashlib
 import json
-import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from forked_ranks import Server
-from leak_check import descendants, wait_until
+from launching.leftovers import descendants, wait_until
+from launching.ranks import ForkedRanks
 from safetensors import safe_open
 
 from shoal import checkpoint
@@ -29,18 +28,8 @@ def command(out, *options):
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
     """Runs the example in a fork of a process that has imported torch, and returns its output."""
-    server, folder = Server(["matplotlib.pyplot"]), tmp_path_factory.mktemp("said")
-
-    def start(out, *options):
-        said = [folder / name for name in ("out", "err")]
-        for file in said:
-            file.write_text("")
-        code = server.run(0, command(out, *options)[1:], dict(os.environ), *map(str, said), LIMIT_S)
-        assert code == 0, (code, *(file.read_text() for file in said))
-        return said[0].read_text()
-
-    yield start
-    server.end()
+    with ForkedRanks("matplotlib.pyplot") as forked:
+        yield lambda out, *options: forked.output(command(out, *options)[1:])
 
 
 @pytest.fixture

@@ -6,15 +6,12 @@ A case is a function that takes an API, which is a namespace with ``fully_shard`
 import functools
 from types import SimpleNamespace
 
-import pytest
 import torch
+from launching.trained import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from uses import run
-
-from shoal.train import ScalingConfig, Trainer
 
 STEPS = 3
 
@@ -179,13 +176,3 @@ def run_cases(cases):
     """Runs on a rank: tries all cases of this world size. Returns the name and traceback of each that failed."""
     apis = _apis()
     return run({name: functools.partial(try_case, spec, apis) for name, spec in cases.items() if world() in spec.worlds})
-
-
-def worlds(on_a_rank):
-    """Makes a fixture for a test's module: a function that takes the world size, and returns the results of ``on_a_rank`` by rank."""
-
-    @pytest.fixture(scope="module")
-    def failed():
-        return functools.cache(lambda workers: Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
-
-    return failed

@@ -1,8 +1,8 @@
 import os
 
 import pytest
-from leak_check import wait_until
-from warm import warm_site
+from launching.leftovers import wait_until
+from launching.warm import warm_site
 
 import shoal
 

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from fsdp1_faults import FAULTS, try_fault
 from fsdp1_net import Block, Net, adam, batch, expect_equal, rank, sharded, train, whole
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.tensor import DTensor
-from uses import Uses, check, ranks, run
 
 WORLD = 2
 use = Uses()

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp1_net import Block, Net, adam, batch, expect_equal, rank, sharded, train, trained, whole
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.tensor import DTensor
-from uses import Uses, check, ranks, run
 
 WORLD = 2
 use = Uses()

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp1_net import Block, Net, adam, batch, expect_equal, rank, sharded, train, trained, whole
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from uses import Uses, check, ranks, run
 
 WORLD = 2
 use = Uses()

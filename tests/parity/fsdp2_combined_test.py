@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, loss_of, rank, run_cases, sharded, train, world, worlds
+from compared_runs import STEPS, Cases, Net, Seen, batch, loss_of, rank, run_cases, sharded, train, world
+from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import softplus
-from uses import check
 
 case = Cases()
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, rank, run_cases, sharded, train, world, worlds
+from compared_runs import STEPS, Cases, Net, Seen, batch, rank, run_cases, sharded, train, world
+from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import Shard
 from torch.testing._internal.two_tensor import TwoTensor
-from uses import check
 
 case = Cases()
 

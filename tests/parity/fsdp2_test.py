@@ -5,10 +5,10 @@ Each case is written once and takes ``fully_shard`` as an argument. All cases of
 
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, full, loss_of, rank, run_cases, sharded, train, world, worlds
+from compared_runs import STEPS, Cases, Net, Seen, batch, full, loss_of, rank, run_cases, sharded, train, world
+from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from uses import check
 
 case = Cases()
 

@@ -8,9 +8,9 @@ import fsdp2_extensions_test
 import fsdp2_test
 import pytest
 import torch
-from compared_runs import run_cases, worlds
+from compared_runs import run_cases
+from launching.trained import check, run, worlds
 from torch import nn
-from uses import check, run
 
 WORLDS = (1, 2)
 CASES = {**fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from fsdp2_net import WORLD, Net, batch, expect_gradients, full, loss_of, rank, shard
+from launching.trained import Uses, check, ranks, run
 from torch import nn
-from uses import Uses, check, ranks, run
 
 import shoal
 

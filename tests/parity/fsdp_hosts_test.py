@@ -4,14 +4,12 @@ With ``SHOAL_HOST``, ranks of this machine act as if each were on a host of its 
 """
 
 import os
-import socket
-import subprocess
-import sys
 
 import gpt
 import pytest
 import torch
 import torch.nn.functional as F
+from launching.ranks import fresh_ranks
 
 from shoal.exceptions import InvalidArgument
 from shoal.train import ScalingConfig, Trainer
@@ -199,22 +197,9 @@ dist.destroy_process_group()
 
 def test_under_torchrun_each_host_has_a_node_of_its_own(tmp_path):
     (tmp_path / "train.py").write_text(TORCHRUN)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.pathsep.join(sys.path)}
-    env = {k: v for k, v in env.items() if k not in ("SHOAL_NODE", "SHOAL_ADDRESS")}
-    words = [sys.executable, str(tmp_path / "train.py")]
-    ranks = [
-        subprocess.Popen(words, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(2)
-    ]
-    try:
-        said = [p.communicate(timeout=LIMIT_S) for p in ranks]
-    finally:
-        for p in ranks:
-            p.kill()
-    assert [p.returncode for p in ranks] == [0, 0], said
-    whole, handles = said[0][0].split()
+    ranks = fresh_ranks([tmp_path / "train.py"], 2)
+    assert [r.returncode for r in ranks] == [0, 0], ranks
+    whole, handles = ranks[0].stdout.split()
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from launching.trained import Uses, check, ranks, run
 from planned_net import STEPS, WORLD, batch, sharded
-from uses import Uses, check, ranks, run
 
 import shoal.fsdp
 

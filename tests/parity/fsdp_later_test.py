@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from fsdp2_net import WORLD, Net, batch, expect_gradients, loss_of, rank, shard
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from uses import Uses, check, ranks, run
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from fsdp2_encoder import Net, same_as_plain
 from fsdp2_net import WORLD, batch, full, rank, shard
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.nn.utils import prune
-from uses import Uses, check, ranks, run
 
 use = Uses()
 

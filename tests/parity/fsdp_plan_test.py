@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
+from launching.trained import Uses, check, ranks, run
 from planned_net import WORLD, Net, batch, sharded
 from torch import nn
-from uses import Uses, check, ranks, run
 
 use = Uses()
 

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from launching.trained import Uses, check, ranks, run
 from planned_net import STEPS, WORLD, batch, sharded
-from uses import Uses, check, ranks, run
 
 import shoal.optim
 from shoal.exceptions import InvalidArgument, Unimplemented

@@ -5,10 +5,10 @@ import tempfile
 
 import pytest
 import torch
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor, distribute_tensor
-from uses import Uses, check, ranks, run
 
 WORLD = 2
 use = Uses()

@@ -11,9 +11,9 @@ import time
 import pytest
 import torch
 from fsdp2_net import WORLD, Net, batch, full, local, loss_of, rank, shard
+from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.tensor import DTensor
-from uses import Uses, check, ranks, run
 
 use = Uses()
 

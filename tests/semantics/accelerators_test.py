@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

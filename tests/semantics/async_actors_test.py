@@ -2,7 +2,7 @@
 
 import pytest
 from concurrent_actors import Async, Threaded
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Gate
 
 import shoal as ray

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from cancelled_calls import cancels, is_cancelled, plus_one, stubborn, tells, waits
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray

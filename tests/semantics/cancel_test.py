@@ -6,7 +6,7 @@ import time
 
 import pytest
 from cancelled_calls import cancels, is_cancelled, plus_one, stubborn, tells, waits
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray

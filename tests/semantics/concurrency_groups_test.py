@@ -7,7 +7,7 @@ import time
 
 import pytest
 from concurrent_actors import ended
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

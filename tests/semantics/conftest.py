@@ -1,10 +1,14 @@
 import pytest
 from counted_actors import Holder
-from fixtures import *  # noqa: F403
+from graphs import compiled, stages
+from launching.fixtures import home, module_home, shoal_command
 from semantics_actors import GUARD_S, Gate, Recorder, Tries
+from two_zones import run
 
 import shoal as ray
 from shoal._tasks import pool
+
+__all__ = ["compiled", "home", "module_home", "run", "shoal_command", "stages"]
 
 
 @pytest.fixture(scope="module", autouse=True)

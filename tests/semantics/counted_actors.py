@@ -5,7 +5,7 @@ import gc
 import os
 from pathlib import Path
 
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

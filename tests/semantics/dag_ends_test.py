@@ -7,9 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from graphs import *  # noqa: F403
 from graphs import Async, Stage, Threaded, graph_threads, memories_of_the_node
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
@@ -156,7 +155,7 @@ def test_a_driver_that_exits_without_teardown_leaves_nothing(tmp_path):
     import subprocess
     import sys
 
-    from leak_check import alive
+    from launching.leftovers import alive
 
     path = os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)])
     env = {**os.environ, "PYTHONPATH": path}

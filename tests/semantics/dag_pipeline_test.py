@@ -7,9 +7,8 @@ import signal
 import threading
 
 import pytest
-from graphs import *  # noqa: F403
 from graphs import graph_threads, memories_of_the_node
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

@@ -12,9 +12,8 @@ import threading
 
 import numpy as np
 import pytest
-from graphs import *  # noqa: F403
 from graphs import Async, Threaded, memories_of_the_node
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

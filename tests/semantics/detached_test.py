@@ -101,12 +101,12 @@ except ActorDiedError:
 
 def test_the_job_of_a_detached_actor_is_listed_and_can_be_stopped(run, shoal_command):
     run('c = Counter.options(name="c", lifetime="detached").remote()\nshoal.get(c.add.remote())\n')
-    (job,) = (j for j in shoal_command.json("list", "jobs")["rows"] if j["state"] == "RUNNING")
+    (job,) = (j for j in shoal_command.rows("jobs") if j["state"] == "RUNNING")
     assert job["name"] == "detached c"
-    (actor,) = (a for a in shoal_command.json("list", "actors")["rows"] if a["state"] == "ALIVE")
+    (actor,) = (a for a in shoal_command.rows("actors") if a["state"] == "ALIVE")
     assert (actor["name"], actor["namespace"], actor["detached"], actor["job"]) == ("c", "shared", True, job["id"])
     run('shoal.kill(shoal.get_actor("c"))\n')
-    assert [j["state"] for j in shoal_command.json("list", "jobs")["rows"] if j["name"] == "detached c"] == ["STOPPED"]
+    assert [j["state"] for j in shoal_command.rows("jobs") if j["name"] == "detached c"] == ["STOPPED"]
 
 
 def test_a_detached_placement_group_outlives_its_driver_until_it_is_removed(run):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

@@ -7,9 +7,9 @@ import sys
 import zipfile
 
 import pytest
-from leak_check import wait_until
+from launching.actors import Log
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
-from shared_actors import Log
 
 import shoal
 from shoal._runtime_env import ignored

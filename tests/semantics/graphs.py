@@ -14,8 +14,6 @@ import shoal as ray
 from shoal._core.process import state
 from shoal.dag import InputNode
 
-__all__ = ["Stage", "compiled", "stages"]
-
 
 @ray.remote
 class Stage:

@@ -3,9 +3,9 @@
 import importlib
 
 import pytest
-from leak_check import wait_until
+from launching.actors import Log
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
-from shared_actors import Log
 
 import shoal
 from shoal.exceptions import ActorDiedError, GetTimeoutError, Unimplemented

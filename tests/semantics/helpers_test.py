@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray

@@ -6,7 +6,7 @@ import subprocess
 import warnings
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 import shoal as ray
 from shoal._core.local_cluster import binary

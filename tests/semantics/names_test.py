@@ -4,9 +4,9 @@ import pickle
 import time
 
 import pytest
-from leak_check import wait_until
+from launching.actors import Log
+from launching.leftovers import wait_until
 from semantics_actors import Gate
-from shared_actors import Log
 
 import shoal
 from shoal._actors.ownership import actor_ownership

@@ -1,7 +1,11 @@
 """Calls, streams and ends of actors over two nodes."""
 
 import pytest
-from two_zones import *  # noqa: F403
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Replaces the module's cluster by none: each test starts its two nodes."""
 
 
 def test_calls_are_cancelled_from_other_nodes(run):

@@ -1,8 +1,13 @@
 """Placement over two nodes: labels, spreading, a lost node."""
 
-from leak_check import alive
-from two_zones import *  # noqa: F403
+import pytest
+from launching.leftovers import alive
 from two_zones import DRIVER
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """Replaces the module's cluster by none: each test starts its two nodes."""
 
 
 def test_actors_are_placed_by_labels_and_node_ids(run, shoal_command):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 
 import shoal
 from shoal.exceptions import ActorDiedError, ActorUnavailableError

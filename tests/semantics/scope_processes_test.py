@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from counted_actors import Counts, Holder, ends, row, still_there
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from counted_actors import Counts, Holder, ends, row, still_there
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray

@@ -6,7 +6,7 @@ import signal
 import warnings
 
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Gate, Recorder
 
 import shoal as ray

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from leak_check import wait_until
+from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray

@@ -10,7 +10,7 @@ import time
 import concurrent_actors
 import pytest
 from concurrent_actors import Threaded, ended
-from leak_check import alive, wait_until
+from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray

@@ -2,8 +2,6 @@
 
 import pytest
 
-__all__ = ["cluster", "run"]
-
 DRIVER = """
 import os, time
 import shoal
@@ -30,11 +28,6 @@ def node_of(**options):
     shoal.kill(actor)
     return node
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """Replaces the module's cluster by none: each test starts its two nodes."""
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import *  # noqa: F403
 
 HERE = Path(__file__).parent
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from fixtures import *  # noqa: F403
 from launch import run
+from launching.ranks import fresh
 
 import shoal.spmd
 
@@ -37,8 +34,8 @@ THEIRS = {
 }
 
 
-def printed(programs, processes=0, **more):
-    done = run(programs, processes, SHOAL_SPMD_DEVICES="4", **more)
+def printed(programs, processes=0, start=run, **more):
+    done = start(programs, processes, SHOAL_SPMD_DEVICES="4", **more)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -139,12 +136,12 @@ def losses_of(text):
 @pytest.fixture(scope="module")
 def their_losses(theirs):
     """The script's losses in one process, when ``python -m shoal.spmd.run`` starts it."""
-    return losses_of(printed(["-m", "shoal.spmd.run", str(theirs / "train.py")], fresh=True))
+    return losses_of(printed(["-m", "shoal.spmd.run", str(theirs / "train.py")], start=fresh))
 
 
 @pytest.mark.parametrize(("way", "processes"), [("variable", 0), ("variable", 2)])
 def test_a_script_of_torch_xla_runs_unchanged(theirs, their_losses, way, processes):
-    said = printed([str(theirs / "starter.py"), str(theirs / "train.py")], processes, fresh=True, SHOAL_SPMD="1")
+    said = printed([str(theirs / "starter.py"), str(theirs / "train.py")], processes, fresh, SHOAL_SPMD="1")
     assert losses_of(said) == pytest.approx(their_losses, abs=2e-3)
 
 
@@ -168,8 +165,7 @@ def test_the_variable_is_on_or_off(value, said):
         "util.find_spec('torch_xla') and metadata.version('torch_xla'); import torch_xla; from torch_xla import runtime; "
         "print(torch_xla.__version__, metadata.version('torch_xla'), there)"
     )
-    env = {**os.environ, "SHOAL_SPMD": value, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    done = fresh(["-c", program], SHOAL_SPMD=value)
     assert said in (done.stdout if value == "on" else done.stderr.splitlines()[-1]), done
 
 
@@ -179,5 +175,5 @@ def test_run_prints_its_usage(theirs):
         (["--lr"], "--lr is no option of this command"),
         (["nowhere.py"], "no file nowhere.py"),
     ):
-        done = run(["-m", "shoal.spmd.run", *words], fresh=True)
+        done = fresh(["-m", "shoal.spmd.run", *words])
         assert (done.returncode != 0, text in done.stderr) == (True, True), done

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from fixtures import *  # noqa: F403
 from launch import run
 
 PROGRAM = str(Path(__file__).parent / "gpt_steps.py")

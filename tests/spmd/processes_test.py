@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures import *  # noqa: F403
 from launch import run
 
 HERE = Path(__file__).parent

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from fixtures import *  # noqa: F403
 from launch import run
 
 HERE = Path(__file__).parent

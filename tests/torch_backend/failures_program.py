@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from own_ranks import fails, run
+from fails import fails
+from launching.forking import fork_ranks
 
 import shoal.torch  # noqa: F401 (registers the backend)
 from shoal.exceptions import ActorDiedError, Cancelled, DeadlineExceeded, InvalidArgument
@@ -150,7 +151,7 @@ def rank_main(rank, function, folder):
 
 def main():
     function, folder = globals()[sys.argv[1]], sys.argv[2]
-    run(WORLD, lambda rank: rank_main(rank, function, folder))
+    fork_ranks(WORLD, lambda rank: rank_main(rank, function, folder))
 
 
 if __name__ == "__main__":

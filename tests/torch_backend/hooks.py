@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from own_ranks import fails
+from fails import fails
 
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.torch import _hooks

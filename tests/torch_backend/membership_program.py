@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from own_ranks import fails, run
+from fails import fails
+from launching.forking import fork_ranks
 from torch._C._distributed_c10d import ErrorType
 
 import shoal.torch
@@ -268,8 +269,8 @@ def a_newcomer(rank, folder):
 def main():
     name, folder = sys.argv[1:3]
     if name == "a_newcomer":
-        run(WORLD, lambda rank: a_newcomer(rank, folder))
-    run(WORLD, lambda rank: _run(Part(rank, folder), globals()[name]))
+        fork_ranks(WORLD, lambda rank: a_newcomer(rank, folder))
+    fork_ranks(WORLD, lambda rank: _run(Part(rank, folder), globals()[name]))
 
 
 def _run(part, function):

@@ -9,7 +9,8 @@ import os, signal, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from own_ranks import fails, run
+from fails import fails
+from launching.forking import fork_ranks
 import shoal.torch
 from shoal._distributed.communicator import Exchange
 from shoal.exceptions import ActorDiedError
@@ -46,7 +47,7 @@ def rank_main(rank):
     fails(ActorDiedError, "rank 1 is gone", started().then(again).wait)  # the turns go on
 
 
-run(WORLD, rank_main)
+fork_ranks(WORLD, rank_main)
 """
 
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from own_ranks import fails, run
+from fails import fails
+from launching.forking import fork_ranks
 
 import shoal.torch
 from shoal.exceptions import ActorDiedError, DeadlineExceeded, Unimplemented
@@ -155,4 +156,4 @@ def rank_main(rank, name, folder):
 
 
 if __name__ == "__main__":
-    run(WORLD, lambda rank: rank_main(rank, *sys.argv[1:3]))
+    fork_ranks(WORLD, lambda rank: rank_main(rank, *sys.argv[1:3]))

@@ -76,7 +76,7 @@ def _lines(*words: object) -> list[str]:
 @pytest.mark.parametrize("arguments", TESTS, ids=lambda arguments: arguments[0])
 def test_with_this_torch(python, arguments, tmp_path):
     env = {**os.environ, "SHOAL_PYTHON": str(python), "SHOAL_OWN_LOOPBACK": "1", "XML_OUTPUT_FILE": str(tmp_path / "results.xml")}
-    env["SHOAL_IMPORTS"] = ":".join(f"tests/{name}" for name in ("torch_versions", "torch_backend", "integration", "parity"))
+    env["SHOAL_IMPORTS"] = ":".join(f"tests/{name}" for name in ("torch_versions", "torch_backend", "parity"))
     words = ["sh", "third_party/pytest.sh", *arguments]
     done = subprocess.run(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"torch {VERSION}\n{done.stdout[-12000:]}"

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command import LIMIT_S, Command
-from fixtures import home_of_its_own
+from launching.commands import LIMIT_S, Command
+from launching.fixtures import home_of_its_own
 
 NETWORK = "10.77.0"
 A, B = f"{NETWORK}.1", f"{NETWORK}.2"

@@ -10,23 +10,22 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from leak_check import wait_until
-
+from launching.leftovers import wait_until
 from shoal._core.local_cluster import binary
 
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 
-# The first lines of a driver that uses the actors of shared_actors.py.
-CREW = os.path.dirname(__file__)
+# The first lines of a driver that uses the actors of actors.py.
 BEGIN = f"""
 import os, signal, sys, time
-sys.path.insert(0, {CREW!r})
+sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
 import shoal
-from shared_actors import Log
+from launching.actors import Log
 """
 
 
@@ -58,6 +57,13 @@ class Cluster:
     def pid(self, role: str) -> int:
         (pid,) = self.pids(role)
         return pid
+
+    def kill_head(self) -> int:
+        """Kills the head, and waits for the one that its node starts instead. Returns the pid of the killed one."""
+        killed = self.pid("head")
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: set(self.pids("head")) - {killed}, LIMIT_S, "another head")
+        return killed
 
 
 class Running:
@@ -110,15 +116,16 @@ class Running:
 
 
 class Command:
-    """Runs ``shoal`` in a SHOAL_HOME of its own. ``before``: a prefix of each command line."""
+    """Runs ``shoal`` in a SHOAL_HOME of its own. ``before``: a prefix of each command line; ``base``: the environment."""
 
-    def __init__(self, home: Path, before: tuple[str, ...] = ()):
+    def __init__(self, home: Path, before: tuple[str, ...] = (), base: Mapping[str, str] = os.environ):
         self.home = home
         self.before = before
+        self._base = base
         self._running: list[Running] = []
 
     def env(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "SHOAL_HOME": str(self.home), "PYTHONUNBUFFERED": "1", **more}
+        return {**self._base, "SHOAL_HOME": str(self.home), "PYTHONUNBUFFERED": "1", **more}
 
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -136,6 +143,10 @@ class Command:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         assert done.stdout.count("\n") == 1, done.stdout
         return json.loads(done.stdout)
+
+    def rows(self, what: str, *words: str) -> list[dict]:
+        """The rows that ``shoal list`` prints."""
+        return self.json("list", what, *words)["rows"]
 
     def start(self, *words: str, cpus: float = 4) -> Cluster:
         said = self.json("start", "--head", "--port", "0", "--num-cpus", str(cpus), *words)
@@ -165,7 +176,7 @@ class Command:
         """Starts a driver that prints "it trains" at its first report, and waits for that. Returns it and the id of its job."""
         driver = self.driver(text)
         driver.said("it trains")
-        (job,) = (r["id"] for r in self.json("list", "jobs")["rows"] if r["state"] == "RUNNING")
+        (job,) = (r["id"] for r in self.rows("jobs") if r["state"] == "RUNNING")
         return driver, job
 
     def _keep(self, running: Running) -> Running:

@@ -1,12 +1,12 @@
-"""Runs scripts on ranks with torchrun's variables, at the cost of one import of torch: ``python forked_ranks.py COUNT SCRIPT ARGS..``
+"""Runs scripts on ranks with torchrun's variables, at the cost of one import of torch: ``python -m launching.forking COUNT SCRIPT ARGS..``
 
 The ranks are forked from this process. It exits with 1 when a rank fails, which ends the others. With a COUNT of 0 the script starts
-its ranks itself by ``torch.multiprocessing.spawn``, which then forks them.
+its ranks itself by ``torch.multiprocessing.spawn``, which then forks them, or by ``fork_ranks``.
 
-``python forked_ranks.py torchrun OPTIONS.. SCRIPT ARGS..`` is torchrun, its agent and its report, with two ranks that were forked from it
-before it had threads.
+``python -m launching.forking torchrun OPTIONS.. SCRIPT ARGS..`` is torchrun, its agent and its report, with two ranks that were
+forked from it before it had threads.
 
-``Server`` runs several scripts, each in a fork of one process that imported torch and the modules asked for.
+``python -m launching.forking serve MODULES..`` is the process of ``ranks.ForkedRanks``.
 """
 
 import functools
@@ -20,6 +20,8 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 
 import torch
 import torch._dynamo  # torch's optimizers import this module
@@ -66,6 +68,29 @@ def start(count: int, argv: list[str]) -> int:
             for other in ranks:
                 os.kill(other, signal.SIGTERM)
     return int(failed)
+
+
+def fork_ranks(world: int, main: Callable[[int], None]) -> None:
+    """Calls ``main`` with each rank in a process of its own. For scripts that start their ranks themselves, since one of them may die.
+    Exits with 1 if a rank failed; at most one may have been killed."""
+    pids = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                main(rank)
+                code = 0
+            except BaseException:
+                print(f"rank {rank}:", file=sys.stderr)
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    unexpected = [c for c in codes if c not in (0, -signal.SIGKILL)]
+    sys.exit(1 if unexpected or codes.count(-signal.SIGKILL) > 1 else 0)
 
 
 class Seed:
@@ -121,27 +146,6 @@ def torchrun(options: list[str]) -> None:
     # `words` is the rank's command line: interpreter, -u, script, ..
     subprocess_handler.SubprocessHandler._popen = lambda _, words, env: seeds.pop(0).grow(words[2:], env)
     torchs.main(["--standalone", "--nproc-per-node", "2", *options])
-
-
-class Server:
-    """A process that runs one command line at a time, each in a fork. ``modules``: its imports before the first fork, besides torch."""
-
-    def __init__(self, modules: list[str], **env: str):
-        words = [sys.executable, __file__, "serve", *modules]
-        one_thread = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts threads when it is imported, before the fork
-        self._process = subprocess.Popen(
-            words, env={**os.environ, **one_thread, **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )
-
-    def run(self, count: int, argv: list[str], env: dict[str, str], out: str, err: str, limit_s: int) -> int:
-        """Returns the exit code, or -9 if the program ran longer than ``limit_s``. ``out``, ``err``: the files that get its output."""
-        request = {"count": count, "argv": argv, "env": env, "out": out, "err": err, "limit_s": limit_s}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def end(self) -> None:
-        self._process.communicate()
 
 
 def serve(modules: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
 import warnings
@@ -37,9 +38,19 @@ def run(uses: dict[str, Callable[[], None]]) -> dict[str, str]:
     return failed
 
 
+def worlds(on_a_rank: Callable[[], dict[str, str]]):
+    """Makes a fixture for a test's module: a function that takes the world size, and returns the results of ``run`` by rank. ``on_a_rank``:
+    a function of that module, which the ranks import."""
+
+    @pytest.fixture(scope="module")
+    def failed():
+        return functools.cache(lambda workers: Trainer(on_a_rank, scaling_config=ScalingConfig(num_workers=workers)).fit().returns)
+
+    return failed
+
+
 def ranks(on_a_rank: Callable[[], dict[str, str]], workers: int):
-    """Makes a fixture for a test's module: the results of ``run`` by rank. ``on_a_rank``: a function of that module, which the ranks
-    import."""
+    """As ``worlds``, for one world size: a fixture of the results by rank."""
 
     @pytest.fixture(scope="module")
     def failed():

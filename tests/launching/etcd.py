@@ -81,7 +81,7 @@ class Etcd:
     def _answers(self) -> bool:
         if self.before:  # etcd can be reached from its own network namespace only
             here = str(Path(__file__).parent)
-            asks = f"from etcd import ask; ask({self.url!r}, {self.files!r}, 'kv/range', key='YQ==')"
+            asks = f"from launching.etcd import ask; ask({self.url!r}, {self.files!r}, 'kv/range', key='YQ==')"
             argv = [*self.before, sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r}); {asks}"]
             return subprocess.run(argv, capture_output=True).returncode == 0
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from command import LIMIT_S, Command
-from fixtures import home_of_its_own
-from hosts import ACTORS, A, join, two_hosts
+from launching.commands import LIMIT_S, Command
+from launching.fixtures import home_of_its_own
+from launching.hosts import ACTORS, A, join, two_hosts
 
 KINDS = ("one host", "two hosts")
 
@@ -118,6 +118,6 @@ def run(nodes, body, on="a", within=LIMIT_S):
 
 
 def pid_of(nodes, node):
-    (pid,) = (n["pid"] for n in nodes.a.json("list", "nodes")["rows"] if n["id"] == node)
+    (pid,) = (n["pid"] for n in nodes.a.rows("nodes") if n["id"] == node)
     assert os.path.exists(f"/proc/{pid}")
     return pid

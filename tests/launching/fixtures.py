@@ -1,4 +1,4 @@
-"""Fixtures of every folder whose tests start clusters (in its conftest.py): a SHOAL_HOME for a test or a module, and the command in it."""
+"""Fixtures of tests that start clusters, for the conftest.py of a folder: a SHOAL_HOME, the command in it, a cluster, actors."""
 
 import os
 import shutil
@@ -7,14 +7,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from command import Command
-from leak_check import Leftovers
-from warm import warm_site
 
-__all__ = ["home", "module_home", "shoal_command"]
+import shoal
+from launching.actors import Log
+from launching.commands import Command
+from launching.leftovers import Leftovers
+from launching.warm import warm_site
 
 # Tests must not depend on the environment of the developer who runs them.
-for name in [n for n in os.environ if n.startswith("SHOAL_") and n not in ("SHOAL_PYTHON", "SHOAL_SEED", "SHOAL_SEEDS")]:
+_KEPT = ("SHOAL_PYTHON", "SHOAL_SEED", "SHOAL_SEEDS", "SHOAL_SPMD_WALKS")
+for name in [n for n in os.environ if n.startswith("SHOAL_") and n not in _KEPT]:
     del os.environ[name]
 os.environ["SHOAL_MEMORY_USAGE_THRESHOLD"] = "0"  # the node ends no worker because of the memory that other processes use
 os.environ["SHOAL_TASK_RETRY_DELAY_MS"] = "10"  # a short delay; tests of the delay itself set another
@@ -56,3 +58,22 @@ def shoal_command(home):
     command = Command(home)
     yield command
     command.end()
+
+
+@pytest.fixture(scope="module")
+def module_cluster(module_home):
+    """A cluster with this process as its driver, for all tests of a module: pytestmark = pytest.mark.usefixtures("module_cluster")."""
+    shoal.init(num_cpus=8)
+    yield
+    shoal.shutdown()
+
+
+@pytest.fixture
+def log():
+    """An actor in that cluster."""
+    actor = Log.remote()
+    yield actor
+    shoal.kill(actor)
+
+
+other = log  # a second one
