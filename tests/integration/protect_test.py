@@ -15,7 +15,7 @@ from torch import nn
 import shoal.optim
 from shoal.exceptions import NotFound
 from shoal.fsdp import fully_shard
-from shoal.fsdp._protect import adopt, committed_step, protect
+from shoal.fsdp._protect import Moment, adopt, at_next, committed_step, protect
 
 kind, folder, where, when = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 STEPS = 4
@@ -48,24 +48,10 @@ def die_at(place, step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Interposed:
-    '''A native object, one method of which is replaced.'''
-    def __init__(self, wrapped, name, method):
-        self._wrapped = wrapped
-        setattr(self, name, method)
-    def __getattr__(self, name):
-        return getattr(self._wrapped, name)
-
-
 def die_inside(step):
     '''Dies at a place inside optimizer.step().'''
-    model_ = protection.model
-    def commit(k):
-        die_at("recorded", step)
-        model_.commit(k)
-        die_at("committed", step)
-    protection.__class__.in_use = True
-    protection.model = Interposed(model_, "commit", commit)
+    for moment in (Moment.RECORDED, Moment.COMMITTED):
+        at_next(moment, lambda _, place=moment.value: die_at(place, step))
     if (where, when) == ("inside", step):  # a store within a chunk ends the process: the page there is made read-only
         largest = max(views().values(), key=lambda p: p.to_local().numel())
         t = protection.home(largest, "momentum_buffer" if kind == "sgd" else "exp_avg")

@@ -15,17 +15,6 @@ EPOCHS = 4  # an epoch has 5 steps
 MOMENTS = ("begin", "forward", "backward", "between", "recorded", "committed", "inside", "after", "end", "boundary")
 
 
-class Interposed:
-    """An object of which one method is replaced."""
-
-    def __init__(self, wrapped, **methods):
-        self._wrapped = wrapped
-        self.__dict__.update(methods)
-
-    def __getattr__(self, name):
-        return getattr(self._wrapped, name)
-
-
 class Killer:
     """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
     stands for the lowest rank there. ``folder``: has a file for each death that has come. ``victims``: "worker" is this process, "gang" all
@@ -75,30 +64,25 @@ class Killer:
 
     def in_optimizer(self, state):
         """Prepares a death inside of the coming optimizer.step()."""
-        protection, kill = state.gang._record.protection, self._kill
-        record, model, replicas = protection.record, protection.model, protection.replicas
+        from shoal.fsdp._protect import Moment, at_next
 
-        def send_step(step):
-            protection.replicas = replicas
-            kill()
-            replicas.send_step(step)
+        for moment in Moment:
+            if self.due(state, moment.value):
+                at_next(moment, lambda _: self._kill())
+                return
+        if self.due(state, "inside"):
+            at_next(Moment.COMMITTED, self._kill_in_update)
 
-        if self.due(state, "unsent"):  # recorded by this rank, but not by its buddy
-            protection.replicas = Interposed(replicas, send_step=send_step)
-        elif self.due(state, "recorded"):
-            type(protection).in_use = True
-            protection.model = Interposed(model, commit=lambda step: kill())
-        elif self.due(state, "committed"):
-            type(protection).in_use = True
-            protection.model = Interposed(model, commit=lambda step: (model.commit(step), kill()))
-        elif self.due(state, "inside"):
+    def _kill_in_update(self, protection):
+        def watch(step=protection.step + 1):
+            watching.set()
+            while protection.words[1] < step:
+                pass
+            self._kill()
 
-            def watch(step=record.words[2] + 1):
-                while record.words[1] < step:
-                    pass
-                kill()
-
-            threading.Thread(target=watch, daemon=True).start()
+        watching = threading.Event()
+        threading.Thread(target=watch, daemon=True).start()
+        watching.wait()
 
     def late(self, state, moment="late"):
         """Waits for the death of another worker, which ends its next collective with an error."""

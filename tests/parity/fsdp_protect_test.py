@@ -84,6 +84,17 @@ def protected_steps_have_the_bits_of_plain_ones():
 
 
 @use
+def the_moments_of_a_step_come_once_and_in_their_order():
+    from shoal.fsdp._protect import Moment, at_next
+
+    seen = []
+    for moment in reversed(Moment):
+        at_next(moment, lambda protection, moment=moment: seen.append((moment, protection.words)))
+    train(True, last=2)
+    assert seen == [(moment, (1, 0, 0)) for moment in (Moment.UNSENT, Moment.RECORDED, Moment.COMMITTED)]
+
+
+@use
 def low_precision_has_its_master_copies_in_the_record():
     _, optimizer, protection = expect_same(dtype=torch.bfloat16)
     for p, state in optimizer.state.items():

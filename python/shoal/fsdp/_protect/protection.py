@@ -21,6 +21,7 @@ from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas
+from shoal.fsdp._protect.moments import Moment, reached
 from shoal.optim import SGD, Adam
 
 _MASTER = "master_param"
@@ -223,13 +224,16 @@ class Protection:
         """Commits the recorded step with all ranks, and makes its updates."""
         if began:
             self.record.record()
+        reached(Moment.UNSENT, self)
         if self.replicas is not None:
             self.replicas.send_step(self.step + 1)
+        reached(Moment.RECORDED, self)
         try:
             self.model.commit(self.step + 1)
         except Unavailable:
             if not self._recorded_by_all(self.step + 1):
                 raise
+        reached(Moment.COMMITTED, self)
         if self.replicas is not None:
             self.replicas.committed(self.step + 1)
         self.record.run(num_threads)
