@@ -98,6 +98,14 @@ def test_python_imports_follow_the_order_of_the_layers() -> None:
     demand(ratchet.of_counts(*project(), "wrong_imports"), advice)
 
 
+def test_tests_import_private_names_from_their_seam() -> None:
+    advice = (
+        "A test imports a private name of shoal. Use a public one, or list the name in the module of its package in tests/internals and "
+        "import it from there."
+    )
+    demand(ratchet.of_counts(*project(), "private_imports"), advice)
+
+
 def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
     demand(project()[0].wrong_includes, "A file includes a header of a room above its own (ARCHITECTURE.md). Move what it needs down.")
 
@@ -299,6 +307,22 @@ def test_circles_and_hidden_imports_are_found() -> None:
     larger = NOTHING | {"circles": [["shoal.a", "shoal.b.c", "shoal.x"]]}
     assert ratchet.of_circles(s, larger, "circles")[0].startswith("gone or smaller: shoal.a shoal.b.c shoal.x")
     assert ratchet.lowered(s, larger)["circles"] == s.circles
+
+
+def test_private_imports_of_tests_are_found() -> None:
+    line = "from shoal.a import B, _c\n"
+    s = survey(
+        {
+            "tests/a/x.py": f"import shoal.a\nfrom shoal.a.__main__ import main\n{line}def f():\n    from shoal._a import b\n",
+            "tests/a/y.py": "import shoal.a._b\nS = '''\nfrom shoal import _native\n'''\n",
+            "tests/internals/a.py": line,
+            "python/a_test.py": line,
+        }
+    )
+    assert [p.partition(" ")[0] for p in s.places["private_imports"]["tests/a"]] == [
+        f"tests/a/{p}:" for p in ("x.py:3", "x.py:5", "y.py:1", "y.py:3")
+    ]
+    assert list(s.places["private_imports"]) == ["tests/a"]
 
 
 def test_circles_of_cpp_folders_are_found() -> None:

@@ -6,7 +6,7 @@ TRAIN = """
 import os, signal, sys, threading
 import shoal
 from shoal.checkpoint import Checkpoints
-from shoal.checkpoint._inspect import verify
+from internals.checkpoint import verify
 from shoal.train import ScalingConfig, Trainer, report, run
 
 STEPS = NUM_STEPS
@@ -24,7 +24,7 @@ def loop(folder):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
     import shoal.checkpoint
-    from shoal.checkpoint import _save, _saving
+    from internals.checkpoint import _save, _saving
     from shoal.fsdp import fully_shard
     from shoal.optim import SGD
     from shoal.train import State

@@ -9,12 +9,10 @@ import weakref
 
 import pytest
 import torch
+from internals.checkpoint import Reader, _disk, _load, _plan, _saving, _snapshot, open_store
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import _disk, _load, _plan, _saving, _snapshot
-from shoal.checkpoint._read import Reader
-from shoal.checkpoint._store import open_store
 from shoal.exceptions import InvalidArgument, ShoalError, Unavailable, Unimplemented
 from shoal.optim import AdamW
 

@@ -9,13 +9,12 @@ import signal
 
 import pytest
 import torch
+from internals.checkpoint import CHUNK, diff, verify
 from safetensors.torch import load_file
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from shoal import checkpoint
-from shoal.checkpoint._inspect import diff, verify
-from shoal.checkpoint._manifest import CHUNK
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ResourceExhausted, ShoalError, Unimplemented
 from shoal.optim import AdamW
 
@@ -307,7 +306,7 @@ def _edit_manifest(old, new, sign=False):
         assert old in text
         file.write_text(text.replace(old, new, 1))
         if sign:
-            from shoal.checkpoint._manifest import _checksum
+            from internals.checkpoint import _checksum
 
             body = json.loads(file.read_text())
             del body["sha256"]
@@ -318,7 +317,7 @@ def _edit_manifest(old, new, sign=False):
 
 def _change_manifest(change):
     def damage(path):
-        from shoal.checkpoint._manifest import _checksum
+        from internals.checkpoint import _checksum
 
         file = path / "manifest.json"
         body = json.loads(file.read_text())

@@ -8,15 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from internals.checkpoint import Ranks, _Loading, _plan, contents_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shoal import checkpoint
-from shoal.checkpoint import _plan
-from shoal.checkpoint._contents import contents_of
-from shoal.checkpoint._load import _Loading
-from shoal.checkpoint._ranks import Ranks
 from shoal.exceptions import DataLoss, InvalidArgument, Unimplemented
 from shoal.optim import AdamW
 

@@ -13,10 +13,10 @@ import sys
 
 import pytest
 import torch
+from internals.checkpoint import _disk
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import _disk
 from shoal.exceptions import NotFound, ShoalError
 from shoal.optim import AdamW
 

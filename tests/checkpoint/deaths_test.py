@@ -4,13 +4,10 @@ import threading
 
 import pytest
 import torch
+from internals.checkpoint import About, LocalStore, RemoteStore, _disk, _save, _saving, save_with
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import _disk, _save, _saving
-from shoal.checkpoint._disk import LocalStore
-from shoal.checkpoint._saving import About, save_with
-from shoal.checkpoint._store import RemoteStore
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 
 OLD, NEW, FILE = "a" * 16, "b" * 16, "model-rank-0-of-1.safetensors"

@@ -6,15 +6,13 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from internals.checkpoint import Record, export, intersect, parse, spans, tile
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
 from shoal import checkpoint
-from shoal.checkpoint._boxes import intersect, spans, tile
-from shoal.checkpoint._export import export
-from shoal.checkpoint._other.records import Record, parse
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

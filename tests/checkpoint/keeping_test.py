@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from internals.checkpoint import Plan, Ranks, _disk, _keeping, _preemption, _save, _saving, _store, contents_of, live_blocks
 from torch import nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _disk, _keeping, _preemption, _save, _saving, _store
-from shoal.checkpoint._contents import contents_of
-from shoal.checkpoint._plan import Plan
-from shoal.checkpoint._ranks import Ranks
-from shoal.checkpoint._shards import live_blocks
+from shoal.checkpoint import Checkpoints
 from shoal.exceptions import InvalidArgument, NotFound, Unavailable
 
 

@@ -5,12 +5,9 @@ import mmap
 
 import pytest
 import torch
+from internals.checkpoint import _MADV_POPULATE_WRITE, CHUNK, Buffer, Reader, open_store
 
 from shoal import checkpoint
-from shoal.checkpoint._manifest import CHUNK
-from shoal.checkpoint._memory import _MADV_POPULATE_WRITE, Buffer
-from shoal.checkpoint._read import Reader
-from shoal.checkpoint._store import open_store
 
 
 def test_a_large_read_gets_all_of_its_new_memory_ahead(tmp_path, monkeypatch):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from internals.checkpoint import diff, verify
 from moto.server import ThreadedMotoServer
 from torch import nn
 
 from shoal import checkpoint
 from shoal.checkpoint import Checkpoints
-from shoal.checkpoint._inspect import diff, verify
 from shoal.exceptions import DataLoss, InvalidArgument, NotFound, ShoalError
 
 BUCKET = "s3://shoal-checkpoints"
@@ -70,7 +70,7 @@ def test_parts_of_many_megabytes_are_uploaded_in_pieces(s3, tmp_path):
 
 
 def test_a_save_that_fails_keeps_the_previous_checkpoint(s3, monkeypatch):
-    from shoal.checkpoint import _store
+    from internals.checkpoint import _store
 
     path = f"{BUCKET}/kept"
     checkpoint.save(path, build(1), state={"seed": 1})

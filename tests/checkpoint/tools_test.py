@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from internals.checkpoint import _inspect
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from shoal import checkpoint
-from shoal.checkpoint import Checkpoints, _inspect
+from shoal.checkpoint import Checkpoints
 from shoal.checkpoint.__main__ import main
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -3,8 +3,7 @@
 import itertools
 
 import pytest
-
-from shoal._distributed.buddies import buddies
+from internals.distributed import buddies
 
 
 def test_one_host_has_no_buddies():

@@ -329,7 +329,7 @@ def test_a_signal_goes_to_the_process_that_was_meant(bystander):
 
 
 def test_a_stopped_process_goes_on_although_the_one_that_stopped_it_dies(bystander):
-    code = "import sys; from shoal.train._chaos.harm import *; stop_process(Process(*map(int, sys.argv[1:])), 2.0)"
+    code = "import sys; from shoal.train._chaos.harm import Process, stop_process; stop_process(Process(*map(int, sys.argv[1:])), 2.0)"
     victim = Process.with_pid(bystander.pid)
     words = [sys.executable, "-c", code, str(victim.pid), str(victim.started)]
     with subprocess.Popen(words, start_new_session=True) as other:

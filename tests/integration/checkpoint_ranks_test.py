@@ -178,8 +178,7 @@ def test_an_unwritable_folder_on_rank_0_fails_on_all(tmp_path):
 def test_any_error_on_one_rank_is_raised_on_all(saved, tmp_path, what):
     def failing(config):
         import torch.distributed as dist
-
-        from shoal.checkpoint import _load, _save
+        from internals.checkpoint import _load, _save
 
         def fail(*_):
             raise MemoryError("no memory for this part")
@@ -211,8 +210,7 @@ def test_a_death_while_saving_keeps_the_previous_checkpoint(saved, tmp_path):
 
     def dying(config):
         import torch.distributed as dist
-
-        from shoal.checkpoint import _save
+        from internals.checkpoint import _save
 
         model, optimizer = make(config)
         checkpoint.save(config["path"], model, optimizer, state={"which": "old"})
@@ -231,7 +229,7 @@ def test_an_asynchronous_save_has_the_values_of_its_call_on_every_rank(tmp_path)
     """The thread is held back, so that the next writes have to copy the values first."""
 
     def training(config):
-        from shoal.checkpoint import _saving
+        from internals.checkpoint import _saving
 
         go, run_save = threading.Event(), _saving.PendingSave._run
         _saving.PendingSave._run = lambda self: (go.wait(60), run_save(self))
@@ -269,8 +267,7 @@ def test_an_asynchronous_save_has_the_values_of_its_call_on_every_rank(tmp_path)
 def test_an_asynchronous_save_that_fails_on_one_rank_fails_on_all(tmp_path):
     def failing(config):
         import torch.distributed as dist
-
-        from shoal.checkpoint import _save
+        from internals.checkpoint import _save
 
         model, optimizer = make(config)
         step(model, optimizer)
@@ -297,9 +294,9 @@ def test_an_asynchronous_save_that_fails_on_one_rank_fails_on_all(tmp_path):
 def test_a_save_in_which_a_rank_came_too_late_fails_no_later_one(tmp_path, backend):
     def training(config):
         import torch.distributed as dist
+        from internals.checkpoint import _saving
 
         import shoal.torch  # noqa: F401  registers the backend
-        from shoal.checkpoint import _saving
 
         dist.init_process_group(config["backend"])
         model, optimizer = make(config)

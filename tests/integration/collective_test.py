@@ -302,7 +302,7 @@ class Meeting:
 
 
 def test_a_rank_that_connects_gives_up_on_the_word_of_a_death():
-    from shoal._distributed.communicator import make_communicator
+    from internals.distributed import make_communicator
 
     with pytest.raises(Unavailable, match="rank 1 was killed"):
         make_communicator("doomed", (0, 1), 0, False, store=Meeting())
@@ -311,7 +311,7 @@ def test_a_rank_that_connects_gives_up_on_the_word_of_a_death():
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_rank_that_leaves_its_group_at_once_fails_no_slower_one(monkeypatch, transport):
     """Rank 1 goes on when rank 0 waits for it, or has left and ended the store."""
-    from shoal._distributed import communicator
+    from internals.distributed import communicator
 
     make, waits_or_left, left, store = communicator.make_communicator, threading.Event(), threading.Event(), torch.distributed.HashStore()
 
@@ -365,8 +365,7 @@ def test_a_rank_that_leaves_its_group_at_once_fails_no_slower_one(monkeypatch, t
 
 def making_other_groups(config):
     import torch.distributed as dist
-
-    from shoal.torch import _generations
+    from internals.distributed import _generations
 
     events, rank, destroy, sums = dist.FileStore(config["events"], 2), dist.get_rank(), dist.destroy_process_group, []
     if rank == 0:  # it leaves its first group when rank 1 forms the second one

@@ -125,7 +125,7 @@ def test_a_driver_ends_while_its_threads_run_native_code(shoal_command):
         BEGIN
         + """
 import threading
-from shoal import _native
+from internals.core import _native
 
 class Last:
     def __del__(self, sleep=time.sleep):
@@ -433,7 +433,7 @@ def test_an_end_that_is_interrupted_leaves_no_model_that_uses_the_session(shoal_
         shoal_command,
         tmp_path,
         """
-from shoal._core.process import state
+from internals.core import state
 
 def interrupt():
     raise KeyboardInterrupt  # as Ctrl-C does, before the models are left

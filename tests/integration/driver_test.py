@@ -13,13 +13,12 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from internals.core import init, state
 from launching.actors import Log
 from launching.commands import BEGIN, LIMIT_S, pids_in
 from launching.leftovers import gone, wait_until
 
 import shoal
-from shoal._core.process import state
-from shoal._driver import init
 from shoal.exceptions import ActorDiedError, Cancelled, InvalidArgument, TaskCancelledError, Unavailable
 
 

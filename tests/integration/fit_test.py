@@ -210,7 +210,7 @@ def test_ranks_inherit_shoals_settings_unless_a_runtime_env_overrides(shoal_comm
         def loop():
             import os
             from torch.distributed.fsdp import fully_shard
-            from shoal._distributed.ranks import TIMEOUT
+            from internals.distributed import TIMEOUT
             return fully_shard.__module__, os.environ["SHOAL_FSDP"], TIMEOUT
 
         shoal.init(runtime_env={"env_vars": {"SHOAL_TIMEOUT": "66"}})
@@ -268,7 +268,7 @@ def test_a_killed_node_fails_fit_and_ends_its_ranks(shoal_command, fit):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_submit_ends_a_training_job(shoal_command, fit, number):
-    from shoal._core.local_cluster import binary
+    from internals.core import binary
 
     submit = fit(launcher=[binary(), "submit"])
     pids = everything(submit)

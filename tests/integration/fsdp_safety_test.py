@@ -267,7 +267,7 @@ def train_until_killed(config):
 
 
 def _session():
-    from shoal._core.process import session
+    from internals.core import session
 
     return session()
 

@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from internals.core import binary
 from launching.actors import Log
 from launching.leftovers import wait_until
 
 import shoal
-from shoal._core.local_cluster import binary
 
 
 @pytest.fixture

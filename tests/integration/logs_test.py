@@ -7,9 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from internals.core import binary
 from launching.leftovers import wait_until
-
-from shoal._core.local_cluster import binary
 
 DRIVER = """
 import os, signal, sys, time

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from exposition import parse
+from internals.core import FunctionPool
 from launching.leftovers import wait_until
 
 import shoal
-from shoal._tasks.pool import FunctionPool
 from shoal.util.metrics import Counter, Gauge, Histogram
 
 GUARD_S = 90

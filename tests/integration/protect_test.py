@@ -15,7 +15,7 @@ from torch import nn
 import shoal.optim
 from shoal.exceptions import NotFound
 from shoal.fsdp import fully_shard
-from shoal.fsdp._protect import Moment, adopt, at_next, committed_step, protect
+from internals.fsdp import Moment, adopt, at_next, committed_step, protect
 
 kind, folder, where, when = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 STEPS = 4

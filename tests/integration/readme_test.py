@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from shoal._core.local_cluster import binary
+from internals.core import binary
 
 ROOT = next(p for p in (Path(), Path(__file__).parents[2]) if (p / "README.md").exists())
 PAGES = [Path("README.md"), Path("python/README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))]

@@ -64,7 +64,7 @@ class Killer:
 
     def in_optimizer(self, state):
         """Prepares a death inside of the coming optimizer.step()."""
-        from shoal.fsdp._protect import Moment, at_next
+        from internals.fsdp import Moment, at_next
 
         for moment in Moment:
             if self.due(state, moment.value):
@@ -110,7 +110,7 @@ def kill_process():
 
 def host_name():
     """The name of this process's host among those of hosts.py, whose addresses end with 1, 2 and so on."""
-    from shoal._core.process import session
+    from internals.core import session
 
     last = session().host.rpartition(".")[2]
     return " abcdefgh"[int(last)] if last.isdigit() and int(last) < 9 else ""

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from internals.core import binary
 from launching.leftovers import descendants, wait_until
 from launching.ranks import ForkedRanks
 from safetensors import safe_open
 
 from shoal import checkpoint
-from shoal._core.local_cluster import binary
 
 SCRIPT = str(Path("examples/train_gpt.py").absolute())
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth

@@ -67,9 +67,9 @@ def train_step(state, batch):
 def loop(config):
     """Trains, and waits after the steps of ``config["changes"]`` until the driver has published the next membership."""
     import torch
+    from internals.core import process
 
     import shoal
-    from shoal._core import process
     from shoal.train import get_context, report, steps
 
     state, loader = build(config)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from internals.core import binary
+
 from launching.leftovers import wait_until
-from shoal._core.local_cluster import binary
 
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth

@@ -57,10 +57,9 @@ def name_of(ref):
     return ref._publish(), ref._owner
 
 def exists(name):
-    from shoal._objects.refs import ObjectRef
-    from shoal._core.process import session
+    from internals.core import session
     try:
-        shoal.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)
+        shoal.get(shoal.ObjectRef(session().fetch(*name)), timeout=GUARD_S)
     except ObjectFreedError:
         return False
     return True

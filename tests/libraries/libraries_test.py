@@ -15,9 +15,9 @@ from pathlib import Path
 
 import programs
 import pytest
+from internals.core import binary
 
 import shoal
-from shoal._core.local_cluster import binary
 
 HERE = Path(programs.__file__).parent
 PACKAGE = Path(shoal.__file__).parents[1]

@@ -255,7 +255,7 @@ def inner_wrappers_of_other_kinds_are_an_error():
 
 @use
 def a_device_number_without_an_accelerator_means_the_cpu():
-    from shoal.fsdp1 import _arguments
+    from internals.fsdp1 import _arguments
 
     if not torch.accelerator.is_available():
         _arguments._warn_of_no_accelerator.cache_clear()  # the warning comes once per process; this makes it come again

@@ -9,10 +9,10 @@ import pytest
 import torch
 from fsdp2_encoder import Net, same_as_plain
 from fsdp2_net import WORLD, batch, full, rank, shard
+from internals.core import _native
 from launching.trained import Uses, check, ranks, run
 from torch import nn
 
-from shoal import _native
 from shoal.exceptions import InvalidArgument
 
 use = Uses()

@@ -70,18 +70,15 @@ OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_
 
 
 def over_process_groups():
-    from shoal.fsdp._parameters.mesh import DataMesh
+    from internals.fsdp import DataMesh
 
     DataMesh.in_arena = property(lambda self: False)
     return {**run_cases(CASES), **run(OURS_ALONE)}
 
 
 def over_our_groups():
-    from shoal._distributed.communicator import make_communicator
-    from shoal._distributed.devices import Choice, DeviceGroup
-    from shoal._distributed.ranks import attach, gang_name
-    from shoal.fsdp._devices import in_place
-    from shoal.fsdp._devices.groups import groups
+    from internals.distributed import Choice, DeviceGroup, attach, gang_name, make_communicator
+    from internals.fsdp import groups, in_place
 
     class HostStreams:
         def current(self):

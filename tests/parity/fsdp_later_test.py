@@ -119,8 +119,9 @@ def parameters_that_compute_in_their_own_dtype():
 
 @use
 def memory_of_gathered_parameters_that_stays():
+    from internals.fsdp import state_of
+
     from shoal.fsdp import fully_shard
-    from shoal.fsdp._engine.collect import state_of
 
     table = fully_shard(nn.Embedding(8, 4, max_norm=1.0))  # each rank has a private whole copy
     table.unshard()
@@ -143,7 +144,9 @@ def memory_of_gathered_parameters_that_stays():
 
 @use
 def a_method_of_a_later_torch_is_refused_by_name():
-    from shoal.fsdp import FSDPModule, _later
+    from internals.fsdp import _later
+
+    from shoal.fsdp import FSDPModule
 
     TorchFSDPModule.set_what_a_later_torch_has = lambda self, much: None
     try:

@@ -89,7 +89,7 @@ def parameters_added_after_sharding_cause_a_warning():
 
 @use
 def gradients_of_added_parameters_are_averaged_per_dtype_and_device():
-    from shoal.fsdp._engine.added import Added
+    from internals.fsdp import Added
 
     class Kept(Added):
         def _average(self, dtype, device, parameters):

@@ -27,7 +27,7 @@ def sgd(model):
 
 
 def protected(model, optimizer, **options):
-    from shoal.fsdp._protect import protect
+    from internals.fsdp import protect
 
     return protect(model, optimizer, **options)
 
@@ -85,7 +85,7 @@ def protected_steps_have_the_bits_of_plain_ones():
 
 @use
 def the_moments_of_a_step_come_once_and_in_their_order():
-    from shoal.fsdp._protect import Moment, at_next
+    from internals.fsdp import Moment, at_next
 
     seen = []
     for moment in reversed(Moment):

@@ -13,11 +13,11 @@ import pytest
 import torch
 from fsdp2_faults import FAULTS, try_fault
 from fsdp2_net import WORLD, Net, batch, expect_gradients, full, loss_of, rank, shard
+from internals.core import _native
 from launching.trained import Uses, check, ranks, run
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shoal import _native
 from shoal.exceptions import InvalidArgument, ResourceExhausted
 
 use = Uses()

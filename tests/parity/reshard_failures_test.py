@@ -32,7 +32,7 @@ class Failing:
             self.losses += reshard_test.train(self.model, self.optimizer, self.scheduler, steps, self.rank, self.old)
 
     def move(self, mesh=None, **arguments):
-        from shoal.fsdp._reshard import reshard
+        from internals.fsdp import reshard
 
         where = {"old_owners": OLD, "old_index": self.rank if self.rank in OLD else None, **arguments}
         return reshard(self.model, self.optimizer, mesh or self.new, **where)
@@ -68,7 +68,7 @@ def gradients_that_are_not_reduced(f):
 
 
 def no_memory_on_one_rank(f):
-    from shoal.fsdp._reshard import memory
+    from internals.fsdp import memory
 
     original = memory.long_lived
 
@@ -84,7 +84,7 @@ def no_memory_on_one_rank(f):
 
 
 def a_message_with_wrong_bytes(f):
-    from shoal.fsdp._reshard import stream
+    from internals.fsdp import stream
 
     original = stream._checksum
     if f.rank == 1:  # sends to the newcomer

@@ -114,7 +114,7 @@ class Trained:
         self.model, self.optimizer, self.scheduler = build(self.config, mesh)
 
     def protect(self, steps):
-        from shoal.fsdp._protect import protect
+        from internals.fsdp import protect
 
         if self.config.get("protects"):
             self.protection = protect(self.model, self.optimizer, step=steps)
@@ -129,7 +129,7 @@ class Trained:
     def move(self, mesh, old, rank, world, before):
         """``old``: the ranks of the old mesh, ``rank``: this process's, in the default process group. ``before``: the result of ``whole``
         on the old mesh."""
-        from shoal.fsdp._reshard import reshard
+        from internals.fsdp import reshard
 
         stays, newcomer = rank in mesh.mesh.flatten().tolist(), rank not in old
         objects = {name: id(p) for name, p in self.model.named_parameters()}

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 from cancelled_calls import cancels, is_cancelled, plus_one, stubborn, tells, waits
+from internals.core import pool
 from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
-from shoal._tasks import pool
 from shoal.exceptions import OwnerDiedError, TaskCancelledError
 
 

@@ -1,12 +1,12 @@
 import pytest
 from counted_actors import Holder
 from graphs import compiled, stages
+from internals.core import pool
 from launching.fixtures import home, module_home, shoal_command
 from semantics_actors import GUARD_S, Gate, Recorder, Tries
 from two_zones import run
 
 import shoal as ray
-from shoal._tasks import pool
 
 __all__ = ["compiled", "home", "module_home", "run", "shoal_command", "stages"]
 

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 from graphs import graph_threads, memories_of_the_node
+from internals.core import _native, state
+from internals.workers import _compiled
 from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray
-from shoal import _native
-from shoal._core.process import state
-from shoal.dag import InputNode, _compiled
+from shoal.dag import InputNode
 from shoal.exceptions import ActorDiedError, RayChannelError, Unavailable
 
 # ---- waiting for room

@@ -7,12 +7,12 @@ import sys
 import zipfile
 
 import pytest
+from internals.core import ignored
 from launching.actors import Log
 from launching.leftovers import wait_until
 from semantics_actors import GUARD_S
 
 import shoal
-from shoal._runtime_env import ignored
 from shoal.exceptions import RuntimeEnvSetupError
 from shoal.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
@@ -233,7 +233,7 @@ def test_workers_have_their_drivers_import_path(tmp_path):
         """
 import colorsys, os, pathlib, sys
 import shoal
-from shoal._runtime_env import ignored
+from internals.core import ignored
 
 sys.path += [pathlib.Path("/no/such/folder"), os.path.abspath("more.zip")]
 shoal.init(address="local", num_cpus=1)

@@ -9,9 +9,9 @@ import threading
 
 import numpy as np
 import pytest
+from internals.core import state
 
 import shoal as ray
-from shoal._core.process import state
 from shoal.dag import InputNode
 
 

@@ -4,11 +4,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from internals.core import session
 from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
-from shoal._core.process import session
 from shoal.exceptions import ActorDiedError
 from shoal.util import ActorPool
 from shoal.util import queue as queues

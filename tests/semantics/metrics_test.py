@@ -6,10 +6,10 @@ import subprocess
 import warnings
 
 import pytest
+from internals.core import binary
 from launching.leftovers import wait_until
 
 import shoal as ray
-from shoal._core.local_cluster import binary
 from shoal.util.metrics import Counter, Gauge, Histogram
 
 GUARD_S = 90

@@ -4,12 +4,12 @@ import pickle
 import time
 
 import pytest
+from internals.core import actor_ownership
 from launching.actors import Log
 from launching.leftovers import wait_until
 from semantics_actors import Gate
 
 import shoal
-from shoal._actors.ownership import actor_ownership
 from shoal.exceptions import ActorDiedError
 from shoal.util import list_named_actors
 

@@ -175,7 +175,7 @@ def name_of(ref):
 
 
 def there(name):
-    from shoal._core.process import session
+    from internals.core import session
 
     try:
         ray.get(ObjectRef(session().fetch(*name)), timeout=GUARD_S)
@@ -357,7 +357,7 @@ def test_get_of_a_freed_value_raises_at_once(holder):
     name = given("kept", holder)
     ray.get(holder.drop.remote("it"))
     assert is_freed(name)
-    from shoal._objects import refs
+    from internals.core import refs
 
     with pytest.raises(ObjectFreedError):
         ray.get(refs._fetch(name[0], "", name[1]), timeout=GUARD_S)

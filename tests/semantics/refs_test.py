@@ -10,10 +10,10 @@ import weakref
 
 import numpy as np
 import pytest
+from internals.core import refs
 from semantics_actors import GUARD_S
 
 import shoal as ray
-from shoal._objects import refs
 from shoal.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 

@@ -6,13 +6,11 @@ import threading
 
 import pytest
 from counted_actors import Counts, Holder, ends, row, still_there
+from internals.core import FunctionPool, _native, state
 from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray
-from shoal import _native
-from shoal._core.process import state
-from shoal._tasks.pool import FunctionPool
 from shoal.exceptions import ActorDiedError, Unavailable, WorkerCrashedError
 from shoal.util import ActorPool
 from shoal.util.queue import Queue

@@ -7,13 +7,11 @@ import threading
 
 import pytest
 from counted_actors import Counts, Holder, ends, row, still_there
+from internals.core import RELEASE, load, ownership, pack_call
 from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Recorder
 
 import shoal as ray
-from shoal._actors import ownership
-from shoal._actors.calls import RELEASE, pack_call
-from shoal._objects.refs import load
 from shoal.exceptions import ObjectLostError
 from shoal.util.state import list_objects
 

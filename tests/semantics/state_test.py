@@ -354,7 +354,7 @@ def test_a_call_without_an_answer_has_failed_on_its_worker():
             def refuse(*_):
                 raise RuntimeError("a bug of ours")
 
-            from shoal._worker import concurrency
+            from internals.workers import concurrency
 
             concurrency.refuse = refuse
             raise ValueError("never heard of")

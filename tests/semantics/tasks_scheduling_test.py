@@ -6,12 +6,11 @@ import time
 
 import numpy as np
 import pytest
+from internals.core import FunctionPool, state
 from launching.leftovers import wait_until
 from semantics_actors import GUARD_S, Tries
 
 import shoal as ray
-from shoal._core.process import state
-from shoal._tasks.pool import FunctionPool
 
 # ---- scheduling
 

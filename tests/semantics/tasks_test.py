@@ -6,12 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from internals.core import FunctionPool, pool
 from launching.leftovers import alive, wait_until
 from semantics_actors import GUARD_S
 
 import shoal as ray
-from shoal._tasks import pool
-from shoal._tasks.pool import FunctionPool
 from shoal.exceptions import ActorDiedError, RayTaskError, WorkerCrashedError
 
 

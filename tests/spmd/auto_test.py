@@ -12,6 +12,7 @@ os.environ["SHOAL_SPMD_DEVICES"] = "8"
 import gpt
 import pytest
 import torch
+from internals.spmd import choice
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
@@ -21,7 +22,6 @@ import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._auto import choice
 from shoal.spmd.fsdp import checkpoint_module
 
 xr.use_spmd()

@@ -11,6 +11,7 @@ from collections import Counter
 import gpt
 import pytest
 import torch
+from internals.spmd import Array, execution
 from torch import nn
 from torch.nn import functional as F
 from training import Decoder, initialise, run
@@ -18,8 +19,6 @@ from training import Decoder, initialise, run
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
-from shoal.spmd._engine import execution
-from shoal.spmd._layout.array import Array
 
 xr.use_spmd()
 DEVICE = xm.xla_device()

@@ -43,8 +43,7 @@ import collections, json, os, signal
 import torch
 import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
 from shoal.exceptions import ActorDiedError
-from shoal.spmd._controller import recording
-from shoal.spmd._layout import processes
+from internals.spmd import processes, recording
 
 def caught(action):
     try:
@@ -154,8 +153,7 @@ print("done")
 FACTS_OF_CALLS = """
 import torch
 import shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
-from shoal.spmd._controller import recording
-from shoal.spmd._layout import processes
+from internals.spmd import processes, recording
 
 xr.use_spmd()
 device = xm.xla_device()
@@ -249,7 +247,7 @@ def test_ranks_compute_the_same_as_the_program(home):
 LATE = """
 import torch
 import shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
-from shoal.spmd._layout import processes
+from internals.spmd import processes
 
 assert torch.ones(3, device="xla").sum() == 3
 for _ in range(2):

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from internals.spmd import text_of as spec
+from internals.spmd import type_of, world
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -32,9 +34,6 @@ from shoal.spmd import debugging
 from shoal.spmd import parallel_loader as pl
 from shoal.spmd import runtime as xr
 from shoal.spmd import xla_model as xm
-from shoal.spmd._layout.processes import world
-from shoal.spmd._marks.marking import text_of as spec
-from shoal.spmd._marks.marking import type_of
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 from shoal.spmd.fsdp import checkpoint_module, wrap
 

@@ -16,6 +16,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from internals.spmd import Tensor, execution
 from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -23,8 +24,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
-from shoal.spmd._engine import execution
-from shoal.spmd._engine.tensor import Tensor
 
 xr.use_spmd()
 DEVICE = xm.xla_device()

@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from internals.spmd import ModuleTree
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +22,6 @@ from torch.utils.data import DataLoader
 import shoal.checkpoint
 import shoal.spmd
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.spmd._fsdp.module_tree import ModuleTree
 
 shoal.spmd.install()
 

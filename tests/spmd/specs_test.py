@@ -19,12 +19,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from internals.spmd import ShardingType
 
 import shoal.spmd as xs
 import shoal.spmd.runtime as xr
 import shoal.spmd.xla_model as xm
 from shoal.exceptions import InvalidArgument
-from shoal.spmd._layout.sharding import ShardingType
 
 xr.use_spmd()
 DEVICE = xm.xla_device()

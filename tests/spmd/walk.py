@@ -10,9 +10,9 @@ import guides
 import torch
 import training
 from facts import NAMES, NUM_DEVICES, ORACLE, as_spec, check, device, facts, operand, same, see_all_shards, spec, xr, xs
+from internals.spmd import world
 from torch import nn
 
-from shoal.spmd._layout.processes import world
 from shoal.spmd.fsdp import SpmdFullyShardedDataParallel as FSDPv2
 
 

@@ -24,6 +24,7 @@ CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*["<]([\w/-]+)/[^">/]+[">]', re.MULTILINE)
+PRIVATE = re.compile(r"^ *(?:(?:from|import) shoal[\w.]*\._[a-z].*|from shoal[\w.]* import (?:.*\W)?_[a-z]\w*)", re.MULTILINE)
 TEST_FILE = re.compile(r"_tests?(_\d+)?\.cc$|_fixture\.h$|/tested_\w+\.h$")
 # The top-level folders whose headers each of them may include, besides its own (ARCHITECTURE.md, "Folders").
 BELOW = {
@@ -127,6 +128,10 @@ def survey(sources: dict[str, str]) -> Survey:
                 add_sizes(s, path, text, tree)
             if path.endswith(CPP):
                 add_rooms(s, path, text)
+            if path.startswith("tests/") and not path.startswith("tests/internals/") and path.endswith(".py"):
+                for found in PRIVATE.finditer(text):
+                    line = text.count("\n", 0, found.start()) + 1
+                    s.places["private_imports"][path.rpartition("/")[0]].append(f"{path}:{line}: {found[0].strip()}")
             if path.endswith(CPP) and path.partition("/")[0] in BELOW and not TEST_FILE.search(path):
                 folder = path.rpartition("/")[0]
                 folders[folder].update(other for other in INCLUDED_FOLDER.findall(text) if other.partition("/")[0] in BELOW)

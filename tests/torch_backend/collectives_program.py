@@ -7,9 +7,9 @@ from itertools import product
 import torch
 import torch.distributed as dist
 from hooks import hooks  # noqa: F401 (a part)
+from internals.distributed import all_gather_single, reduce_scatter_single
 
 import shoal.torch  # noqa: F401 (registers the backend)
-from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 NUMBERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from fails import fails
+from internals.distributed import _hooks
 
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.torch import _hooks
 
 
 def hooks(gloo):

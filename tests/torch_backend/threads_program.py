@@ -5,10 +5,9 @@ import threading
 
 import torch
 import torch.distributed as dist
+from internals.distributed import OrderedFuture, Work
 
 import shoal.torch  # noqa: F401 (registers the backend)
-from shoal.torch._futures import OrderedFuture
-from shoal.torch._work import Work
 
 PAUSE_S = 0.3  # for a thread that a lock keeps out: it does not come
 

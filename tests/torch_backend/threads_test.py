@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fails import fails
 from launching.forking import fork_ranks
 import shoal.torch
-from shoal._distributed.communicator import Exchange
+from internals.distributed import Exchange
 from shoal.exceptions import ActorDiedError
 
 WORLD = 3
