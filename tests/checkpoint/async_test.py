@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from internals.checkpoint import Reader, _disk, _load, _plan, _saving, _snapshot, open_store
+from one_of_ranks import OneOfRanks
 from torch import nn
 
 from shoal import checkpoint
@@ -150,26 +151,11 @@ def test_a_model_that_cannot_be_saved_is_an_error_of_the_call(tmp_path):
         checkpoint.save_async(tmp_path / "c", model, state={"x": (1,)})
 
 
-class TwoRanks:
-    """The first of two ranks, whose other one answers as this one does."""
-
-    size, rank, group, failed = 2, 0, None, False
-
-    def __init__(self, *_, **__):
-        pass
-
-    def agree(self, action):
-        return action()
-
-    def gather(self, value):
-        return [value, value]
-
-
 def test_a_snapshot_that_fails_reaches_the_other_ranks(tmp_path, monkeypatch):
     def fail(layouts):
         raise MemoryError("no memory for a snapshot")
 
-    monkeypatch.setattr(_saving, "Ranks", TwoRanks)
+    monkeypatch.setattr(_saving, "Ranks", OneOfRanks)
     monkeypatch.setattr(_saving, "Snapshot", fail)
     pending = checkpoint.save_async(tmp_path / "c", build())  # the thread's collectives spread the error
     with pytest.raises(MemoryError):
@@ -190,7 +176,7 @@ def test_a_load_waits_for_the_save_under_way(tmp_path, held):
 
 
 def test_ranks_that_have_read_different_checkpoints_get_an_error(tmp_path, monkeypatch):
-    class Other(TwoRanks):
+    class Other(OneOfRanks):
         def gather(self, value):
             return [value, value.replace('"step": 1', '"step": 2')] if isinstance(value, str) else [value, value]
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from internals.checkpoint import About, LocalStore, RemoteStore, _disk, _save, _saving, save_with
+from one_of_ranks import OneOfRanks
 from torch import nn
 
 from shoal import checkpoint
@@ -138,34 +139,10 @@ def leftovers(path):
     return [e.name for e in path.iterdir() if e.name.startswith(".saving")]
 
 
-class Ranks:
-    """The first of two ranks, or a single one. ``death``: the number of the gather that fails, as after a death. ``error``: raised then.
-    ``events``: the gathers and calls, in their order."""
-
-    death, error, events, group = 0, None, (), None
-
-    def __init__(self, *_, **__):
-        self.rank, self.size, self.failed, self._gathers = 0, 1, False, 0
-
-    def agree(self, action):
-        result = action()
-        self.gather(None)
-        return result
-
-    def gather(self, value):
-        self._gathers += 1
-        if self._gathers == self.death:
-            self.failed = True
-            raise self.error
-        if isinstance(self.events, list):
-            self.events.append("gather")
-        return [value]
-
-
 @pytest.fixture
 def ranks(monkeypatch):
-    class Chosen(Ranks):
-        pass
+    class Chosen(OneOfRanks):
+        size = 1
 
     monkeypatch.setattr(_saving, "Ranks", Chosen)
     return Chosen

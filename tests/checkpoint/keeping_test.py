@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from internals.checkpoint import Plan, Ranks, _disk, _keeping, _preemption, _save, _saving, _store, contents_of, live_blocks
+from one_of_ranks import OneOfRanks
 from torch import nn
 
 from shoal import checkpoint
@@ -103,14 +104,8 @@ def test_a_rank_that_becomes_the_first_one_after_a_rollback_keeps_the_steps_that
     for one in (of, other):
         one.load(build(), step=2)
 
-    class Second:
-        rank, size, group, failed = 1, 2, None, False
-
-        def __init__(self, *_, **__):
-            pass
-
-        def agree(self, action):
-            return action()
+    class Second(OneOfRanks):
+        rank = 1
 
     with monkeypatch.context() as m:  # the second rank's part in a save, of which the first rank writes the files
         m.setattr(_saving, "Ranks", Second)
@@ -198,17 +193,11 @@ def test_the_first_rank_chooses_the_step_for_all(tmp_path, monkeypatch):
     for step in (3, 4):
         save(of, step)
 
-    class Second:
-        rank, size = 1, 2
-
-        def __init__(self, tensors):
-            pass
-
-        def agree(self, action):
-            return action()
+    class Second(OneOfRanks):
+        rank = 1
 
         def gather(self, value):
-            return [(3, set()), value]
+            return [(3, set()) if value else value, value]
 
     monkeypatch.setattr(_keeping, "Ranks", Second)
     assert of.load(build()) == (3, {"at": 3})
