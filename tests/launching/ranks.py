@@ -67,11 +67,11 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def fresh(argv: list, ranks: int = 0, **env: str) -> subprocess.CompletedProcess:
+def fresh(argv: list, ranks: int = 0, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
     """Runs Python with these words as a new interpreter; with ``ranks``, as so many under torchrun, which takes a script only."""
     words = [*((*TORCHRUN, str(ranks)) if ranks else ()), *map(str, argv)]
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
-    return subprocess.run([sys.executable, *words], env=full, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    return subprocess.run([sys.executable, *words], env=full, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
 
 
 def fresh_ranks(argv: list, count: int, **env: str) -> list[subprocess.CompletedProcess]:

@@ -4,21 +4,16 @@ bits of results.)"""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
+from launching.ranks import fresh
 
 
 def run(program: list[str], *, workers: int, devices: int, folder: Path | None = None) -> subprocess.CompletedProcess:
-    env = {**os.environ, "SHOAL_SPMD_WORKERS": str(workers), "SHOAL_SPMD_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])])
-    command = [sys.executable, "-W", "ignore", *program]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    env = {"SHOAL_SPMD_WORKERS": str(workers), "SHOAL_SPMD_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
+    return fresh(["-W", "ignore", *program], cwd=folder, **env)
 
 
 # The sections of facts that are checked here. The others take longer; README.md has the command for all of them.
@@ -265,9 +260,8 @@ def test_workers_must_be_configured_before_other_calls(home):
     first, second = done.stdout.splitlines()
     assert "3, which 2 workers cannot share" in first, first
     assert "gave the program no workers" in second, second
-    env = {k: v for k, v in os.environ.items() if k != "SHOAL_SPMD_DEVICES"}
     program = LATE.replace("for _", "assert xr.global_runtime_device_count() != 1\nfor _").replace("workers=2", "workers=1")
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False, timeout=300)
+    done = fresh(["-c", program])
     assert "used its devices already" in done.stdout.splitlines()[0], done
 
 

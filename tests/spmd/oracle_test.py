@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from launching.ranks import fresh
 
-HERE = Path(__file__).parent
 PROGRAM = """
 import json
 from walk import failures
@@ -20,9 +16,7 @@ print(json.dumps(failures()))
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 6, 8])
 def test_binding_facts_hold(num_devices):
-    env = {**os.environ, "SHOAL_SPMD_DEVICES": str(num_devices), "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])])
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
+    done = fresh(["-c", PROGRAM], SHOAL_SPMD_DEVICES=str(num_devices), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"{num_devices} devices: {found['held']}")

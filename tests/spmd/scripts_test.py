@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import copy
 import io
-import os
-import subprocess
-import sys
 import types
 
 import numpy as np
 import pytest
 import torch
 from internals.spmd import ModuleTree
+from launching.ranks import fresh
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -100,8 +98,7 @@ def f(x):
 assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2, 4)).dtype == torch.bfloat16
 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    done = fresh(["-c", program])
     assert done.returncode == 0, done.stderr
 
 
