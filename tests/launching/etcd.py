@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -15,11 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from launching.ranks import free_port
 
 
 def ask(url: str, files: list[str], path: str, **body) -> dict:
@@ -56,7 +51,7 @@ class Etcd:
         if tls:
             _certificates(self.folder, address)
         for _ in range(5):  # tries again if another process took a port before etcd did
-            self.port, self._peer_port = _free_port(), _free_port()
+            self.port, self._peer_port = free_port(), free_port()
             if self.start():
                 return
         raise AssertionError((self.folder / "log").read_text())

@@ -16,7 +16,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ import torch
 import torch._dynamo  # torch's optimizers import this module
 import torch.distributed.fsdp  # most of the import time of each rank
 import torch.multiprocessing
+
+from launching.ranks import free_port
 
 
 def run(rank: int, count: int, port: int, argv: list[str]) -> None:
@@ -48,9 +49,7 @@ def start(count: int, argv: list[str]) -> int:
         torch.multiprocessing.spawn = functools.partial(torch.multiprocessing.start_processes, start_method="fork")
         run_script(argv)
         return 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     torch.set_num_threads(1)
     ranks, failed = {}, False
     for rank in range(count):
