@@ -13,7 +13,7 @@
 namespace shoal::actors {
 
 // The payload of a message by its method. Calls and their values carry data of any size; so may an answer, which this process has asked
-// for. Control messages carry little, such as measurements. A log's lines so far come as one message (scheduler/node/worker_logs.cc).
+// for. Control messages carry little, such as measurements. A log's lines so far come as one message (scheduler/node/logs/worker_logs.cc).
 inline std::uint64_t max_payload_bytes(runtime::FrameKind kind, std::uint16_t method) {
   constexpr std::uint64_t kControl = 8u << 20, kLog = 32u << 20, kAny = ~std::uint64_t{0};
   if (kind == runtime::FrameKind::kReply) return kAny;

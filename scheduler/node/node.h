@@ -16,13 +16,13 @@
 #include "runtime/log/log.h"
 #include "runtime/net/peer.h"
 #include "scheduler/node/head_link.h"
-#include "scheduler/node/launcher.h"
+#include "scheduler/node/processes/launcher.h"
 #include "scheduler/node/node_clients.h"
 #include "scheduler/node/node_reports.h"
 #include "scheduler/node/objects/objects.h"
-#include "scheduler/node/usage_places.h"
-#include "scheduler/node/worker_logs.h"
-#include "scheduler/node/workers.h"
+#include "scheduler/node/metrics/usage_places.h"
+#include "scheduler/node/logs/worker_logs.h"
+#include "scheduler/node/processes/workers.h"
 #include "storage/memory_table.h"
 
 namespace shoal::scheduler {

@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "runtime/wire/codec.h"
-#include "scheduler/node/log_files.h"
+#include "scheduler/node/logs/log_files.h"
 #include "scheduler/node/node.h"
 
 namespace shoal::scheduler {

@@ -1,6 +1,6 @@
 #include "scheduler/roles/role_process.h"
 
-#include "scheduler/node/machine.h"
+#include "scheduler/node/metrics/machine.h"
 #include "scheduler/roles/head_report.h"
 
 namespace shoal::scheduler {

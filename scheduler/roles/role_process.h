@@ -21,7 +21,7 @@
 #include "runtime/net/socket/socket_network.h"
 #include "runtime/process/process.h"
 #include "scheduler/head/head.h"
-#include "scheduler/node/log_files.h"
+#include "scheduler/node/logs/log_files.h"
 #include "scheduler/roles/roles.h"
 #include "scheduler/web/exposition.h"
 #include "scheduler/web/jobs_api.h"

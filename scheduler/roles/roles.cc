@@ -16,9 +16,9 @@
 #include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/shm/spill_file.h"
-#include "scheduler/node/machine.h"
+#include "scheduler/node/metrics/machine.h"
 #include "scheduler/node/node.h"
-#include "scheduler/node/posix_launcher.h"
+#include "scheduler/node/processes/posix_launcher.h"
 #include "scheduler/roles/head_keeper.h"
 #include "scheduler/roles/role_process.h"
 

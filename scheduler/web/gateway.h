@@ -13,7 +13,7 @@
 #include "actors/protocol/wire/head_messages.h"
 #include "actors/protocol/wire/method.h"
 #include "runtime/net/peer.h"
-#include "scheduler/node/log_book.h"
+#include "scheduler/node/logs/log_book.h"
 
 namespace shoal::scheduler::web {
 

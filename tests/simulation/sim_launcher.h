@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "scheduler/node/launcher.h"
+#include "scheduler/node/processes/launcher.h"
 #include "tests/simulation/process_table.h"
 #include "tests/simulation/sim_worker.h"
 

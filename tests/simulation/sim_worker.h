@@ -14,7 +14,7 @@
 #include "runtime/net/peer.h"
 #include "runtime/process/process.h"
 #include "runtime/sim/sim_world.h"
-#include "scheduler/node/launcher.h"
+#include "scheduler/node/processes/launcher.h"
 
 namespace shoal::simulation {
 

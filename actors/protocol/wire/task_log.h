@@ -1,4 +1,4 @@
-// The request for the output of one call, which its worker has marked (scheduler/node/task_marks.h).
+// The request for the output of one call, which its worker has marked (scheduler/node/logs/task_marks.h).
 #pragma once
 
 #include "actors/protocol/wire/node_messages.h"

@@ -2,7 +2,7 @@
 
 A worker that runs one call at a time writes a mark, as a separate line, before a call's first line on each stream. A worker of
 functions also writes one when the called function changes, because C code and other processes bypass these streams. The node removes the
-marks (scheduler/node/task_marks.h).
+marks (scheduler/node/logs/task_marks.h).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
-#include "scheduler/node/log_book.h"
-#include "scheduler/node/log_files.h"
+#include "scheduler/node/logs/log_book.h"
+#include "scheduler/node/logs/log_files.h"
 #include "scheduler/web/rows.h"
 
 namespace shoal::scheduler::cli {
