@@ -36,47 +36,37 @@ BELOW = {
     "python": ("runtime", "actors", "storage", "scheduler", "fsdp"),
 }
 
-# The layers of the package shoal, the lowest first (python/README.md). A module may import modules of its own name and of the layers below;
-# the names of one layer do not import each other. A name stands for a module and for the modules below it that have no longer name here. A
-# name with a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
+# The layers of the package shoal, the lowest first (python/README.md). A module may import modules of its own name, of the names before it
+# in its layer, and of the layers below. A name stands for a module and for the modules below it that have no longer name here. A name with
+# a dot at its end leaves out the package's __init__.py. "" is shoal/__init__.py.
 LAYERS = (
-    ("_printable",),
-    ("exceptions", "cloudpickle"),
-    ("_core",),
-    ("_objects", "_runtime_env"),
-    ("_actors",),
-    ("_tasks",),
+    # this process in a cluster
+    ("_printable", "exceptions", "cloudpickle", "_core"),
+    # objects, actors, tasks
+    ("_objects", "_runtime_env", "_actors", "_tasks"),
+    # both ends of a session, and the ranks of a mesh
     ("_worker", "_driver", "_distributed"),
-    ("_raylet", "actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "optim"),
-    ("collective", "torch"),
-    ("runtime_context", "_stored_names", "fsdp._errors", "fsdp._names", "fsdp._draw"),
-    ("fsdp._parameters",),
-    ("fsdp._devices",),
+    # Ray's public modules
+    ("_raylet", "actor", "remote_function", "runtime_env", "types", "util", "cluster_utils", "dag", "job_submission", "runtime_context"),
+    # collectives and optimizers
+    ("optim", "collective", "torch", "_stored_names"),
+    # sharded parameters on their devices
+    ("fsdp._errors", "fsdp._names", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
+    # a training step
     ("fsdp._engine",),
-    ("fsdp._graph", "fsdp._describe", "fsdp._memory", "fsdp._later"),  # results with fixed names, because programs may pickle them
-    ("fsdp._plan", "fsdp._graph_worker"),
-    ("fsdp._protect",),
-    ("fsdp._reshard",),
-    ("fsdp._module", "fsdp._join", "fsdp.graph"),
-    ("fsdp._fully_shard",),
-    ("fsdp1.",),
-    ("fsdp._libraries",),  # patches other libraries, for fsdp and fsdp1
-    ("fsdp._install",),  # replaces torch's names by those of fsdp and fsdp1
-    ("fsdp",),
-    ("fsdp1", "checkpoint", "train"),  # shoal/fsdp1/__init__.py imports shoal.fsdp first, which installs where $SHOAL_FSDP is on
-    ("spmd._layout",),
-    ("spmd._rules",),
-    ("spmd._engine",),
-    ("spmd._marks",),
-    ("spmd._fsdp", "spmd._auto", "spmd._controller"),
-    ("spmd.runtime",),
-    ("spmd.xla_model",),
-    ("spmd.",),  # the other modules with torch_xla's names
-    ("spmd._names",),
-    ("spmd",),
-    ("",),
-    ("spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark"),  # programs that are started by their name
+    # plans and descriptions of a sharded model; results have fixed names, because programs may pickle them
+    ("fsdp._graph", "fsdp._describe", "fsdp._memory", "fsdp._later", "fsdp._plan", "fsdp._graph_worker", "fsdp._protect", "fsdp._reshard"),
+    # the ways into sharding; _install replaces torch's names
+    ("fsdp._module", "fsdp._join", "fsdp.graph", "fsdp._fully_shard", "fsdp1.", "fsdp._libraries", "fsdp._install", "fsdp", "fsdp1"),
+    # trainings that go on after a death
+    ("checkpoint", "train"),
+    # torch_xla's SPMD: tensors, then its public modules
+    ("spmd._layout", "spmd._rules", "spmd._engine", "spmd._marks", "spmd._fsdp", "spmd._auto", "spmd._controller"),
+    ("spmd.runtime", "spmd.xla_model", "spmd.", "spmd._names", "spmd"),
+    # the package, and programs that are started by their name
+    ("", "spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark"),
 )
+_ORDER = {name: k for k, name in enumerate(name for names in LAYERS for name in names)}
 EXTENSION = "shoal._native"
 LATE = re.compile(r"# late: \w")  # the comment that gives the reason of an import inside a function
 
@@ -169,13 +159,13 @@ def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:
 
 
 def layer_of(module: str) -> tuple[int, str]:
-    """The number of a module's layer in LAYERS, and the name there that stands for it; -1 if none does."""
+    """The place of a module's name in the order of LAYERS, and the name; -1 if none stands for it."""
     name = module.partition(".")[2]
     candidates = [name]
     while name:
         name = name.rpartition(".")[0]
         candidates += [f"{name}.", name] if name else []
-    return next(((k, name) for name in candidates for k, names in enumerate(LAYERS) if name in names), (-1, ""))
+    return next(((_ORDER[name], name) for name in candidates if name in _ORDER), (-1, ""))
 
 
 def add_imports(s: Survey, path: str, text: str, imports: list[tuple[str, bool, int]]) -> None:
