@@ -1,10 +1,11 @@
 // One rank of a benchmark of the transports between hosts: collectives with checked values, and the round trip of 8 bytes.
 //
-//   transport --layer ucx|tcp|tls|raw --rank R --world N --folder F [--interface I] [--connections C] [--piece B] [--chunk B]
+//   transport --layer ucx|tcp|tls|raw|net --rank R --world N --folder F [--interface I] [--connections C] [--piece B] [--chunk B]
 //             [--mib 8,64,256] [--reps 5]
 //
 // The ranks exchange their addresses in the folder F. Rank 0 prints one line of JSON for each figure. `raw` moves bytes over plain sockets
-// between two ranks, one way and both ways: the limit that the others are compared with.
+// between two ranks, one way and both ways: the limit that the others are compared with. `net` sends frames over the connections of actors
+// (runtime/net) from rank 1 to rank 0 instead.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -30,6 +31,8 @@
 
 #include "runtime/core/fd.h"
 #include "runtime/loop/loop.h"
+#include "runtime/loop/random.h"
+#include "runtime/net/socket/socket_network.h"
 #include "runtime/transport/make_communicator.h"
 #include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"
@@ -111,6 +114,7 @@ class Bench {
   void raw();
   Fd raw_socket() const;
   double move(int socket, bool sends, bool receives) const;
+  void net();
 
   const Options& options_;
   const int rank_, world_;
@@ -287,9 +291,81 @@ void Bench::raw() {
   print("round_trip.8B", trips, "us");
 }
 
+// ---- connections of actors ---------------------------------------------------------------------------------------------------------
+
+// Frames that arrive: their number, and those that wait for an answer of the same size.
+struct Frames final : ConnectionHandler {
+  void on_frame(Frame frame) override {
+    ++count;
+    if (answers) connection->send(std::move(frame), Flush::kNow);
+  }
+  void on_closed(Error why) override {
+    fmt::print(stderr, "{}\n", why.to_string());
+    std::exit(1);
+  }
+  std::unique_ptr<Connection> connection;
+  std::uint64_t count = 0;
+  bool answers = false;
+};
+
+void Bench::net() {
+  constexpr std::size_t kFrame = 4 << 20, kMost = 16 << 20;
+  constexpr int kTrips = 2000;
+  const std::uint64_t frames = (static_cast<std::uint64_t>(options_.number("raw-mib", 256)) << 20) / kFrame;
+  const auto random = make_real_random();
+  if (rank_ == 0) folder_.write("token", Token::random(*random).hex());
+  const Token token = Token::parse(folder_.read("token")).value();
+  SocketNetwork network(loop_, *clock_, *random, token, {});
+  Frames handler;
+  const auto until = [this](auto&& done) {
+    while (!done()) loop_.run_one(std::chrono::seconds(10), Loop::Idle::kSpin);
+  };
+  std::unique_ptr<Listener> listener;
+  if (rank_ == 0) {
+    listener = network.listen(Endpoint::tcp("127.0.0.1", 0), [&](auto connection) { handler.connection = std::move(connection); }).value();
+    folder_.write("endpoint", listener->endpoint().to_string());
+  } else {
+    network.connect(parse_endpoint(folder_.read("endpoint")).value(), Role::kClient, std::chrono::seconds(10),
+                    [&](auto connection) { handler.connection = std::move(connection).value(); });
+  }
+  until([&] { return handler.connection != nullptr; });
+  handler.connection->start(handler);
+  const auto send = [&](std::size_t bytes) {
+    handler.connection->send({.method = 1, .body = {}, .payload = Bytes(bytes), .fds = {}}, Flush::kNow);
+  };
+  std::vector<double> rates, trips;
+  for (int i = 0; i <= options_.number("reps", 5); ++i) {
+    handler.answers = rank_ == 0;
+    const std::uint64_t before = handler.count;
+    auto begin = clock_->now();
+    for (std::uint64_t k = 1; k <= kTrips; ++k) {
+      if (rank_ != 0) send(8);
+      until([&] { return handler.count - before >= k; });
+    }
+    trips.push_back(seconds(clock_->now() - begin) / kTrips * 1e6);
+    handler.answers = false;
+    begin = clock_->now();
+    for (std::uint64_t k = 0; rank_ != 0 && k < frames; ++k) {
+      until([&] { return handler.connection->queued_bytes() < kMost; });
+      send(kFrame);
+    }
+    if (rank_ == 0) {
+      until([&] { return handler.count - before >= kTrips + frames; });
+      send(8);
+    } else {
+      until([&] { return handler.count - before >= kTrips + 1; });  // rank 0 has all
+    }
+    rates.push_back(static_cast<double>(frames * kFrame) / seconds(clock_->now() - begin) / 1e9);
+  }
+  rates.erase(rates.begin());
+  trips.erase(trips.begin());
+  print("one_way", rates, "GB/s each way");
+  print("round_trip.8B", trips, "us");
+}
+
 int Bench::run() {
-  if (layer_ == "raw") {
-    raw();
+  if (layer_ == "raw" || layer_ == "net") {
+    layer_ == "raw" ? raw() : net();
     return 0;
   }
   CommunicatorRequest request;
