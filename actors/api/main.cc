@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "actors/api/build_id.h"
-#include "actors/session/folder.h"
-#include "actors/session/role.h"
+#include "actors/session/folder/folder.h"
+#include "actors/session/folder/role.h"
 #include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/process/process.h"

@@ -1,7 +1,7 @@
 // The results of a call that yields (generator.h): futures, in order, each available as soon as its value is there.
 //
 // As in Python (python/shoal/_objects/streams.py), the worker sends items over the call's connection, then the answer with their
-// number (actors/session/streams.h). All items are here when the answer is. An item is then a result like any other.
+// number (actors/session/references/streams.h). All items are here when the answer is. An item is then a result like any other.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 #include "actors/api/codec/encode.h"
 #include "actors/api/future.h"
 #include "actors/api/generator.h"
-#include "actors/session/actor_host.h"
-#include "actors/session/streams.h"
+#include "actors/session/references/actor_host.h"
+#include "actors/session/references/streams.h"
 
 namespace shoal {
 

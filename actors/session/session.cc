@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include "actors/session/open_network.h"
+#include "actors/session/folder/open_network.h"
 #include "runtime/process/process.h"
 #include "runtime/process/standard_streams.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/session/credentials.h"
+#include "actors/session/folder/credentials.h"
 #include "python/native/py_backend.h"
 #include "runtime/transport/make_message_layer.h"
 

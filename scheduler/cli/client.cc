@@ -1,6 +1,6 @@
 #include "scheduler/cli/client.h"
 
-#include "actors/session/open_network.h"
+#include "actors/session/folder/open_network.h"
 
 namespace shoal::scheduler::cli {
 

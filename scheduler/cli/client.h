@@ -9,7 +9,7 @@
 
 #include "actors/protocol/wire/head_messages.h"
 #include "actors/protocol/wire/method.h"
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 #include "runtime/loop/loop.h"
 #include "runtime/net/peer.h"
 #include "runtime/net/socket/socket_network.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 #include "scheduler/cli/client.h"
 #include "scheduler/cli/environment.h"
 

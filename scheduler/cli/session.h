@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/folder.h"
-#include "actors/session/role.h"
+#include "actors/session/folder/folder.h"
+#include "actors/session/folder/role.h"
 #include "scheduler/cli/cluster.h"
 
 namespace shoal::scheduler::cli {

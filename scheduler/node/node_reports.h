@@ -11,8 +11,8 @@
 #include "actors/protocol/wire/inspection.h"
 #include "scheduler/node/inspection.h"
 #include "scheduler/node/metrics/metrics_book.h"
-#include "scheduler/node/objects/objects.h"
 #include "scheduler/node/metrics/usage_places.h"
+#include "scheduler/node/objects/objects.h"
 #include "scheduler/node/processes/workers.h"
 #include "storage/memory_table.h"
 

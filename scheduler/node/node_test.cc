@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/session/open_network.h"
+#include "actors/session/folder/open_network.h"
 #include "runtime/shm/memory.h"
 #include "runtime/sim/sim_world.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 #include "runtime/log/log.h"
 #include "runtime/loop/clock.h"
 #include "runtime/loop/loop.h"

@@ -13,8 +13,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "actors/session/folder.h"
-#include "actors/session/open_network.h"
+#include "actors/session/folder/folder.h"
+#include "actors/session/folder/open_network.h"
 #include "runtime/log/log.h"
 #include "runtime/loop/loop.h"
 #include "runtime/loop/side_work.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 #include "runtime/net/peer.h"
 #include "runtime/process/process.h"
 #include "runtime/sim/sim_world.h"

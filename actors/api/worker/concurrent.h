@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "actors/api/context.h"
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 #include "runtime/loop/task.h"
 
 namespace shoal::actors::api {

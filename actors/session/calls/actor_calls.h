@@ -19,7 +19,7 @@
 #include "actors/session/calls/actor_links.h"
 #include "actors/session/calls/call_sender.h"
 #include "actors/session/calls/targets.h"
-#include "actors/session/streams.h"
+#include "actors/session/references/streams.h"
 
 namespace shoal::actors {
 

@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "actors/session/actor_host.h"
 #include "actors/session/calls/actor_calls.h"
+#include "actors/session/references/actor_host.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::actors {

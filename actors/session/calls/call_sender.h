@@ -11,7 +11,7 @@
 
 #include "actors/session/calls/actor_links.h"
 #include "actors/session/calls/targets.h"
-#include "actors/session/references.h"
+#include "actors/session/references/references.h"
 
 namespace shoal::actors {
 

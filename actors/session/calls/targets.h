@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/call_book.h"
 #include "actors/session/calls/sent_calls.h"
 #include "actors/session/calls/target_state.h"
 #include "actors/session/calls/unsent_calls.h"
+#include "actors/session/references/call_book.h"
 
 namespace shoal::actors {
 

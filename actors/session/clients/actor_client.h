@@ -11,10 +11,10 @@
 
 #include "actors/session/clients/call_client.h"
 #include "actors/session/clients/object_client.h"
-#include "actors/session/handles.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/node_client.h"
+#include "actors/session/references/handles.h"
 #include "runtime/loop/random.h"
 
 namespace shoal::actors {

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "actors/session/call_book.h"
 #include "actors/session/calls/actor_calls.h"
 #include "actors/session/clients/task_pools.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
+#include "actors/session/references/call_book.h"
 
 namespace shoal::actors {
 

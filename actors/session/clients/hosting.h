@@ -4,12 +4,12 @@
 #include <memory>
 #include <string>
 
-#include "actors/session/actor_host.h"
 #include "actors/session/clients/call_client.h"
 #include "actors/session/clients/host_requests.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/node_client.h"
+#include "actors/session/references/actor_host.h"
 
 namespace shoal::actors {
 

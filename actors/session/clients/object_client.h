@@ -12,8 +12,8 @@
 #include "actors/session/clients/call_client.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/node_client.h"
-#include "actors/session/object_store.h"
-#include "actors/session/references.h"
+#include "actors/session/objects/object_store.h"
+#include "actors/session/references/references.h"
 
 namespace shoal::actors {
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "actors/protocol/wire/inspection.h"
-#include "actors/session/call_book.h"
 #include "actors/session/clients/call_client.h"
 #include "actors/session/clients/object_client.h"
 #include "actors/session/link/identity.h"
 #include "actors/session/link/node_client.h"
+#include "actors/session/references/call_book.h"
 #include "runtime/loop/random.h"
 
 namespace shoal::actors {

@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "actors/session/call_book.h"
 #include "actors/session/calls/actor_calls.h"
 #include "actors/session/link/head_client.h"
 #include "actors/session/link/identity.h"
+#include "actors/session/references/call_book.h"
 #include "actors/session/tasks/task_pool.h"
 
 namespace shoal::actors {

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "actors/session/call_book.h"
+#include "actors/session/references/call_book.h"
 #include "actors/session/tasks/call_times.h"
 #include "actors/session/tasks/cpu_lending.h"
 #include "actors/session/tasks/pool_workers.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 #include "python/native/bindings.h"
 #include "python/native/session/session.h"
 

@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 #include "python/native/metrics.h"
 #include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"

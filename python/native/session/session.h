@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 #include "actors/session/session.h"
 #include "python/native/bindings.h"
 #include "runtime/core/id.h"

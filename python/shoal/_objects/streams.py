@@ -1,6 +1,6 @@
 """Calls with a stream of results: ``num_returns="streaming"``, the default of generators.
 
-The worker sends each item to the caller over the call's connection, before the answer (actors/session/streams.h). A holder of the answer
+The worker sends each item to the caller over the call's connection, before the answer (actors/session/references/streams.h). A holder of the answer
 therefore has all items. After its arrival an item is a result like any other.
 """
 

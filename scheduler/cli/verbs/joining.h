@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 #include "scheduler/cli/cluster.h"
 
 namespace shoal::scheduler::cli {

@@ -1,4 +1,5 @@
-// role: the processes of a cluster. Other processes start them (actors/session/role.h), so they are not among the verbs that people see.
+// role: the processes of a cluster. Other processes start them (actors/session/folder/role.h), so they are not among the verbs that people
+// see.
 #pragma once
 
 #include "scheduler/cli/environment.h"

@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "runtime/log/log.h"
-#include "scheduler/node/processes/launcher.h"
 #include "scheduler/node/logs/task_marks.h"
+#include "scheduler/node/processes/launcher.h"
 
 namespace shoal::scheduler {
 

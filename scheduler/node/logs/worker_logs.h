@@ -19,7 +19,8 @@ namespace shoal::scheduler {
 
 class WorkerLogs {
  public:
-  // Limit of a stream's earlier output that a new follower gets, as one message if no call divides it (actors/session/open_network.h).
+  // Limit of a stream's earlier output that a new follower gets, as one message if no call divides it
+  // (actors/session/folder/open_network.h).
   static constexpr std::size_t kSoFarBytes = 16u << 20;
 
   // `max_ended`: number of ended workers whose output is kept for later followers.

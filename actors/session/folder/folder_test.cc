@@ -1,4 +1,4 @@
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
-#include "actors/session/call_book.h"
-#include "actors/session/references.h"
+#include "actors/session/references/call_book.h"
+#include "actors/session/references/references.h"
 #include "actors/value/call.h"
 #include "runtime/net/peer.h"
 

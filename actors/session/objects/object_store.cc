@@ -1,4 +1,4 @@
-#include "actors/session/object_store.h"
+#include "actors/session/objects/object_store.h"
 
 #include <algorithm>
 #include <thread>

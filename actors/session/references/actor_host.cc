@@ -1,4 +1,4 @@
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "actors/session/streams.h"
+#include "actors/session/references/streams.h"
 
 #include <fmt/format.h>
 

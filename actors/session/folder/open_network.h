@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "actors/protocol/wire/method.h"
-#include "actors/session/credentials.h"
+#include "actors/session/folder/credentials.h"
 #include "runtime/net/socket/socket_network.h"
 #include "runtime/process/memory_limit.h"
 

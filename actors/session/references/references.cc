@@ -1,4 +1,4 @@
-#include "actors/session/references.h"
+#include "actors/session/references/references.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "actors/session/handles.h"
+#include "actors/session/references/handles.h"
 
 #include <unistd.h>
 

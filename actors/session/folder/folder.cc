@@ -1,4 +1,4 @@
-#include "actors/session/folder.h"
+#include "actors/session/folder/folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "actors/session/node_memory.h"
+#include "actors/session/objects/node_memory.h"
 
 namespace shoal::actors {
 

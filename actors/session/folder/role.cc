@@ -1,4 +1,4 @@
-#include "actors/session/role.h"
+#include "actors/session/folder/role.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "actors/session/link/node_client.h"
-#include "actors/session/outlived.h"
+#include "actors/session/objects/outlived.h"
 #include "runtime/shm/memory.h"
 
 namespace shoal::actors {

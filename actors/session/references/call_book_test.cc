@@ -1,8 +1,8 @@
-#include "actors/session/call_book.h"
+#include "actors/session/references/call_book.h"
 
 #include <gtest/gtest.h>
 
-#include "actors/session/actor_host.h"
+#include "actors/session/references/actor_host.h"
 #include "runtime/sim/sim_world.h"
 
 namespace shoal::actors {

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/session/credentials.h"
+#include "actors/session/folder/credentials.h"
 #include "runtime/core/result.h"
 #include "runtime/net/hello.h"
 #include "runtime/net/tls/certificates.h"

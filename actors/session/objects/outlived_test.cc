@@ -1,4 +1,4 @@
-#include "actors/session/outlived.h"
+#include "actors/session/objects/outlived.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "actors/session/call_book.h"
+#include "actors/session/references/call_book.h"
 
 #include "actors/protocol/cluster/rows.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "actors/protocol/cluster/object_key.h"
-#include "actors/session/references.h"
+#include "actors/session/references/references.h"
 #include "actors/value/call.h"
 #include "runtime/loop/clock.h"
 
