@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "actors/protocol/cluster/fields.h"
+
 namespace shoal::actors {
 
 enum class MetricKind : std::uint16_t {
@@ -18,6 +20,13 @@ enum class MetricKind : std::uint16_t {
 };
 inline constexpr std::uint16_t kNumMetricKinds = 4;
 
+// For the lists of fields: labels, which travel as texts (name, value, name, ..), and a text that has to be a metric's name.
+template <class Labels>
+struct LabelTexts {
+  Labels& labels;
+};
+struct MetricName {};
+
 struct MetricSample {
   using Labels = std::vector<std::pair<std::string, std::string>>;  // sorted by name; each name occurs once
   Labels labels;
@@ -25,6 +34,11 @@ struct MetricSample {
   // Only for a histogram: the number of observations in each bucket (not cumulative), and at the end of those beyond all bounds.
   std::vector<std::uint64_t> counts;
   bool operator==(const MetricSample&) const = default;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(LabelTexts{v.labels}, Labels);
+    SHOAL_FIELD(v.value, Value);
+    SHOAL_FIELD(v.counts, Counts, kMaxList, "counts");
+  }
 };
 
 struct MetricFamily {
@@ -33,6 +47,13 @@ struct MetricFamily {
   std::vector<double> bounds;  // for a histogram: upper ends of its buckets, ascending
   std::vector<MetricSample> samples;
   bool operator==(const MetricFamily&) const = default;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.name, Name, MetricName{});
+    SHOAL_FIELD(v.help, Help);
+    SHOAL_FIELD(v.kind, Kind, kNumMetricKinds, "kind of metric");
+    SHOAL_FIELD(v.bounds, Bounds, kMaxList, "bounds");
+    SHOAL_FIELD(v.samples, Samples);
+  }
 };
 
 // Builds a metric family of the runtime itself, sample by sample.

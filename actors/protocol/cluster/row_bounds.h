@@ -1,5 +1,5 @@
 // Bounds of the head's rows. The head checks requests and reports against them before it stores a row (scheduler/state/bounds.h), and the
-// readers of rows accept as much (actors/protocol/wire/pieces.cc). So each stored row can be read, and fits a message.
+// readers of rows accept as much (actors/protocol/wire/convert.cc). So each stored row can be read, and fits a message.
 #pragma once
 
 #include <cstddef>

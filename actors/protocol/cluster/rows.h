@@ -9,8 +9,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "actors/protocol/cluster/fields.h"
 #include "actors/protocol/cluster/resources.h"
 #include "actors/protocol/cluster/specs.h"
 #include "runtime/core/id.h"
@@ -61,6 +63,30 @@ struct ActorRow {
   std::string pending_reason;                     // why the actor is not placed yet
   std::map<std::string, std::string> attributes;  // texts that the actor itself sets: rows, bytes
   std::optional<Error> cause;                     // why the actor is dead, or its process ended
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.class_name, ClassName);
+    SHOAL_FIELD(v.state, State, 5, "actor state");
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.gang, Gang);
+    SHOAL_FIELD(v.rank, Rank);
+    SHOAL_FIELD(v.world_size, WorldSize);
+    SHOAL_FIELD(v.generation, Generation);
+    SHOAL_FIELD(v.endpoint, Endpoint);
+    SHOAL_FIELD(v.pending_reason, PendingReason);
+    SHOAL_FIELD(v.attributes, Attributes);
+    SHOAL_OPTIONAL_FIELD(v.cause, Cause);
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.name_space, NameSpace);
+    SHOAL_FIELD(v.detached, Detached);
+    SHOAL_FIELD(v.max_restarts, MaxRestarts);
+    SHOAL_FIELD(v.max_task_retries, MaxTaskRetries);
+    SHOAL_FIELD(v.num_restarts, NumRestarts);
+    SHOAL_FIELD(v.previous, Previous);
+  }
 };
 
 struct NodeRow {
@@ -77,6 +103,18 @@ struct NodeRow {
   NodeScheduling scheduling() const {
     return drain_until_unix_ms != 0 ? NodeScheduling::kDraining : cordoned ? NodeScheduling::kCordoned : NodeScheduling::kSchedulable;
   }
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.host, Host);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.state, State, 2, "node state");
+    SHOAL_FIELD(v.endpoint, Endpoint);
+    SHOAL_FIELD(v.total, Total);
+    SHOAL_FIELD(v.available, Available);
+    SHOAL_FIELD(v.labels, Labels);
+    SHOAL_FIELD(v.cordoned, Cordoned);
+    SHOAL_FIELD(v.drain_until_unix_ms, DrainUntilUnixMs);
+  }
 };
 // The state that lists show: ALIVE, CORDONED, DRAINING or DEAD.
 const char* state_text(const NodeRow& row);
@@ -90,6 +128,16 @@ struct WorkerRow {
   std::string role;  // as lists show it: "driver", "rank 3", "actor Counter"
   std::int32_t rank = -1;
   std::optional<Error> cause;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.state, State, kNumWorkerStates, "worker state");
+    SHOAL_FIELD(v.role, Role);
+    SHOAL_FIELD(v.rank, Rank);
+    SHOAL_OPTIONAL_FIELD(v.cause, Cause);
+  }
 };
 
 struct JobRow {
@@ -104,6 +152,19 @@ struct JobRow {
   std::string pending_reason;
   std::optional<Error> cause;
   Submission submission;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.state, State, 5, "job state");
+    SHOAL_FIELD(v.driver_pid, DriverPid);
+    SHOAL_FIELD(v.num_workers, NumWorkers);
+    SHOAL_FIELD(v.started_unix_ms, StartedUnixMs);
+    SHOAL_FIELD(v.ended_unix_ms, EndedUnixMs);
+    SHOAL_FIELD(v.exit_code, ExitCode);
+    SHOAL_FIELD(v.pending_reason, PendingReason);
+    SHOAL_OPTIONAL_FIELD(v.cause, Cause);
+    SHOAL_FIELD(v.submission, Submission);
+  }
 };
 
 struct GroupRow {
@@ -116,6 +177,17 @@ struct GroupRow {
   std::vector<NodeId> nodes;  // the node of each bundle; empty while the group waits
   std::string pending_reason;
   std::optional<Error> cause;  // why the group was removed
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.name_space, NameSpace);
+    SHOAL_FIELD(v.strategy, Strategy, 4, "strategy");
+    SHOAL_FIELD(v.state, State, 4, "group state");
+    SHOAL_FIELD(std::tie(v.bundles, v.nodes), Bundles, GroupSpec::kMaxBundles, "bundles");
+    SHOAL_FIELD(v.pending_reason, PendingReason);
+    SHOAL_OPTIONAL_FIELD(v.cause, Cause);
+  }
 };
 
 struct ClusterStatus {
@@ -133,6 +205,24 @@ struct ClusterStatus {
   std::vector<std::string> heads;  // endpoints, the leading head's first; empty with one head
   // Other jobs wait for resources that workers of functions of the asking job hold.
   bool wanted_back = false;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.session, Session);
+    SHOAL_FIELD(v.head_pid, HeadPid);
+    SHOAL_FIELD(v.total, Total, Sums{});
+    SHOAL_FIELD(v.available, Available, Sums{});
+    SHOAL_FIELD(v.num_nodes, NumNodes);
+    SHOAL_FIELD(v.num_workers, NumWorkers);
+    SHOAL_FIELD(v.num_actors, NumActors);
+    SHOAL_FIELD(v.num_jobs, NumJobs);
+    SHOAL_FIELD(v.pending, Pending);
+    SHOAL_FIELD(v.store, Store);
+    SHOAL_FIELD(v.heads, Heads);
+    SHOAL_FIELD(v.wanted_back, WantedBack);
+    SHOAL_FIELD(v.resources_left_out, ResourcesLeftOut);
+    SHOAL_FIELD(v.num_pending, NumPending);
+    SHOAL_FIELD(v.set_aside, SetAside);
+    SHOAL_FIELD(v.num_set_aside, NumSetAside);
+  }
 };
 
 }  // namespace shoal::actors

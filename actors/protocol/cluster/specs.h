@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "actors/protocol/cluster/fields.h"
 #include "actors/protocol/cluster/resources.h"
 #include "runtime/core/id.h"
 
@@ -33,6 +34,16 @@ struct Launch {
   std::vector<std::pair<std::string, std::string>> env;  // added to the node's own environment
   std::vector<std::string> python_path;                  // put in front of sys.path
   bool operator==(const Launch&) const = default;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.kind, Kind, kNumKinds, "launch kind");
+    SHOAL_FIELD(v.program, Program, OfProcess{});
+    SHOAL_FIELD(v.argv, Argv, OfProcess{});
+    SHOAL_FIELD(v.torch, Torch);
+    SHOAL_FIELD(v.build_id, BuildId);
+    SHOAL_FIELD(v.cwd, Cwd, OfProcess{});
+    SHOAL_FIELD(v.env, Env, 10'000, "environment", OfProcess{});
+    SHOAL_FIELD(v.python_path, PythonPath, OfProcess{});
+  }
 };
 
 // How bundles of a group are placed on nodes. Pack: on as few nodes as possible. Spread: on as many as possible. The strict forms require
@@ -42,10 +53,16 @@ const char* to_string(Strategy strategy);
 
 // A condition on a node's labels: it has `label`, with a value in `values` (empty: any value). With `negated`, the opposite.
 struct LabelMatch {
+  static constexpr std::size_t kMax = 1000;  // conditions of one actor or bundle
   std::string label;
   std::vector<std::string> values;
   bool negated = false;
   bool operator==(const LabelMatch&) const = default;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.label, Label);
+    SHOAL_FIELD(v.values, Values);
+    SHOAL_FIELD(v.negated, Negated);
+  }
 };
 
 // Constraints on placement besides free resources.
@@ -61,12 +78,27 @@ struct Where {
   std::vector<LabelMatch> labels;
   std::vector<LabelMatch> prefers;  // preferred labels: such nodes come first, if they have room
   bool operator==(const Where&) const = default;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.group, Group);
+    SHOAL_FIELD(v.bundle, Bundle);
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.soft, Soft);
+    SHOAL_FIELD(v.at_once, AtOnce);
+    SHOAL_FIELD(v.spread, Spread);
+    SHOAL_FIELD(v.labels, Labels, LabelMatch::kMax, "labels");
+    SHOAL_FIELD(v.prefers, Prefers, LabelMatch::kMax, "labels");
+  }
 };
 
 struct ActorSpec {
   ActorId id;
   std::string class_name;
   Resources resources;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.class_name, ClassName);
+    SHOAL_FIELD(v.resources, Resources);
+  }
 };
 
 // Actors that are placed together or not at all, each in its own process. Their ranks follow the order of `actors`.
@@ -94,6 +126,24 @@ struct GangSpec {
   std::string creation_spec;
   static constexpr std::size_t kMaxActors = 4096;
   static constexpr std::size_t kMaxName = 1000, kMaxHandle = 1 << 18, kMaxCreationSpec = 1 << 19;  // limits in bytes
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.actors, Actors, kMaxActors, "actors of a gang");
+    SHOAL_FIELD(v.launch, Launch);
+    SHOAL_FIELD(v.refuse_infeasible, RefuseInfeasible);
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.name_space, NameSpace);
+    SHOAL_FIELD(v.handle, Handle, ClientBytes{});
+    SHOAL_FIELD(v.get_if_exists, GetIfExists);
+    SHOAL_FIELD(v.detached, Detached);
+    SHOAL_FIELD(v.where, Where);
+    SHOAL_FIELD(v.max_restarts, MaxRestarts);
+    SHOAL_FIELD(v.max_task_retries, MaxTaskRetries);
+    SHOAL_FIELD(v.creation_spec, CreationSpec, ClientBytes{});
+    SHOAL_FIELD(v.creator, Creator);
+    io.check(v);
+  }
 };
 
 // Resources that are reserved together or not at all, each bundle on one node. Actors are placed into them later.
@@ -107,6 +157,18 @@ struct GroupSpec {
   std::string together;                         // all bundles go to nodes with one value of this label; empty: no such condition
   bool detached = false;                        // the group outlives its job
   static constexpr std::size_t kMaxBundles = 4096;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.name_space, NameSpace);
+    SHOAL_FIELD(v.strategy, Strategy, 4, "strategy");
+    SHOAL_FIELD(v.bundles, Bundles, kMaxBundles, "bundles");
+    SHOAL_FIELD(v.labels, Labels, kMaxBundles, "labels of bundles", LabelMatch::kMax, "labels");
+    SHOAL_FIELD(v.detached, Detached);
+    SHOAL_FIELD(v.together, Together);
+    io.check(v);
+  }
 };
 
 // The arguments with which a job was submitted, to be displayed.
@@ -118,6 +180,13 @@ struct Submission {
   bool operator==(const Submission&) const = default;
   // Limits in bytes: kMaxId for `id`, kMaxText for each of the other texts.
   static constexpr std::size_t kMaxId = 256, kMaxText = 1 << 16;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.entrypoint, Entrypoint);
+    SHOAL_FIELD(v.runtime_env, RuntimeEnv);
+    SHOAL_FIELD(v.metadata, Metadata);
+    io.check(v);
+  }
 };
 
 // One driver process or, if num_workers > 0, a gang of processes with torchrun's environment variables.
@@ -129,6 +198,16 @@ struct JobSpec {
   bool wait = false;    // wait if no present node could hold it, instead of failing
   pid_t owner = 0;
   Submission submission;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.launch, Launch);
+    SHOAL_FIELD(v.num_workers, NumWorkers);
+    SHOAL_FIELD(v.resources, Resources);
+    SHOAL_FIELD(v.wait, Wait);
+    SHOAL_FIELD(v.owner, OwnerPid);
+    SHOAL_FIELD(v.submission, Submission);
+    io.check(v);
+  }
 };
 
 }  // namespace shoal::actors

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/protocol/cluster/object_key.h"
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 #include "runtime/core/id.h"
 
 namespace shoal::actors {
@@ -12,10 +12,14 @@ struct CancelResult {
   WorkerId owner;
   bool recursive = true;
   bool force = false;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.object.job, Job);
+    SHOAL_FIELD(v.object.id, Object);
+    SHOAL_FIELD(v.object.home, Home);
+    SHOAL_FIELD(v.owner, Owner);
+    SHOAL_FIELD(v.recursive, Recursive);
+    SHOAL_FIELD(v.force, Force);
+  }
 };
-
-Bytes to_bytes(const CancelResult& m);
-template <>
-Result<CancelResult> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "actors/protocol/cluster/metrics.h"
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/id.h"
 
@@ -20,6 +20,7 @@ struct Inspect {
   enum class What : std::uint16_t { kObjects = 0, kTasks = 1, kEnvironments = 2, kMetrics = 3 };
   static constexpr std::size_t kMaxRows = 10'000;  // limit for one process or node; further rows are only counted
   What what = What::kObjects;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.what, What, 4, "kind of inspection"); }
 };
 
 enum class TaskState : std::uint16_t {
@@ -44,6 +45,17 @@ struct TaskReport {
   // 0: the call has not begun or ended yet, or the time is unknown.
   std::int64_t start_unix_us = 0, end_unix_us = 0;
   std::string error;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.number, Number);
+    SHOAL_FIELD(v.caller, Caller);
+    SHOAL_FIELD(v.actor, Actor);
+    SHOAL_FIELD(v.method, Method);
+    SHOAL_FIELD(v.function, Function);
+    SHOAL_FIELD(v.state, State, 7, "state of a task");
+    SHOAL_FIELD(v.start_unix_us, StartUnixUs);
+    SHOAL_FIELD(v.end_unix_us, EndUnixUs);
+    SHOAL_FIELD(v.error, Error);
+  }
 };
 
 enum class ObjectState : std::uint16_t { kAbsent = 0, kThere = 1, kFailed = 2 };
@@ -55,6 +67,10 @@ struct ObjectReport {
   struct Holder {
     WorkerId worker;
     std::int64_t count = 0;
+    static void fields(auto& v, auto io) {
+      SHOAL_FIELD(v.worker, Worker);
+      SHOAL_FIELD(v.count, Count);
+    }
   };
   JobId job;
   ObjectId id;
@@ -65,6 +81,16 @@ struct ObjectReport {
   std::uint64_t memory = 0;     // its which_memory(), by which rows of one memory are joined; 0: unknown
   // A holder with a count of 0 has the bytes, but no reference.
   std::vector<Holder> holders;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.bytes, Bytes);
+    SHOAL_FIELD(v.state, State, 3, "state of an object");
+    SHOAL_FIELD(v.spilled, Spilled);
+    SHOAL_FIELD(v.contained, Contained);
+    SHOAL_FIELD(v.memory, Memory);
+    SHOAL_FIELD(v.holders, Holders, kMaxList, "holders");
+  }
 };
 
 struct ProcessReport {
@@ -79,11 +105,27 @@ struct ProcessReport {
   std::vector<MetricFamily> metrics = {};
   // Number of ended calls that are not among `tasks`, since a process keeps only the last ones.
   std::uint64_t forgotten = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.role, Role);
+    SHOAL_FIELD(v.tasks, Tasks);
+    SHOAL_FIELD(v.objects, Objects);
+    SHOAL_FIELD(v.left_out, LeftOut);
+    SHOAL_OPTIONAL_FIELD(v.silent, Cause);
+    SHOAL_FIELD(v.metrics, Metrics);
+    SHOAL_FIELD(v.forgotten, Forgotten);
+  }
 };
 
 struct EnvironmentReport {
   std::string text;  // the runtime environment, as JSON
   std::uint32_t processes = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.text, Text);
+    SHOAL_FIELD(v.processes, Processes);
+  }
 };
 
 struct NodeReport {
@@ -97,23 +139,23 @@ struct NodeReport {
   std::uint64_t kept_bytes = 0, spilled_bytes = 0, limit_bytes = 0;
   // The metrics of the node and of its processes.
   std::vector<MetricFamily> metrics = {};
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.objects, Objects);
+    SHOAL_FIELD(v.environments, Environments);
+    SHOAL_FIELD(v.processes, Processes);
+    SHOAL_FIELD(v.left_out, LeftOut);
+    SHOAL_FIELD(v.kept_bytes, KeptBytes);
+    SHOAL_FIELD(v.spilled_bytes, SpilledBytes);
+    SHOAL_FIELD(v.limit_bytes, LimitBytes);
+    SHOAL_FIELD(v.metrics, Metrics);
+  }
 };
 
 struct ReportedMetrics {
   std::vector<MetricFamily> metrics;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.metrics, Metrics); }
 };
-
-Bytes to_bytes(const Inspect& m);
-Bytes to_bytes(const ProcessReport& m);
-Bytes to_bytes(const NodeReport& m);
-Bytes to_bytes(const ReportedMetrics& m);
-template <>
-Result<Inspect> from_bytes(const Bytes& bytes);
-template <>
-Result<ProcessReport> from_bytes(const Bytes& bytes);
-template <>
-Result<NodeReport> from_bytes(const Bytes& bytes);
-template <>
-Result<ReportedMetrics> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

@@ -3,23 +3,24 @@
 
 #include <string>
 
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 
 namespace shoal::actors {
 
 struct SignCertificate {
   std::string request, host;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.request, Request);
+    SHOAL_FIELD(v.host, Host);
+  }
 };
 struct SignedCertificate {
   std::string certificate;
   bool data_tls = false;  // ranks on several hosts exchange their data in TLS only
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.certificate, Certificate);
+    SHOAL_FIELD(v.data_tls, DataTls);
+  }
 };
-
-Bytes to_bytes(const SignCertificate& m);
-Bytes to_bytes(const SignedCertificate& m);
-template <>
-Result<SignCertificate> from_bytes(const Bytes& bytes);
-template <>
-Result<SignedCertificate> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

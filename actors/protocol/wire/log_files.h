@@ -3,17 +3,17 @@
 
 #include <string>
 
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 
 namespace shoal::actors {
 
 struct ReadLogFile {
   std::string name;              // a file's name; "": read the list of all names instead, one per line
   std::uint64_t tail_bytes = 0;  // read at most this many bytes, from the file's end
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.tail_bytes, TailBytes);
+  }
 };
-
-Bytes to_bytes(const ReadLogFile& m);
-template <>
-Result<ReadLogFile> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

@@ -10,7 +10,7 @@
 
 #include "actors/protocol/cluster/object_key.h"
 #include "actors/protocol/cluster/specs.h"
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 
 namespace shoal::actors {
 
@@ -23,22 +23,48 @@ struct StartWorker {
   // Units of GPUs that the worker may use; below 0: the node does not restrict its GPUs.
   std::int64_t gpu_units = -1;
   bool run_again = false;  // the worker's function or actor runs again if the worker dies
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.launch, Launch);
+    SHOAL_FIELD(v.rank, Rank);
+    SHOAL_FIELD(v.label, Label);
+    SHOAL_FIELD(v.gpu_units, GpuUnits);
+    SHOAL_FIELD(v.run_again, RunAgain);
+  }
 };
 struct StopWorker {
   WorkerId worker;
   std::int32_t signal = 15;
   std::uint32_t grace_ms = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.signal, Signal);
+    SHOAL_FIELD(v.grace_ms, GraceMs);
+    io.check(v);
+  }
 };
 struct KillHosted {
   WorkerId worker;
   pid_t pid = 0;
   ActorId actor;
   std::optional<Error> cause;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.pid, Pid);
+    SHOAL_FIELD(v.actor, Actor);
+    SHOAL_OPTIONAL_FIELD(v.cause, Cause);
+  }
 };
 struct Attach {
   WorkerId worker;
   JobId job;
   std::string role;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.role, Role, RowText{"role"});
+  }
 };
 struct Attached {
   NodeId node;
@@ -49,6 +75,16 @@ struct Attached {
   WorkerId worker;
   std::int32_t member = -1;  // its place on the usage board (runtime/shm/usage_board.h)
   std::string spill = {};    // the folder for files of spilled objects
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.head, Head);
+    SHOAL_FIELD(v.session, Session);
+    SHOAL_FIELD(v.host, Host);
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.member, Member);
+    SHOAL_FIELD(v.spill, Spill);
+  }
 };
 struct OpenArena {
   static constexpr std::uint64_t kAsItIs = ~std::uint64_t{0};  // as `bytes`: the memory exists already, of any size
@@ -57,13 +93,25 @@ struct OpenArena {
   JobId job;
   std::int32_t member = -1;
   bool lasting = false;  // the memory outlives the deaths of its holders
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.key, Key);
+    SHOAL_FIELD(v.bytes, Bytes);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.member, Member);
+    SHOAL_FIELD(v.lasting, Lasting);
+  }
 };
 struct OpenedArena {
   bool created = false;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.created, Created); }
 };
 struct ArenaRef {
   std::string key;
   JobId job;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.key, Key);
+    SHOAL_FIELD(v.job, Job);
+  }
 };
 struct ObjectRef {
   ObjectId id;
@@ -72,14 +120,28 @@ struct ObjectRef {
   WorkerId owner;                   // the process that puts or will put the object
   std::vector<ObjectKey> contains;  // objects to which the object has references
   NodeId home = {};                 // 0: the node that receives the message
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.id, Id);
+    SHOAL_FIELD(v.job, Job);
+    SHOAL_FIELD(v.bytes, Bytes);
+    SHOAL_FIELD(v.owner, Owner);
+    SHOAL_FIELD(v.home, Home);
+    SHOAL_OPTIONAL_FIELD(v.contains, Contains);
+  }
 };
 struct PullObject {
   ObjectRef object;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.object, Object);
+    SHOAL_FIELD(v.offset, Offset);
+    SHOAL_FIELD(v.bytes, Bytes);
+  }
 };
 struct MakeRoom {
   std::uint64_t bytes = 0;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.bytes, Bytes); }
 };
 struct CountObjects {
   struct Change {
@@ -96,21 +158,41 @@ struct CountObjects {
       kGone,           // the holder has ended
     };
     Kind kind = Kind::kCount;
+    static void fields(auto& v, auto io) {
+      SHOAL_FIELD(v.object, Object);
+      SHOAL_FIELD(v.holder, Holder);
+      SHOAL_FIELD(v.by, By);
+      SHOAL_FIELD(v.holder_node, HolderNode);
+      SHOAL_FIELD(v.kind, Kind, 4, "kind of change");
+    }
   };
   // The number of changes that fit into one message.
   static constexpr std::size_t kMaxChanges = 8000;
   std::vector<Change> changes;
   std::uint64_t number = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.number, Number);
+    SHOAL_FIELD(v.changes, Changes, kMaxList, "changes");
+  }
 };
 struct MeetNode {
   NodeId caller, called;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.caller, Caller);
+    SHOAL_FIELD(v.called, Called);
+  }
 };
 struct NodeRef {
   NodeId node;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.node, Node); }
 };
 struct NodeGone {
   NodeId node;
-  Error cause;
+  Error cause = unavailable("");
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.cause, Cause);
+  }
 };
 struct LogLines {
   WorkerId worker;
@@ -118,33 +200,27 @@ struct LogLines {
   std::string label;
   std::uint16_t stream = 1;
   pid_t pid = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.rank, Rank);
+    SHOAL_FIELD(v.label, Label);
+    SHOAL_FIELD(v.stream, Stream);
+    SHOAL_FIELD(v.pid, Pid);
+  }
 };
 struct FreePort {
   std::uint16_t port = 0;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.port, Port); }
 };
 struct ReadLog {
   WorkerId worker;
   std::uint16_t stream = 1;
   std::uint64_t tail_bytes = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.worker, Worker);
+    SHOAL_FIELD(v.stream, Stream);
+    SHOAL_FIELD(v.tail_bytes, TailBytes);
+  }
 };
-
-Bytes to_bytes(const StartWorker& m);
-Bytes to_bytes(const StopWorker& m);
-Bytes to_bytes(const KillHosted& m);
-Bytes to_bytes(const Attach& m);
-Bytes to_bytes(const Attached& m);
-Bytes to_bytes(const OpenArena& m);
-Bytes to_bytes(const OpenedArena& m);
-Bytes to_bytes(const ArenaRef& m);
-Bytes to_bytes(const ObjectRef& m);
-Bytes to_bytes(const PullObject& m);
-Bytes to_bytes(const CountObjects& m);
-Bytes to_bytes(const MeetNode& m);
-Bytes to_bytes(const NodeRef& m);
-Bytes to_bytes(const NodeGone& m);
-Bytes to_bytes(const MakeRoom& m);
-Bytes to_bytes(const LogLines& m);
-Bytes to_bytes(const FreePort& m);
-Bytes to_bytes(const ReadLog& m);
 
 }  // namespace shoal::actors

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/protocol/wire/from_bytes.h"
+#include "actors/protocol/wire/message_bytes.h"
 
 namespace shoal::actors {
 
@@ -13,16 +13,16 @@ struct PackagePart {
   std::string data;
   static constexpr std::size_t kMaxBytes = 512u << 10;                  // limit on `data` of one part
   static constexpr std::uint64_t kMaxTotal = std::uint64_t{520} << 20;  // limit on a zip file: a folder of 500 MiB, and what zip adds
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.name, Name);
+    SHOAL_FIELD(v.total, Total);
+    SHOAL_FIELD(v.offset, Offset);
+    SHOAL_FIELD(v.data, Data);
+  }
 };
 struct HasPackage {
   bool whole = false;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.whole, Whole); }
 };
-
-Bytes to_bytes(const PackagePart& m);
-Bytes to_bytes(const HasPackage& m);
-template <>
-Result<PackagePart> from_bytes(const Bytes& bytes);
-template <>
-Result<HasPackage> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

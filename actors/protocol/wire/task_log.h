@@ -9,10 +9,13 @@ struct ReadTaskLog {
   ReadLog log;
   WorkerId caller;  // the process that made the call
   std::uint64_t number = 0;
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.log.worker, Worker);
+    SHOAL_FIELD(v.log.stream, Stream);
+    SHOAL_FIELD(v.log.tail_bytes, TailBytes);
+    SHOAL_FIELD(v.caller, Caller);
+    SHOAL_FIELD(v.number, Number);
+  }
 };
-
-Bytes to_bytes(const ReadTaskLog& m);
-template <>
-Result<ReadTaskLog> from_bytes(const Bytes& bytes);
 
 }  // namespace shoal::actors

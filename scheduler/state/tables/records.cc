@@ -1,15 +1,13 @@
 #include <algorithm>
 
+#include "actors/protocol/wire/convert.h"
 #include "actors/protocol/wire/head_messages.h"
-#include "actors/protocol/wire/pieces.h"
 #include "scheduler/state/tables/job_table.h"
 #include "scheduler/state/tables/records.capnp.h"
 #include "scheduler/state/tables/rows.h"
 
 namespace shoal::scheduler::rows {
 
-using actors::count;
-using actors::fill_resources;
 using runtime::read;
 using runtime::write;
 
@@ -45,7 +43,7 @@ template <>
 Result<Node> from_record(const Bytes& record) {
   return kept(read<actors::wire::NodeRow>(record, [](auto m) {
     Node v;
-    v.row = actors::read_node(m);
+    read_into(m, v.row);
     return v;
   }));
 }
@@ -61,7 +59,7 @@ Bytes to_record(const Worker& v) {
     fill(m.initRow(), v.row);
     actors::Resources held = v.held;
     held.set_units("CPU", held.units("CPU") + v.lent);
-    fill_resources(m.initHeld(count(held.all())), held);
+    fill(m.initHeld(length(held)), held);
     m.setGroup(v.group.value);
     m.setBundle(v.bundle);
     m.setActor(v.actor.value);
@@ -73,8 +71,8 @@ template <>
 Result<Worker> from_record(const Bytes& record) {
   return kept(read<records::Worker>(record, [](records::Worker::Reader m) {
     Worker v;
-    v.row = actors::read_worker(m.getRow());
-    v.held = actors::read_resources(m.getHeld());
+    read_into(m.getRow(), v.row);
+    read_into(m.getHeld(), v.held);
     v.group = GroupId{m.getGroup()};
     v.bundle = m.getBundle();
     v.actor = ActorId{m.getActor()};
@@ -89,17 +87,17 @@ Bytes to_record(const Job& v) {
     fill(m.initRow(), v.row);
     if (!v.wants.empty()) {  // once, since thousands of ranks have the same
       fill(m.initLaunches(1)[0], v.launch);
-      fill_resources(m.initWants(1)[0].initAmounts(count(v.wants[0].all())), v.wants[0]);
+      fill(m.initWants(1)[0].initAmounts(length(v.wants[0])), v.wants[0]);
     }
     m.setAddress(v.address);
     m.setPort(v.port);
-    if (!v.processes.empty()) fill_ids(m.initPlaced(count(v.placed)), v.placed);  // a job that has not started is placed anew
-    fill_ids(m.initProcesses(count(v.processes)), v.processes);
+    if (!v.processes.empty()) fill_ids(m.initPlaced(actors::length(v.placed)), v.placed);  // a job that has not started is placed anew
+    fill_ids(m.initProcesses(actors::length(v.processes)), v.processes);
     m.setDriver(v.driver.value);
     m.setAttached(v.attached);
     m.setDetached(v.detached);
     m.setStopping(v.stopping);
-    fill_ids(m.initNodes(count(v.nodes)), v.nodes);
+    fill_ids(m.initNodes(actors::length(v.nodes)), v.nodes);
     m.setOrder(v.order);
   });
 }
@@ -107,11 +105,13 @@ template <>
 Result<Job> from_record(const Bytes& record) {
   return kept(read<records::Job>(record, [](records::Job::Reader m) {
     Job v;
-    v.row = actors::read_job(m.getRow());
-    if (m.getLaunches().size() > 0) v.launch = actors::read_launch(m.getLaunches()[0]);
+    read_into(m.getRow(), v.row);
+    if (m.getLaunches().size() > 0) read_into(m.getLaunches()[0], v.launch);
     KJ_REQUIRE(v.row.num_workers <= actors::GangSpec::kMaxActors, "too many workers");
     if (m.getWants().size() > 0) {
-      v.wants.assign(std::max<std::size_t>(1, v.row.num_workers), actors::read_resources(m.getWants()[0].getAmounts()));
+      actors::Resources wants;
+      read_into(m.getWants()[0].getAmounts(), wants);
+      v.wants.assign(std::max<std::size_t>(1, v.row.num_workers), wants);
     }
     v.address = runtime::text(m.getAddress());
     v.port = m.getPort();
@@ -151,7 +151,7 @@ Result<Gang> from_record(const Bytes& record) {
 Bytes to_record(const Group& v) {
   return write<records::Group>([&](records::Group::Builder m) {
     fill(m.initRow(), v.row);
-    actors::fill_labels(m.initLabels(count(v.labels)), v.labels);
+    fill(m.initLabels(actors::length(v.labels)), v.labels);
     m.setOrder(v.order);
     m.setTogether(v.together);
   });
@@ -160,8 +160,8 @@ template <>
 Result<Group> from_record(const Bytes& record) {
   return kept(read<records::Group>(record, [](records::Group::Reader m) {
     Group v;
-    v.row = actors::read_group(m.getRow());
-    v.labels = actors::read_labels(m.getLabels());
+    read_into(m.getRow(), v.row);
+    read_into(m.getLabels(), v.labels, actors::GroupSpec::kMaxBundles, "labels of bundles", actors::LabelMatch::kMax, "labels");
     KJ_REQUIRE(v.labels.empty() || v.labels.size() == v.row.bundles.size(), "labels of other bundles");
     v.order = m.getOrder();
     v.together = runtime::text(m.getTogether());
