@@ -46,7 +46,7 @@ HostLink::~HostLink() {
 
 void HostLink::leave() {
   if (!thread_.joinable()) return;
-  if (::getpid() != process_) {  // the parent's thread and connections
+  if (process_.forked()) {  // the parent's thread and connections
     thread_.detach();
     (void)new std::shared_ptr<runtime::MessageLayer>(std::move(layer_));
     return;

@@ -9,8 +9,6 @@
 // on another host whose connection ends before the rank has left is marked as gone on this host's membership page.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <deque>
 #include <list>
@@ -25,6 +23,7 @@
 #include "fsdp/link/sums_exchange.h"
 #include "fsdp/link/updates.h"
 #include "fsdp/protocol/remote_sums.h"
+#include "runtime/core/owner_process.h"
 
 namespace shoal::fsdp {
 
@@ -109,7 +108,7 @@ class HostLink final : public RemoteSums {
   std::mutex mutex_;
   std::deque<Posted> posted_;  // guarded by mutex_
   std::atomic<bool> leaving_{false}, ended_{false};
-  const pid_t process_ = ::getpid();
+  const OwnerProcess process_;
   std::thread thread_;
 };
 

@@ -1,7 +1,6 @@
 #include "fsdp/protect/replica_link.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <chrono>
 
@@ -40,7 +39,7 @@ ReplicaLink::Held::Held(ReplicaLink& link, Ward ward)
                 }}) {}
 
 ReplicaLink::ReplicaLink(StepRecord record, Memories arenas, Options options)
-    : options_(std::move(options)), source_(record, std::move(arenas)), process_(::getpid()) {
+    : options_(std::move(options)), source_(record, std::move(arenas)) {
   if (options_.buddy >= 0) sender_.emplace(*options_.layer, options_.buddy, kChannels);
   for (auto& ward : options_.wards) {
     costs_.memory_bytes += ward.memory.size();
@@ -57,7 +56,7 @@ ReplicaLink::~ReplicaLink() {
 
 void ReplicaLink::stop() {
   if (!thread_.joinable()) return;
-  if (::getpid() != process_) {  // the parent's thread and connections
+  if (process_.forked()) {  // the parent's thread and connections
     thread_.detach();
     (void)new std::shared_ptr<runtime::MessageLayer>(std::move(options_.layer));
     return;

@@ -5,8 +5,6 @@
 // next step of an owner once it has made the last update, so at most one is on its way.
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <functional>
 #include <list>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "fsdp/protect/replica.h"
+#include "runtime/core/owner_process.h"
 #include "runtime/loop/clock.h"
 #include "runtime/shm/memory.h"
 #include "runtime/transport/message_layer.h"
@@ -118,7 +117,7 @@ class ReplicaLink {
   std::atomic<std::uint64_t> got_{0};        // number of the last request that the buddy has; the highest one after an error
   std::atomic<std::uint64_t> committed_{0};  // the last step that counts
   std::atomic<bool> stopping_{false};
-  const pid_t process_;
+  const OwnerProcess process_;
   std::thread thread_;
 };
 

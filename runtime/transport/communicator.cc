@@ -52,6 +52,12 @@ Result<void> check_all_reduce(std::size_t input, std::size_t output, DType dtype
 
 WorkPtr failed_work(Error error) { return std::make_shared<FailedWork>(std::move(error)); }
 
+Error made_in_forked_child() {
+  return unavailable("this process was forked from one that is a rank of the group")
+      .with_reason("Forked")
+      .with_hint("make the calls in the parent");
+}
+
 Result<DType> parse_dtype(std::string_view name) {
   if (const auto dtype = find_dtype(name)) return *dtype;
   std::string known;

@@ -153,5 +153,7 @@ class Communicator {
 
 // Returns a Work that failed before it began.
 WorkPtr failed_work(Error error);
+// The error of a call in a child that was forked from a rank's process.
+Error made_in_forked_child();
 
 }  // namespace shoal::runtime

@@ -2,12 +2,11 @@
 // copy of the pointer, and no use of the object.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <mutex>
 #include <shared_mutex>
+
+#include "runtime/core/owner_process.h"
 
 namespace shoal::actors {
 
@@ -26,7 +25,7 @@ class Outlived {
     use(*target_);
     return true;
   }
-  bool forked() const { return getpid() != process_; }
+  bool forked() const { return process_.forked(); }
   // True as soon as end() waits: a long call returns then.
   bool ending() const { return ending_; }
 
@@ -38,7 +37,7 @@ class Outlived {
   }
 
  private:
-  const pid_t process_ = getpid();
+  const OwnerProcess process_;
   std::atomic<bool> ending_ = false;
   std::shared_mutex mutex_;  // held by end() alone, and by calls together
   T* target_;                // null after end()

@@ -1,11 +1,11 @@
 #include "actors/session/references/handles.h"
 
-#include <unistd.h>
-
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "runtime/core/owner_process.h"
 
 namespace shoal::actors {
 
@@ -21,7 +21,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   State(References& r, Ways w) : references(r), ways(std::move(w)) {}
 
   void gone(Gone handle) {
-    if (getpid() != pid) return;
+    if (process.forked()) return;
     const std::lock_guard lock(mutex);
     if (over) return;
     untold.push_back(std::move(handle));
@@ -89,7 +89,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
 
   References& references;
   const Ways ways;
-  const pid_t pid = getpid();
+  const OwnerProcess process;
   ActorId own;
   std::optional<LifetimeToken> own_token;
   std::map<ActorId, Made> made;

@@ -1,9 +1,9 @@
 #include "actors/session/references/references.h"
 
-#include <unistd.h>
-
 #include <map>
 #include <mutex>
+
+#include "runtime/core/owner_process.h"
 
 namespace shoal::actors {
 
@@ -12,7 +12,7 @@ struct References::State {
     std::int64_t holds = 0;
     std::int64_t counted = 0;  // references that the node counts for this process
   };
-  const pid_t pid = getpid();
+  const OwnerProcess process;
   std::mutex mutex;
   std::map<ObjectKey, Here> here;
   std::vector<Change> untold;
@@ -29,7 +29,7 @@ struct References::Hold {
   std::shared_ptr<State> state;
   std::vector<ObjectKey> objects;
   ~Hold() {
-    if (getpid() != state->pid) return;
+    if (state->process.forked()) return;
     const std::lock_guard lock(state->mutex);
     for (const ObjectKey& o : objects) {
       const auto it = state->here.find(o);

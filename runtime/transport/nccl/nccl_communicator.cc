@@ -1,7 +1,5 @@
 #include "runtime/transport/nccl/nccl_communicator.h"
 
-#include <unistd.h>
-
 #include <fmt/format.h>
 
 #include "runtime/transport/cuda_ipc/ipc_api.h"
@@ -70,8 +68,7 @@ Result<std::shared_ptr<Communicator>> NcclCommunicator::make(CommunicatorRequest
 
 NcclCommunicator::NcclCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<Communicator> control,
                                    std::shared_ptr<const Device> device, DeviceMemory scratch)
-    : pid_(getpid()),
-      request_(std::move(request)),
+    : request_(std::move(request)),
       clock_(std::move(clock)),
       control_(std::move(control)),
       device_(std::move(device)),
@@ -87,7 +84,7 @@ Result<void> NcclCommunicator::start(const NcclApi& api) {
 
 NcclCommunicator::~NcclCommunicator() {
   // The thread and the device's context do not exist in a forked child, while the parent remains a rank.
-  if (getpid() != pid_) {
+  if (process_.forked()) {
     (void)driver_.release();
     return;
   }
@@ -100,11 +97,7 @@ void NcclCommunicator::leave() {
 }
 
 std::optional<Error> NcclCommunicator::unusable(std::string_view what) const {
-  if (getpid() != pid_) {
-    return unavailable("this process was forked from one that is a rank of the group")
-        .with_reason("Forked")
-        .with_hint("make the calls in the parent");
-  }
+  if (process_.forked()) return made_in_forked_child();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   if (auto cause = failed()) return std::move(*cause).in(std::string(what));
   return std::nullopt;

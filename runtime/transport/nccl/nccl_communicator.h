@@ -7,8 +7,7 @@
 // NCCL adds in an order of its own, so sums may differ from other transports' in their last bits. They are the same on every rank.
 #pragma once
 
-#include <sys/types.h>
-
+#include "runtime/core/owner_process.h"
 #include "runtime/transport/communicator_request.h"
 #include "runtime/transport/nccl/nccl_driver.h"
 
@@ -57,7 +56,7 @@ class NcclCommunicator final : public Communicator, public std::enable_shared_fr
   std::optional<Error> unusable(std::string_view what) const;
   std::optional<CudaStream> after() const;
 
-  const pid_t pid_;
+  const OwnerProcess process_;
   const CommunicatorRequest request_;
   const std::shared_ptr<Clock> clock_;
   const std::shared_ptr<Communicator> control_;

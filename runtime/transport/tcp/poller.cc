@@ -35,7 +35,7 @@ void Poller::add(int socket, Pollable& pollable) {
 
 void Poller::remove(int socket) {
   // A forked child shares the parent's epoll.
-  if (socket >= 0 && getpid() == pid_) (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
+  if (socket >= 0 && !process_.forked()) (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket, nullptr);
 }
 
 void Poller::forget(int socket, Pollable& pollable) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/core/fd.h"
+#include "runtime/core/owner_process.h"
 #include "runtime/core/result.h"
 #include "runtime/loop/clock.h"
 
@@ -42,7 +43,7 @@ class Poller {
   void wake();  // any thread
 
  private:
-  const pid_t pid_ = getpid();
+  const OwnerProcess process_;
   Fd epoll_, wake_;
   std::vector<Pollable*> queued_, turn_;
 };

@@ -76,7 +76,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   };
 
   // True in a child that was forked from the rank's process. It only closes its copies of the descriptors.
-  bool forked() const { return getpid() != pid_; }
+  bool forked() const { return process_.forked(); }
   static void refuse(Transfer& transfer) { transfer.state = Transfer::State::kFailed; }
   Other& at(int rank) { return others_[static_cast<std::size_t>(rank)]; }
   void transfer_ended() override { ++num_ended_; }
@@ -96,7 +96,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   bool concluded(Calling& calling);
   void check();
 
-  const pid_t pid_ = getpid();
+  const OwnerProcess process_;
   const TcpOptions options_;
   const ConnectionPlan plan_;
   const std::unique_ptr<Random> random_;

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "runtime/core/fd.h"
+#include "runtime/core/owner_process.h"
 #include "runtime/transport/ucx/ucx_library.h"
 
 namespace shoal::runtime {
@@ -60,7 +61,7 @@ class UcxLayer final : public MessageLayer {
     return unavailable(fmt::format("{} failed in UCX {}: {}", what, ucx_.version, ucx_.status_string(status)));
   }
   // True in a child that was forked from the rank's process: UCX has no use there.
-  bool forked() const { return getpid() != pid_; }
+  bool forked() const { return process_.forked(); }
   void connect(Peer& peer);
   void close_endpoints(std::uint32_t flags);
   void cancel_receives();
@@ -71,7 +72,7 @@ class UcxLayer final : public MessageLayer {
   void ended(Transfer& transfer, ucs_status_t status, std::size_t bytes);
 
   const UcxLibrary& ucx_;
-  const pid_t pid_ = getpid();
+  const OwnerProcess process_;
   const int rank_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
