@@ -2,11 +2,25 @@
 
 namespace shoal::runtime {
 
-PendingOperations::PendingOperations(int world_size)
-    : sends_(static_cast<std::size_t>(world_size)), receives_(static_cast<std::size_t>(world_size)) {}
+namespace {
+
+// How often a thread that waits for its turn to drive checks for signals.
+constexpr auto kTurn = std::chrono::milliseconds(50);
+// How often the lane checks for work when it has none.
+constexpr auto kIdle = std::chrono::seconds(1);
+
+}  // namespace
+
+PendingOperations::PendingOperations(int world_size, OperationDriver& driver, const std::function<bool()>& interrupted)
+    : driver_(driver),
+      interrupted_(interrupted),
+      sends_(static_cast<std::size_t>(world_size)),
+      receives_(static_cast<std::size_t>(world_size)) {}
 
 PendingOperations::~PendingOperations() {
-  if (getpid() != pid_) (void)changed_.release();
+  if (!forked()) return;
+  (void)changed_.release();
+  (void)lane_.release();
 }
 
 void PendingOperations::add_collective(const Lock&, OperationPtr operation) {
@@ -32,6 +46,57 @@ void PendingOperations::count(const Operation& operation) {
   queues_changed_.store(true, std::memory_order_release);
 }
 
+void PendingOperations::submitted(Lock lock, const Operation& operation) {
+  if (operation.call().background && !lane_) lane_ = std::make_unique<SideThread>([this] { run_lane(); });
+  const bool wake = driving_;
+  lock.unlock();
+  changed_->notify_all();
+  if (wake) driver_.wake();
+}
+
+void PendingOperations::await_turn(Lock& lock) { changed_->wait_for(lock, kTurn); }
+
+Result<void> PendingOperations::wait(const OperationPtr& operation) {
+  if (operation->done()) return {};
+  if (forked()) return fail(made_in_forked_child());
+  auto lock = this->lock();
+  count_wait(lock, 1);
+  Result<void> out;
+  bool drove = false;
+  while (out && !operation->done() && !driver_.over(drove)) {
+    if (driving_ || driver_.wanted()) {
+      await_turn(lock);
+      lock.unlock();
+      if (interrupted_ && interrupted_()) out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+      lock.lock();
+    } else {
+      out = take_turn(lock, [&] { return driver_.drive(operation); });
+      drove = true;
+    }
+  }
+  count_wait(lock, -1);
+  if (!out || operation->done()) return out;
+  abandon(lock, *operation);
+  return fail(driver_.failure_in(operation->what()));
+}
+
+bool PendingOperations::settle(const OperationPtr& operation) {
+  const auto ended = wait(operation);
+  return ended || ended.error().reason() != "Interrupted";
+}
+
+void PendingOperations::run_lane() {
+  auto lock = this->lock();
+  while (!stopping_) {
+    const bool work = num_background_ > 0;
+    if (!work || driving_ || driver_.wanted() || driver_.has_failed()) {
+      changed_->wait_for(lock, work ? Duration(kTurn) : Duration(kIdle));
+      continue;
+    }
+    (void)take_turn(lock, [&] { return driver_.drive(nullptr); });
+  }
+}
+
 void PendingOperations::abandon(const Lock&, Operation& operation) {
   operation.abandon();
   queues_changed_.store(true, std::memory_order_release);
@@ -43,6 +108,8 @@ void PendingOperations::stop() {
     stopping_ = true;
   }
   changed_->notify_all();
+  driver_.wake();
+  lane_.reset();
 }
 
 bool PendingOperations::background_is_over() {

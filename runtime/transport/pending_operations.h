@@ -1,34 +1,60 @@
-// The operations that a rank has submitted and that have not finished. One thread at a time takes the turn to drive them.
+// The operations that a rank has submitted and that have not finished. One thread at a time takes the turn to drive them. How to drive them
+// is up to the communicator (OperationDriver).
 //
 // An operation is in a queue from its submission to finish(). One queue has the collectives; each other rank has a queue of sends and one
 // of receives. Only the first operation of each queue, its head, advances. Any thread submits and waits. A waiting thread drives operations
-// until its own is done. While another thread drives, it sleeps until something changes.
+// until its own is done. While another thread drives, it sleeps until something changes. The first background operation starts a thread,
+// the lane, which drives while background operations are pending.
 #pragma once
-
-#include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "runtime/core/owner_process.h"
+#include "runtime/loop/side_thread.h"
 #include "runtime/transport/operation.h"
 
 namespace shoal::runtime {
+
+// The part of PendingOperations that differs between communicators.
+class OperationDriver {
+ public:
+  // Advances operations until `until` is done (null: until no background operation is left), or the group has failed. Returns
+  // Cancelled/Interrupted if a signal ended it. Called by the thread that has the turn.
+  virtual Result<void> drive(const OperationPtr& until) = 0;
+  // Makes the thread that drives check its end. Any thread.
+  virtual void wake() = 0;
+  // True while a thread wants the turn for something else: drive() is not called then.
+  virtual bool wanted() const { return false; }
+  virtual bool has_failed() const = 0;
+  // True if drive() can complete no further operation. `drove`: this wait has called it already.
+  virtual bool over(bool drove) const = 0;
+  // The group's failure, as the error of the call `what`.
+  virtual Error failure_in(const std::string& what) const = 0;
+
+ protected:
+  ~OperationDriver() = default;
+};
 
 class PendingOperations {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  explicit PendingOperations(int world_size);
-  // In a forked child, leaves the condition variable as it is: threads that exist in the parent only may wait for it.
+  // A wait polls `interrupted`, unless that is empty. The driver and it outlive this object.
+  PendingOperations(int world_size, OperationDriver& driver, const std::function<bool()>& interrupted);
+  // In a forked child, leaves the condition variable and the lane as they are: threads that exist in the parent only use them.
   ~PendingOperations();
   PendingOperations(const PendingOperations&) = delete;
   PendingOperations& operator=(const PendingOperations&) = delete;
   Lock lock() { return Lock(mutex_); }
+  // True in a child that was forked from the rank's process.
+  bool forked() const { return process_.forked(); }
 
   // ---- to be called with the lock ----
   std::uint64_t next_sequence(const Lock&) { return ++sequence_; }
@@ -36,14 +62,8 @@ class PendingOperations {
   void add_send(const Lock&, int to, OperationPtr operation);
   void add_receive(const Lock&, int from, OperationPtr operation);
   bool driven(const Lock&) const { return driving_; }
-  bool stopped(const Lock&) const { return stopping_; }
-  bool has_background(const Lock&) const { return num_background_ > 0; }
-  // Adds to the number of this thread's waits. Waits of a thread that submits nothing, such as one that completes futures, do not count.
-  void count_wait(const Lock&, int change) {
-    if (std::this_thread::get_id() == submitter_) submitter_waits_ += change;
-  }
-  // Stops the progress of an operation whose caller has freed its buffers or is about to.
-  void abandon(const Lock&, Operation& operation);
+  // To be called once the operation is added: makes a thread drive it.
+  void submitted(Lock lock, const Operation& operation);
   // Runs `drive` without the lock. Until it returns, no other thread drives.
   template <class F>
   Result<void> take_turn(Lock& lock, F&& drive) {
@@ -55,14 +75,17 @@ class PendingOperations {
     changed_->notify_all();
     return out;
   }
-  // Sleeps until another thread calls notify_all(), at most for `limit`.
-  void wait(Lock& lock, Duration limit) { changed_->wait_for(lock, limit); }
+  // For a thread that waits for its turn: sleeps until another thread gives it up or submits, at most for 50 ms.
+  void await_turn(Lock& lock);
 
   // ---- to be called without the lock ----
 
-  // Wakes the threads that sleep in wait().
-  void notify_all() { changed_->notify_all(); }
-  // Ends the background thread (ShmCommunicator::run_lane). Operations that are still pending make no more progress.
+  // Waits until the operation is done. After a failure of the group the operation uses its buffers no more. Returns Cancelled/Interrupted
+  // if a signal ended the wait.
+  Result<void> wait(const OperationPtr& operation);
+  // To be called after the group's failure: makes the operation use its buffers no more. Returns false if a signal interrupted this.
+  bool settle(const OperationPtr& operation);
+  // Ends the lane. Operations that are still pending make no more progress.
   void stop();
   bool background_is_over();
   // True if the thread that makes the calls waits, and no other thread makes calls that could end the wait. Then a cycle of waits is a
@@ -78,8 +101,17 @@ class PendingOperations {
 
  private:
   void count(const Operation& operation);
+  // Adds to the number of this thread's waits. Waits of a thread that submits nothing, such as one that completes futures, do not count.
+  void count_wait(const Lock&, int change) {
+    if (std::this_thread::get_id() == submitter_) submitter_waits_ += change;
+  }
+  // Stops the progress of an operation whose caller has freed its buffers or is about to.
+  void abandon(const Lock&, Operation& operation);
+  void run_lane();
 
-  const pid_t pid_ = getpid();
+  const OwnerProcess process_;
+  OperationDriver& driver_;
+  const std::function<bool()>& interrupted_;
   std::mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
 
@@ -94,6 +126,7 @@ class PendingOperations {
   int submitter_waits_ = 0;
   bool driving_ = false;
   bool stopping_ = false;
+  std::unique_ptr<SideThread> lane_;
 
   std::atomic<bool> queues_changed_{false};
 };

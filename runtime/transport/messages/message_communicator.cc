@@ -1,7 +1,5 @@
 #include "runtime/transport/messages/message_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <numeric>
 
@@ -15,8 +13,6 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls look()
 constexpr auto kInFlight = std::chrono::milliseconds(20);  // for messages that were sent before a failure
-constexpr auto kTurn = std::chrono::milliseconds(50);      // interval at which a thread that waits for its turn asks for a signal
-constexpr auto kIdle = std::chrono::seconds(1);            // the same for the lane, without background operations
 
 }  // namespace
 
@@ -26,9 +22,10 @@ class MessageCommunicator::MessageWork final : public Work {
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   // Also after a failure, done() implies that the operation uses its buffers no more.
   bool done() const override {
-    return operation_->done() || communicator_->forked() || (communicator_->failed() && communicator_->settle(operation_));
+    return operation_->done() || communicator_->pending_.forked() ||
+           (communicator_->failed() && communicator_->pending_.settle(operation_));
   }
-  Result<void> wait() override { return communicator_->wait(operation_); }
+  Result<void> wait() override { return communicator_->pending_.wait(operation_); }
 
  private:
   const std::shared_ptr<MessageCommunicator> communicator_;
@@ -50,22 +47,15 @@ Result<std::shared_ptr<Communicator>> MessageCommunicator::make(CommunicatorRequ
 
 MessageCommunicator::MessageCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<MessageLayer> layer,
                                          std::vector<int> ranks, int rank, std::uint64_t generation)
-    : pid_(getpid()),
-      request_(std::move(request)),
+    : request_(std::move(request)),
       clock_(std::move(clock)),
       generation_(generation),
-      pending_(static_cast<int>(ranks.size())),
+      pending_(static_cast<int>(ranks.size()), *this, request_.interrupted),
       group_(std::move(layer), std::move(ranks), rank, *clock_, request_) {}
 
 MessageCommunicator::~MessageCommunicator() {
-  if (forked()) {
-    // The thread does not exist in the forked child, while the parent remains a rank.
-    (void)lane_.release();
-    return;
-  }
+  if (pending_.forked()) return;  // the parent remains a rank
   pending_.stop();
-  group_.layer()->wake();
-  lane_.reset();
   leave();
 }
 
@@ -74,7 +64,7 @@ void MessageCommunicator::in_turn(PendingOperations::Lock& lock, F&& act) const 
   ++wanted_;
   while (pending_.driven(lock)) {
     group_.layer()->wake();
-    pending_.wait(lock, kTurn);
+    pending_.await_turn(lock);
   }
   (void)pending_.take_turn(lock, [&]() -> Result<void> {
     --wanted_;
@@ -84,34 +74,28 @@ void MessageCommunicator::in_turn(PendingOperations::Lock& lock, F&& act) const 
 }
 
 void MessageCommunicator::leave() {
-  if (forked() || left_.exchange(true)) return;
+  if (pending_.forked() || left_.exchange(true)) return;
   auto lock = pending_.lock();
   in_turn(lock, [this] { group_.leave(); });
 }
 
-bool MessageCommunicator::forked() const { return getpid() != pid_; }
-
 std::optional<Error> MessageCommunicator::unusable() const {
-  if (forked()) {
-    return unavailable("this process was forked from one that is a rank of the group")
-        .with_reason("Forked")
-        .with_hint("make the calls in the parent");
-  }
+  if (pending_.forked()) return made_in_forked_child();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   return std::nullopt;
 }
 
 void MessageCommunicator::abort(const Error& cause) {
-  if (forked()) return;
+  if (pending_.forked()) return;
   group_.fail(cause);
   auto lock = pending_.lock();
   in_turn(lock, [this] { group_.close(); });
 }
 
-std::optional<Error> MessageCommunicator::failed() const { return forked() ? unusable() : group_.failure(); }
+std::optional<Error> MessageCommunicator::failed() const { return pending_.forked() ? unusable() : group_.failure(); }
 
 std::vector<int> MessageCommunicator::lost() const {
-  if (forked()) return {};
+  if (pending_.forked()) return {};
   if (group_.closed()) return group_.lost();  // does not drive the layer, which may belong to the next generation
   std::vector<int> out;
   auto lock = pending_.lock();
@@ -150,16 +134,12 @@ Result<void> MessageCommunicator::read(Window&, int, std::size_t, MutableBytes) 
 // ---- submitting --------------------------------------------------------------------------------------------------------------------
 
 WorkPtr MessageCommunicator::submitted(PendingOperations::Lock lock, OperationPtr operation) {
-  if (operation->call().background && !lane_) lane_ = std::make_unique<SideThread>([this] { run_lane(); });
-  const bool wake = pending_.driven(lock);
-  lock.unlock();
-  pending_.notify_all();
-  if (wake) group_.layer()->wake();
+  pending_.submitted(std::move(lock), *operation);
   return std::make_shared<MessageWork>(shared_from_this(), std::move(operation));
 }
 
 WorkPtr MessageCommunicator::start_collective(CollectiveSpec spec, Call call) {
-  if (forked()) return failed_work(*unusable());
+  if (pending_.forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation =
@@ -170,7 +150,7 @@ WorkPtr MessageCommunicator::start_collective(CollectiveSpec spec, Call call) {
 }
 
 WorkPtr MessageCommunicator::start_send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call) {
-  if (forked()) return failed_work(*unusable());
+  if (pending_.forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   // The const_cast is safe: a send only reads. MessageToRank has one span type for both directions.
@@ -183,7 +163,7 @@ WorkPtr MessageCommunicator::start_send(ConstBytes data, int to, DType dtype, st
 }
 
 WorkPtr MessageCommunicator::start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) {
-  if (forked()) return failed_work(*unusable());
+  if (pending_.forked()) return failed_work(*unusable());
   auto lock = pending_.lock();
   if (auto error = unusable()) return failed_work(*std::move(error));
   auto operation =
@@ -193,51 +173,19 @@ WorkPtr MessageCommunicator::start_receive(MutableBytes data, int from, DType dt
   return submitted(std::move(lock), std::move(operation));
 }
 
-// ---- waiting -----------------------------------------------------------------------------------------------------------------------
+// ---- driving -----------------------------------------------------------------------------------------------------------------------
 
-Result<void> MessageCommunicator::wait(const OperationPtr& operation) {
-  if (operation->done()) return {};
-  if (forked()) return fail(*unusable());
-  auto lock = pending_.lock();
-  pending_.count_wait(lock, 1);
-  Result<void> out;
-  while (!operation->done() && !(failed() && group_.closed())) {
-    if (pending_.driven(lock) || wanted_ > 0) {
-      pending_.wait(lock, kTurn);
-      lock.unlock();
-      const bool stop = request_.interrupted && request_.interrupted();
-      lock.lock();
-      if (stop) {
-        out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
-        break;
-      }
-      continue;
-    }
-    out = pending_.take_turn(lock, [&] { return drive([&] { return operation->done(); }, operation); });
-    if (!out) break;
-  }
-  pending_.count_wait(lock, -1);
-  if (!out || operation->done()) return out;
-  pending_.abandon(lock, *operation);
-  return fail(group_.failure_in(operation->what()));
+Result<void> MessageCommunicator::drive(const OperationPtr& until) {
+  return until ? drive([&] { return until->done(); }, until) : drive([this] { return pending_.background_is_over(); }, until);
 }
 
-bool MessageCommunicator::settle(const OperationPtr& operation) {
-  const auto ended = wait(operation);
-  return ended || ended.error().reason() != "Interrupted";
-}
+void MessageCommunicator::wake() { group_.layer()->wake(); }
 
-void MessageCommunicator::run_lane() {
-  auto lock = pending_.lock();
-  while (!pending_.stopped(lock)) {
-    const bool work = pending_.has_background(lock);
-    if (!work || pending_.driven(lock) || wanted_ > 0 || failed()) {
-      pending_.wait(lock, work ? Duration(kTurn) : Duration(kIdle));
-      continue;
-    }
-    (void)pending_.take_turn(lock, [&] { return drive([&] { return pending_.background_is_over(); }, nullptr); });
-  }
-}
+bool MessageCommunicator::has_failed() const { return failed().has_value(); }
+
+bool MessageCommunicator::over(bool) const { return has_failed() && group_.closed(); }
+
+Error MessageCommunicator::failure_in(const std::string& what) const { return group_.failure_in(what); }
 
 template <class Over>
 Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& until) {

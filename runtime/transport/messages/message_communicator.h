@@ -6,14 +6,13 @@
 #include <memory>
 #include <optional>
 
-#include "runtime/loop/side_thread.h"
 #include "runtime/transport/communicator_request.h"
 #include "runtime/transport/messages/message_group.h"
 #include "runtime/transport/pending_operations.h"
 
 namespace shoal::runtime {
 
-class MessageCommunicator final : public Communicator, public std::enable_shared_from_this<MessageCommunicator> {
+class MessageCommunicator final : public Communicator, private OperationDriver, public std::enable_shared_from_this<MessageCommunicator> {
  public:
   static Result<std::shared_ptr<Communicator>> make(CommunicatorRequest request, std::shared_ptr<Clock> clock);
   ~MessageCommunicator() override;
@@ -42,14 +41,17 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   WorkPtr start_receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call) override;
 
   WorkPtr submitted(PendingOperations::Lock lock, OperationPtr operation);
-  bool forked() const;  // true in a child that was forked from the rank's process
   std::optional<Error> unusable() const;
-  Result<void> wait(const OperationPtr& operation);
-  bool settle(const OperationPtr& operation);
-  void run_lane();
   // Runs `act` as the driving thread. A thread that drives gives its turn up for this.
   template <class F>
   void in_turn(PendingOperations::Lock& lock, F&& act) const;
+
+  Result<void> drive(const OperationPtr& until) override;
+  void wake() override;
+  bool wanted() const override { return wanted_ > 0; }
+  bool has_failed() const override;
+  bool over(bool drove) const override;
+  Error failure_in(const std::string& what) const override;
 
   // ---- the driving thread ----
   template <class Over>
@@ -62,7 +64,6 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   void check_limit(const Operation& operation, TimePoint now);
   std::string describe(int rank) const;
 
-  const pid_t pid_;
   const CommunicatorRequest request_;
   const std::shared_ptr<Clock> clock_;
   const std::uint64_t generation_;
@@ -72,7 +73,6 @@ class MessageCommunicator final : public Communicator, public std::enable_shared
   TimePoint warn_at_{};              // time of its next warning
   std::atomic<bool> left_{false};
   mutable std::atomic<int> wanted_{0};  // threads that wait in in_turn()
-  std::unique_ptr<SideThread> lane_;    // drives background operations
   mutable MessageGroup group_;          // last: its end ends the transfers of pending operations
 };
 

@@ -1,7 +1,5 @@
 #include "runtime/transport/shm/shm_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -12,11 +10,6 @@
 namespace shoal::runtime {
 
 namespace {
-
-// How often a thread that waits for its turn to drive checks for signals.
-constexpr auto kTurn = std::chrono::milliseconds(50);
-// How often the background thread checks for work when it has none.
-constexpr auto kIdle = std::chrono::seconds(1);
 
 class ShmWindow final : public Window {
  public:
@@ -40,8 +33,8 @@ class ShmCommunicator::ShmWork final : public Work {
   ShmWork(std::shared_ptr<ShmCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   // After a failure, done() is true only once the operation uses its buffers no more.
-  bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->settle(operation_)); }
-  Result<void> wait() override { return communicator_->wait(operation_); }
+  bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->pending_.settle(operation_)); }
+  Result<void> wait() override { return communicator_->pending_.wait(operation_); }
 
  private:
   const std::shared_ptr<ShmCommunicator> communicator_;
@@ -75,46 +68,33 @@ Result<std::shared_ptr<Communicator>> ShmCommunicator::make_generation(Communica
 
 ShmCommunicator::ShmCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<Mapping> mapping,
                                  std::uint64_t generation, std::optional<ShmGroup::Former> former)
-    : pid_(getpid()),
-      request_(std::move(request)),
+    : request_(std::move(request)),
       clock_(std::move(clock)),
       generation_(generation),
       group_(std::move(mapping), {request_.world_size, request_.memory->chunk_bytes, request_.memory->channel_bytes}, request_.rank,
              std::move(former)),
-      pending_(request_.world_size),
+      pending_(request_.world_size, *this, request_.interrupted),
       progress_(group_, pending_, request_, *clock_) {}
 
 ShmCommunicator::~ShmCommunicator() {
-  if (forked()) {
-    // The thread does not exist in the forked child, while the parent remains a rank.
-    (void)lane_.release();
-    return;
-  }
+  if (pending_.forked()) return;  // the parent remains a rank
   pending_.stop();
-  group_.notify_all();
-  lane_.reset();
   leave();
 }
 
 void ShmCommunicator::leave() {
-  if (forked() || left_.exchange(true)) return;
+  if (pending_.forked() || left_.exchange(true)) return;
   group_.ledger().leave();
 }
 
-bool ShmCommunicator::forked() const { return getpid() != pid_; }
-
 std::optional<Error> ShmCommunicator::unusable() const {
-  if (forked()) {
-    return unavailable("this process was forked from one that is a rank of the group")
-        .with_reason("Forked")
-        .with_hint("make the calls in the parent");
-  }
+  if (pending_.forked()) return made_in_forked_child();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   return std::nullopt;
 }
 
 void ShmCommunicator::abort(const Error& cause) {
-  if (!forked()) group_.ledger().fail(cause);
+  if (!pending_.forked()) group_.ledger().fail(cause);
 }
 
 std::optional<Error> ShmCommunicator::failed() const { return group_.ledger().failure(); }
@@ -138,11 +118,7 @@ Result<std::shared_ptr<Communicator>> ShmCommunicator::reform() {
 // Each function checks first that this process is no forked child: another thread of the parent may have held the locks when it was forked.
 
 WorkPtr ShmCommunicator::submitted(PendingOperations::Lock lock, OperationPtr operation) {
-  if (operation->call().background && !lane_) lane_ = std::make_unique<SideThread>([this] { run_lane(); });
-  const bool wake = pending_.driven(lock);
-  lock.unlock();
-  pending_.notify_all();
-  if (wake) group_.notify_all();  // the thread that drives sleeps on the membership page
+  pending_.submitted(std::move(lock), *operation);
   return std::make_shared<ShmWork>(shared_from_this(), std::move(operation));
 }
 
@@ -224,50 +200,17 @@ Result<void> ShmCommunicator::read(Window& window, int from, std::size_t offset,
   return {};
 }
 
-// ---- waiting -----------------------------------------------------------------------------------------------------------------------
+// ---- driving -----------------------------------------------------------------------------------------------------------------------
 
-Result<void> ShmCommunicator::wait(const OperationPtr& operation) {
-  if (operation->done()) return {};
-  if (forked()) return fail(*unusable());
-  auto lock = pending_.lock();
-  pending_.count_wait(lock, 1);
-  Result<void> out;
-  while (!operation->done()) {
-    if (pending_.driven(lock)) {
-      pending_.wait(lock, kTurn);
-      lock.unlock();
-      const bool stop = request_.interrupted && request_.interrupted();
-      lock.lock();
-      if (stop) {
-        out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
-        break;
-      }
-      continue;
-    }
-    out = pending_.take_turn(lock, [&] { return progress_.drive(operation); });
-    if (!out || failed()) break;
-  }
-  pending_.count_wait(lock, -1);
-  if (!out || operation->done()) return out;
-  pending_.abandon(lock, *operation);
-  return fail(group_.failure_in(operation->what()));
-}
+Result<void> ShmCommunicator::drive(const OperationPtr& until) { return until ? progress_.drive(until) : progress_.drive_background(); }
 
-bool ShmCommunicator::settle(const OperationPtr& operation) {
-  const auto ended = wait(operation);
-  return ended || ended.error().reason() != "Interrupted";
-}
+void ShmCommunicator::wake() { group_.notify_all(); }  // the thread that drives sleeps on the membership page
 
-void ShmCommunicator::run_lane() {
-  auto lock = pending_.lock();
-  while (!pending_.stopped(lock)) {
-    const bool work = pending_.has_background(lock);
-    if (!work || pending_.driven(lock) || failed()) {
-      pending_.wait(lock, work ? Duration(kTurn) : Duration(kIdle));
-      continue;
-    }
-    (void)pending_.take_turn(lock, [&] { return progress_.drive_background(); });
-  }
-}
+bool ShmCommunicator::has_failed() const { return group_.ledger().failure().has_value(); }
+
+// A wait drives once after a failure, because operations whose inputs were all there before it still complete.
+bool ShmCommunicator::over(bool drove) const { return drove && has_failed(); }
+
+Error ShmCommunicator::failure_in(const std::string& what) const { return group_.failure_in(what); }
 
 }  // namespace shoal::runtime

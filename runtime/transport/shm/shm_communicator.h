@@ -1,11 +1,8 @@
 // The Communicator of ranks that share memory: every rank writes its inputs into it and reads those of the others.
 //
 // Data goes chunk by chunk, with one copy into shared memory and one reduction or copy out of it (shm_operation.h). A thread that waits for
-// an operation advances all pending ones (shm_progress.h). The first background operation starts a thread, which advances operations while
-// background ones are pending.
+// an operation advances all pending ones (shm_progress.h).
 #pragma once
-
-#include <sys/types.h>
 
 #include <atomic>
 #include <deque>
@@ -14,13 +11,12 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/loop/side_thread.h"
 #include "runtime/transport/communicator_request.h"
 #include "runtime/transport/shm/shm_progress.h"
 
 namespace shoal::runtime {
 
-class ShmCommunicator final : public Communicator, public std::enable_shared_from_this<ShmCommunicator> {
+class ShmCommunicator final : public Communicator, private OperationDriver, public std::enable_shared_from_this<ShmCommunicator> {
  public:
   // Makes the first generation. The request has shared memory. Does not wait for the other ranks; the first operation does.
   static Result<std::shared_ptr<Communicator>> make(CommunicatorRequest request, std::shared_ptr<Clock> clock);
@@ -53,15 +49,14 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   OperationPtr message(int from, int to, MutableBytes data, DType dtype, std::uint32_t tag, Call call) const;
   WorkPtr submitted(PendingOperations::Lock lock, OperationPtr operation);
 
-  Result<void> wait(const OperationPtr& operation);
-  // To be called after the group's failure: makes the operation use its buffers no more. Returns false if a signal interrupted the wait for
-  // this.
-  bool settle(const OperationPtr& operation);
-  void run_lane();
-  bool forked() const;  // true in a child that was forked from the rank's process
   std::optional<Error> unusable() const;
 
-  const pid_t pid_;
+  Result<void> drive(const OperationPtr& until) override;
+  void wake() override;
+  bool has_failed() const override;
+  bool over(bool drove) const override;
+  Error failure_in(const std::string& what) const override;
+
   const CommunicatorRequest request_;
   const std::shared_ptr<Clock> clock_;
   const std::uint64_t generation_;
@@ -73,8 +68,6 @@ class ShmCommunicator final : public Communicator, public std::enable_shared_fro
   std::mutex windows_mutex_;
   // For each window: the size of this rank's part, then the sizes of all ranks' parts.
   std::deque<std::vector<std::size_t>> window_sizes_;
-
-  std::unique_ptr<SideThread> lane_;  // guarded by pending_.lock()
 };
 
 }  // namespace shoal::runtime
