@@ -1,5 +1,4 @@
-#include "scheduler/cli/verbs/doctor.h"
-
+// doctor: checks this machine and prints a fix for each finding.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -19,6 +18,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/joining.h"
+#include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/roles/head_report.h"
 #include "scheduler/roles/roles.h"
 
@@ -165,8 +165,6 @@ Check devices() {
   return {"devices", '+', found, ""};
 }
 
-}  // namespace
-
 int doctor(const Common& common) {
   const std::vector<Check> checks = {kernel(),
                                      shared_memory(),
@@ -198,6 +196,8 @@ int doctor(const Common& common) {
   if (common.json) print_json({{"schema", "shoal.doctor/1"}, {"ok", !broken}, {"checks", rows}});
   return broken ? kFailed : kOk;
 }
+
+}  // namespace
 
 void add_doctor(CommandLine& line) {
   line.on_run(line.add_verb("doctor", "List what this machine lacks for Shoal, and how to mend it"), doctor);

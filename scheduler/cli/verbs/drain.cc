@@ -1,12 +1,13 @@
-#include "scheduler/cli/verbs/drain.h"
-
+// cordon, uncordon, drain, drain-node: stop or resume new work on a node, or make it leave in order.
 #include <algorithm>
 #include <cstdio>
+#include <string>
 
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
@@ -17,6 +18,15 @@ using actors::NodeState;
 
 namespace {
 
+struct SchedulingOptions {
+  std::string node;  // prefix of the node's id; "": the only node
+  actors::NodeScheduling scheduling = actors::NodeScheduling::kCordoned;
+  double deadline_s = 60;       // for a drain
+  bool wait = true;             // until the node is drained
+  std::string reason, message;  // as Ray names them; with the reason of an idle termination only an idle node is drained
+};
+
+constexpr const char* kIdleTermination = "DRAIN_NODE_REASON_IDLE_TERMINATION";
 constexpr double kLongestDrainS = 7 * 24 * 3600.0;
 
 Result<std::vector<NodeRow>> nodes_of(Client& head) {
@@ -53,17 +63,6 @@ Result<void> wait_until_left(ClusterConnection& cluster, NodeId id, std::chrono:
   return fail(deadline_exceeded("node " + to_string(id) + " did not leave in time"));
 }
 
-CLI::App* add_scheduling_verb(CommandLine& line, const char* name, const char* about, SchedulingOptions& options) {
-  auto* verb = line.add_verb(name, about);
-  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")
-      ->required()
-      ->check(not_empty());
-  line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
-  return verb;
-}
-
-}  // namespace
-
 int set_scheduling(const Common& common, const SchedulingOptions& options) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -94,6 +93,17 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
   }
   return kOk;
 }
+
+CLI::App* add_scheduling_verb(CommandLine& line, const char* name, const char* about, SchedulingOptions& options) {
+  auto* verb = line.add_verb(name, about);
+  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")
+      ->required()
+      ->check(not_empty());
+  line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });
+  return verb;
+}
+
+}  // namespace
 
 void add_cordon(CommandLine& line) {
   auto& options = line.own<SchedulingOptions>();

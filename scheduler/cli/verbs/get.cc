@@ -1,7 +1,7 @@
-#include "scheduler/cli/verbs/get.h"
-
+// get, describe: one row of a cluster's state.
 #include <cstdio>
 #include <map>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include "scheduler/cli/inspection/filter.h"
 #include "scheduler/cli/inspection/listing.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
@@ -16,6 +17,11 @@ using actors::Method;
 using nlohmann::json;
 
 namespace {
+
+struct GetOptions {
+  std::string what, id;
+  std::string format;  // json, yaml
+};
 
 // Replaces a row that comes from a list by the whole row: in a list, a cause is cut to its first line.
 void whole_cause(ClusterConnection& cluster, const std::string& what, json& row) {
@@ -62,8 +68,6 @@ CLI::App* add_row_verb(CommandLine& line, const char* name, const char* about, G
   return verb;
 }
 
-}  // namespace
-
 int get(const Common& common, const GetOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return failed(common, listed.error());
@@ -80,6 +84,7 @@ int get(const Common& common, const GetOptions& o) {
   return kOk;
 }
 
+// Prints one row for people: also why it waits or ended, and the command to use next.
 int describe(const Common& common, const GetOptions& o) {
   auto listed = rows_of(common, o.what);
   if (!listed) return failed(common, listed.error());
@@ -107,6 +112,8 @@ int describe(const Common& common, const GetOptions& o) {
   if (listed->what == "nodes") print(stdout, "next: shoal cordon {}   |   shoal drain {}\n", id, id);
   return kOk;
 }
+
+}  // namespace
 
 void add_get(CommandLine& line) {
   auto& options = line.own<GetOptions>();

@@ -14,6 +14,7 @@
 #include "scheduler/cli/verbs/logs.h"
 #include "scheduler/cli/verbs/submit.h"
 #include "scheduler/cli/verbs/submitting.h"
+#include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/web/entrypoint.h"
 #include "scheduler/web/rows.h"
 

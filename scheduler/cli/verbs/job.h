@@ -8,8 +8,6 @@
 
 namespace shoal::scheduler::cli {
 
-class CommandLine;
-
 struct JobOptions {
   std::string id;                  // submission id or job id
   std::vector<std::string> words;  // entrypoint
@@ -27,7 +25,5 @@ int job_status(const Common& common, const JobOptions& options);
 int job_logs(const Common& common, const JobOptions& options);
 int job_stop(const Common& common, const JobOptions& options);
 int job_delete(const Common& common, const JobOptions& options);
-
-void add_job(CommandLine& line);
 
 }  // namespace shoal::scheduler::cli

@@ -11,6 +11,7 @@
 #include "scheduler/cli/inspection/filter.h"
 #include "scheduler/cli/inspection/listing.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 

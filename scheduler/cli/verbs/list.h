@@ -9,8 +9,6 @@
 
 namespace shoal::scheduler::cli {
 
-class CommandLine;
-
 struct ListOptions {
   std::string what;
   std::vector<std::string> filters;  // KEY=VALUE, KEY!=VALUE
@@ -19,7 +17,5 @@ struct ListOptions {
   std::string format;                // table, json, yaml
 };
 int list(const Common& common, const ListOptions& options);
-
-void add_list(CommandLine& line);
 
 }  // namespace shoal::scheduler::cli

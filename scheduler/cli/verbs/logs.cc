@@ -17,6 +17,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/node/logs/log_book.h"
 #include "scheduler/node/logs/log_files.h"
 #include "scheduler/web/rows.h"

@@ -10,8 +10,6 @@
 
 namespace shoal::scheduler::cli {
 
-class CommandLine;
-
 struct LogsOptions {
   std::string id;  // id of a job, worker or actor, or an actor's name or class; "": the latest job
   // The kind of `id`: "actor", "worker", "job" (submission ids too), "task", "cluster" (a log file); "": any kind but task.
@@ -24,7 +22,5 @@ struct LogsOptions {
   bool only_err = false;
 };
 int logs(const Common& common, const LogsOptions& options);
-
-void add_logs(CommandLine& line);
 
 }  // namespace shoal::scheduler::cli

@@ -1,21 +1,28 @@
-#include "scheduler/cli/verbs/memory.h"
-
+// memory: the holders of objects, and the memory that objects take on each node.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <set>
+#include <string>
 
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
 using nlohmann::json;
 
 namespace {
+
+struct MemoryOptions {
+  std::string group_by = "NODE_ADDRESS", sort_by = "OBJECT_SIZE";
+  std::size_t limit = 100;  // rows of each group; 0: all
+  bool stats_only = false;
+};
 
 constexpr const char* kReferences[] = {"LOCAL_REFERENCE", "PINNED_IN_MEMORY", "CAPTURED_IN_OBJECT"};
 
@@ -89,8 +96,6 @@ void print_group(const std::string& name, const std::vector<json>& rows, const M
   print(stdout, "\n");
 }
 
-}  // namespace
-
 int memory(const Common& common, MemoryOptions o) {
   for (std::string* word : {&o.group_by, &o.sort_by}) {
     std::transform(word->begin(), word->end(), word->begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
@@ -133,6 +138,8 @@ int memory(const Common& common, MemoryOptions o) {
   for (const auto& line : silent_lines(*reported)) print(stderr, "shoal: {}\n", line);
   return kOk;
 }
+
+}  // namespace
 
 void add_memory(CommandLine& line) {
   auto& options = line.own<MemoryOptions>();

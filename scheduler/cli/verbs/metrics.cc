@@ -1,11 +1,11 @@
-#include "scheduler/cli/verbs/metrics.h"
-
+// metrics: the cluster's metrics in Prometheus' text format, and the scrape configuration for Prometheus.
 #include <cstdio>
 
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/web/metrics.h"
 
 namespace shoal::scheduler::cli {
@@ -28,8 +28,6 @@ json family_json(const MetricFamily& family) {
   if (!family.bounds.empty()) out["bounds"] = family.bounds;
   return out;
 }
-
-}  // namespace
 
 int metrics(const Common& common) {
   auto cluster = connect_cluster(common);
@@ -87,6 +85,8 @@ int scrape_config(const Common& common) {
         json_text(folder.http_token_file()), json_text(folder.metrics_targets_file()));
   return kOk;
 }
+
+}  // namespace
 
 void add_metrics(CommandLine& line) {
   auto& for_prometheus = line.own(false);

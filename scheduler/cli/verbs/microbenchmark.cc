@@ -1,16 +1,25 @@
-#include "scheduler/cli/verbs/microbenchmark.h"
-
+// microbenchmark: runs in Python, as most figures measure calls between Python processes.
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
+namespace {
+
+struct MicrobenchmarkOptions {
+  std::string filter;  // substring of the figures' names
+  double seconds = 1;  // time per figure
+};
+
+// Replaces this process by Python's benchmark; returns only on failure.
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options) {
   std::vector<std::string> words = {common.python,  "-m",        "shoal._microbenchmark",           "--filter",
                                     options.filter, "--seconds", fmt::format("{}", options.seconds)};
@@ -21,6 +30,8 @@ int microbenchmark(const Common& common, const MicrobenchmarkOptions& options) {
   execvp(argv[0], argv.data());
   return failed(common, from_errno(errno, common.python));
 }
+
+}  // namespace
 
 void add_microbenchmark(CommandLine& line) {
   auto& options = line.own<MicrobenchmarkOptions>();

@@ -1,7 +1,7 @@
+// stack: the Python stacks of this host's workers.
+//
 // A worker offers a memory file named by its id (python/shoal/_core/stacks.py). On a signal its fault handler writes the stacks there,
 // whether or not the interpreter is blocked.
-#include "scheduler/cli/verbs/stack.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -15,12 +15,14 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <string>
 
 #include <fmt/format.h>
 
 #include "runtime/core/fd.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
@@ -95,8 +97,7 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   return text;
 }
 
-}  // namespace
-
+// Prints the stacks of the worker, actor, job or process `id`; of all workers for "".
 int stack(const Common& common, const std::string& id) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -123,6 +124,8 @@ int stack(const Common& common, const std::string& id) {
   if (common.json) print_json({{"schema", "shoal.stack/1"}, {"workers", rows}});
   return kOk;
 }
+
+}  // namespace
 
 void add_stack(CommandLine& line) {
   auto& id = line.own<std::string>();

@@ -1,5 +1,4 @@
-#include "scheduler/cli/verbs/status.h"
-
+// status: the cluster's state and its addresses.
 #include <algorithm>
 #include <cstdio>
 
@@ -9,6 +8,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
@@ -45,8 +45,7 @@ Result<Calls> calls_of(ClusterConnection& cluster) {
   return out;
 }
 
-}  // namespace
-
+// `verbose` adds a row per node.
 int status(const Common& common, bool verbose) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -104,6 +103,8 @@ int status(const Common& common, bool verbose) {
   for (const auto& row : s->set_aside) print(stdout, "         {}\n", row);
   return kOk;
 }
+
+}  // namespace
 
 void add_status(CommandLine& line) {
   auto& verbose = line.own(false);

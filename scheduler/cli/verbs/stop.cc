@@ -1,5 +1,4 @@
-#include "scheduler/cli/verbs/stop.h"
-
+// stop: ends a cluster, or what it has on this host.
 #include <cstdio>
 #include <vector>
 
@@ -9,11 +8,20 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/session.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
 using actors::SessionFolder;
 using nlohmann::json;
+
+namespace {
+
+struct StopOptions {
+  bool all = false;
+  double grace_s = 5;
+  bool force = false;  // kill at once
+};
 
 int stop(const Common& common, const StopOptions& options) {
   std::vector<SessionFolder> folders;
@@ -52,6 +60,8 @@ int stop(const Common& common, const StopOptions& options) {
   if (common.json) print_json({{"schema", "shoal.stop/1"}, {"stopped", stopped}});
   return code;
 }
+
+}  // namespace
 
 void add_stop(CommandLine& line) {
   auto& options = line.own<StopOptions>();

@@ -21,6 +21,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/session.h"
+#include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/roles/roles.h"
 
 namespace shoal::scheduler::cli {

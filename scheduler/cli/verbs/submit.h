@@ -10,8 +10,6 @@
 
 namespace shoal::scheduler::cli {
 
-class CommandLine;
-
 struct SubmitOptions {
   std::vector<std::string> words;  // SCRIPT [ARGS], or CMD
   bool command = false;            // given after --
@@ -37,7 +35,5 @@ class StdinWarning {
 
 // Prints the job's output until the job ends, and returns its row; nullopt if a signal ended the watching.
 Result<std::optional<actors::JobRow>> follow_job(const Common& common, Context& context, Client& head, JobId job);
-
-void add_submit(CommandLine& line);
 
 }  // namespace shoal::scheduler::cli

@@ -1,15 +1,18 @@
-#include "scheduler/cli/verbs/summary.h"
-
+// summary: the number of rows in each state.
 #include <map>
+#include <string>
 #include <vector>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/listing.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
 using nlohmann::json;
+
+namespace {
 
 int summary(const Common& common, const std::string& name) {
   const auto listed = rows_of(common, name);
@@ -36,6 +39,8 @@ int summary(const Common& common, const std::string& name) {
   print_table({"WHAT", "STATE", "COUNT"}, table);
   return kOk;
 }
+
+}  // namespace
 
 void add_summary(CommandLine& line) {
   auto& what = line.own<std::string>();

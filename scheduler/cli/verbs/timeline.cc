@@ -1,17 +1,21 @@
-#include "scheduler/cli/verbs/timeline.h"
-
+// timeline: writes the task rows as a Chrome trace.
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
+#include <string>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/ask_nodes.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
 
 using nlohmann::json;
 
+namespace {
+
+// `file`: "-" is stdout.
 int timeline(const Common& common, const std::string& file) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -35,6 +39,8 @@ int timeline(const Common& common, const std::string& file) {
   }
   return kOk;
 }
+
+}  // namespace
 
 void add_timeline(CommandLine& line) {
   auto& file = line.own<std::string>("timeline.json");

@@ -1,30 +1,35 @@
 // The verbs in the order of `shoal --help`.
 #pragma once
 
-#include "scheduler/cli/verbs/doctor.h"
-#include "scheduler/cli/verbs/drain.h"
-#include "scheduler/cli/verbs/get.h"
-#include "scheduler/cli/verbs/job.h"
-#include "scheduler/cli/verbs/list.h"
-#include "scheduler/cli/verbs/logs.h"
-#include "scheduler/cli/verbs/memory.h"
-#include "scheduler/cli/verbs/metrics.h"
-#include "scheduler/cli/verbs/microbenchmark.h"
-#include "scheduler/cli/verbs/stack.h"
-#include "scheduler/cli/verbs/start.h"
-#include "scheduler/cli/verbs/status.h"
-#include "scheduler/cli/verbs/stop.h"
-#include "scheduler/cli/verbs/submit.h"
-#include "scheduler/cli/verbs/summary.h"
-#include "scheduler/cli/verbs/timeline.h"
-
 namespace shoal::scheduler::cli {
 
-// Verbs whose action nothing else calls have no header.
+class CommandLine;
+
+// A verb whose action another one calls has a header of its own.
+void add_start(CommandLine& line);
+void add_stop(CommandLine& line);
+void add_status(CommandLine& line);
+void add_health_check(CommandLine& line);
+void add_stack(CommandLine& line);
+void add_memory(CommandLine& line);
+void add_metrics(CommandLine& line);
+void add_timeline(CommandLine& line);
+void add_microbenchmark(CommandLine& line);
+void add_cordon(CommandLine& line);
+void add_uncordon(CommandLine& line);
+void add_drain(CommandLine& line);
+void add_drain_node(CommandLine& line);
+void add_list(CommandLine& line);
+void add_get(CommandLine& line);
+void add_describe(CommandLine& line);
+void add_summary(CommandLine& line);
+void add_logs(CommandLine& line);
+void add_submit(CommandLine& line);
+void add_job(CommandLine& line);
+void add_scale(CommandLine& line);
 void add_chaos(CommandLine& line);
 void add_checkpoint(CommandLine& line);
-void add_health_check(CommandLine& line);
-void add_scale(CommandLine& line);
+void add_doctor(CommandLine& line);
 
 inline constexpr void (*kVerbs[])(CommandLine&) = {
     add_start,          add_stop,   add_status,   add_health_check, add_stack,      add_memory, add_metrics,    add_timeline,
