@@ -14,7 +14,7 @@
 
 #include "actors/protocol/cluster/resources.h"
 #include "runtime/core/id.h"
-#include "scheduler/state/resource_sums.h"
+#include "scheduler/state/placement/resource_sums.h"
 
 namespace shoal::scheduler {
 

@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "scheduler/state/placement.h"
-#include "scheduler/state/resource_sums.h"
+#include "scheduler/state/placement/placement.h"
+#include "scheduler/state/placement/resource_sums.h"
 #include "scheduler/state/tables/rows.h"
 #include "scheduler/state/tables/table.h"
 

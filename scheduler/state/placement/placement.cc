@@ -1,4 +1,4 @@
-#include "scheduler/state/placement.h"
+#include "scheduler/state/placement/placement.h"
 
 #include <algorithm>
 #include <numeric>
