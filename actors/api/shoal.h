@@ -2,14 +2,14 @@
 // running.h, generator.h, stream.h, context.h, main.h.
 #pragma once
 
-#include "actors/api/context.h"
-#include "actors/api/future.h"
-#include "actors/api/futures.h"
-#include "actors/api/generator.h"
-#include "actors/api/handle.h"
+#include "actors/api/codec/methods.h"
+#include "actors/api/context/context.h"
+#include "actors/api/context/future.h"
+#include "actors/api/context/futures.h"
+#include "actors/api/context/generator.h"
+#include "actors/api/context/handle.h"
+#include "actors/api/context/running.h"
+#include "actors/api/context/stream.h"
 #include "actors/api/main.h"
-#include "actors/api/methods.h"
-#include "actors/api/running.h"
-#include "actors/api/stream.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/result.h"

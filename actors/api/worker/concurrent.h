@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/context.h"
+#include "actors/api/context/context.h"
 #include "actors/session/references/actor_host.h"
 #include "runtime/loop/task.h"
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "actors/api/context.h"
+#include "actors/api/context/context.h"
 
 namespace shoal::actors::api {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "actors/api/context.h"
-#include "actors/api/method_table.h"
+#include "actors/api/codec/method_table.h"
+#include "actors/api/context/context.h"
 #include "actors/api/worker/instance.h"
 #include "actors/api/worker/run_call.h"
 

@@ -19,9 +19,9 @@
 #include <asio/co_spawn.hpp>
 #include <asio/io_context.hpp>
 
-#include "actors/api/functions.h"
-#include "actors/api/handle.h"
-#include "actors/api/options.h"
+#include "actors/api/context/functions.h"
+#include "actors/api/context/handle.h"
+#include "actors/api/context/options.h"
 
 namespace shoal {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "actors/api/codec/decode.h"
-#include "actors/api/hub.h"
+#include "actors/api/context/hub.h"
 #include "actors/session/session.h"
 #include "runtime/core/check.h"
 #include "runtime/loop/task.h"

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "actors/api/codec/encode.h"
-#include "actors/api/future.h"
-#include "actors/api/generator.h"
+#include "actors/api/context/future.h"
+#include "actors/api/context/generator.h"
 #include "actors/session/references/actor_host.h"
 #include "actors/session/references/streams.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/future.h"
+#include "actors/api/context/future.h"
 
 namespace shoal::actors::api {
 

@@ -1,4 +1,4 @@
-#include "actors/api/method_table.h"
+#include "actors/api/codec/method_table.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "actors/api/stream.h"
+#include "actors/api/context/stream.h"
 
 namespace shoal::actors::api {
 

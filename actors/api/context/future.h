@@ -17,7 +17,7 @@
 #include "actors/api/codec/codec.h"
 #include "actors/api/codec/items.h"
 #include "actors/api/codec/names.h"
-#include "actors/api/reply.h"
+#include "actors/api/context/reply.h"
 #include "runtime/loop/task.h"
 
 namespace shoal {

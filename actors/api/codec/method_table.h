@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "actors/api/codec/methods.h"
 #include "actors/api/codec/names.h"
-#include "actors/api/methods.h"
 
 namespace shoal::actors::api {
 

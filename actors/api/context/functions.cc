@@ -1,4 +1,4 @@
-#include "actors/api/functions.h"
+#include "actors/api/context/functions.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "actors/api/codec/encode.h"
-#include "actors/api/future.h"
-#include "actors/api/options.h"
+#include "actors/api/context/future.h"
+#include "actors/api/context/options.h"
 
 namespace shoal::actors::api {
 

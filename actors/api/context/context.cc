@@ -1,4 +1,4 @@
-#include "actors/api/context.h"
+#include "actors/api/context/context.h"
 
 #include <asio/executor_work_guard.hpp>
 

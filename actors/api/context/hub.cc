@@ -1,4 +1,4 @@
-#include "actors/api/hub.h"
+#include "actors/api/context/hub.h"
 
 #include <algorithm>
 

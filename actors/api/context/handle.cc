@@ -1,4 +1,4 @@
-#include "actors/api/handle.h"
+#include "actors/api/context/handle.h"
 
 namespace shoal::actors::api {
 

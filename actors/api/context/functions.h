@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
-#include "actors/api/handle.h"
-#include "actors/api/launch.h"
-#include "actors/api/options.h"
+#include "actors/api/context/handle.h"
+#include "actors/api/context/launch.h"
+#include "actors/api/context/options.h"
 #include "actors/session/tasks/task_pool.h"
 
 namespace shoal::actors::api {

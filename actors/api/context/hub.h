@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "actors/api/running.h"
+#include "actors/api/context/running.h"
 #include "actors/session/session.h"
 
 namespace shoal::actors::api {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "actors/api/codec/encode.h"
-#include "actors/api/futures.h"
-#include "actors/api/method_table.h"
-#include "actors/api/stream.h"
+#include "actors/api/codec/method_table.h"
+#include "actors/api/context/futures.h"
+#include "actors/api/context/stream.h"
 #include "runtime/core/check.h"
 
 namespace shoal::actors::api {

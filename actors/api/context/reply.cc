@@ -1,4 +1,4 @@
-#include "actors/api/reply.h"
+#include "actors/api/context/reply.h"
 
 #include <algorithm>
 

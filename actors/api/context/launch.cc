@@ -1,10 +1,10 @@
-#include "actors/api/launch.h"
+#include "actors/api/context/launch.h"
 
 #include <filesystem>
 
 #include <fmt/format.h>
 
-#include "actors/api/handle.h"
+#include "actors/api/context/handle.h"
 
 namespace shoal::actors::api {
 

@@ -1,9 +1,9 @@
-#include "actors/api/running.h"
+#include "actors/api/context/running.h"
 
 #include <algorithm>
 #include <string>
 
-#include "actors/api/context.h"
+#include "actors/api/context/context.h"
 #include "runtime/core/check.h"
 
 namespace shoal {
