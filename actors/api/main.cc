@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "actors/api/build_id.h"
+#include "actors/api/worker/worker.h"
 #include "actors/session/folder/folder.h"
 #include "actors/session/folder/role.h"
 #include "runtime/process/cpu_limit.h"

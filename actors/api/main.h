@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "actors/api/worker/worker.h"
+#include "actors/api/worker/program.h"
 
 namespace shoal {
 

@@ -1,4 +1,4 @@
-#include "actors/api/worker/worker.h"
+#include "actors/api/worker/program.h"
 
 #include <stdexcept>
 #include <string>
@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "actors/api/main.h"
+#include "actors/api/worker/execution.h"
 
 namespace shoal::actors::api {
 namespace {
@@ -193,6 +194,14 @@ TEST_F(WorkerTest, AClassDeclaresHowItsCallsRun) {
   EXPECT_EQ(mixed->group_of("three"), 1u);
   EXPECT_EQ(mixed->group_of("nobody"), 0u);
   EXPECT_EQ(mixed->call("one", {encode(List<>()).value()}).error().code(), Code::kUnimplemented);  // coroutines need a loop
+}
+
+TEST_F(WorkerTest, AModeFollowsFromTheClassAndTheOptions) {
+  EXPECT_EQ(mode_of({}, 1), Mode::kSerial);
+  EXPECT_EQ(mode_of({}, 2), Mode::kThreads);
+  EXPECT_EQ(mode_of({.groups = {1}}, 1), Mode::kThreads);
+  EXPECT_EQ(mode_of({.on_loop = true}, 1), Mode::kLoop);
+  EXPECT_EQ(mode_of({.on_loop = true, .groups = {1}}, 2), Mode::kLoop);
 }
 
 }  // namespace

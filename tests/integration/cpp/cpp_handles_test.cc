@@ -344,6 +344,23 @@ TEST_F(CppHandlesTest, ARestartableActorThatDiesStillEndsForGood) {
   EXPECT_EQ(row(id).num_restarts, 1u);
 }
 
+TEST_F(CppHandlesTest, ARestartableActorThatPassedOnItsHandleDoesNotRestartOnceItIsReleased) {
+  for (const int threads : {1, 2}) {
+    const auto has = holder();
+    std::optional<Handle<Counts>> actor = counts({.max_concurrency = threads, .max_restarts = -1});
+    const ActorId id = actor->id();
+    const pid_t pid = actor->call(&Counts::pid).get().value();
+    ASSERT_TRUE(actor->call(&Counts::introduces_itself, has).get());
+    actor.reset();
+    still_there(id, calls(has));
+    // The actor answers its release once the head knows that it must not restart.
+    ASSERT_TRUE(until([&] { return driver->session().loop().own([&] { return !driver->session().calls().any_open(id); }); }));
+    ASSERT_EQ(kill(pid, SIGKILL), 0);
+    EXPECT_TRUE(ends(id));
+    EXPECT_EQ(row(id).num_restarts, 0u);
+  }
+}
+
 TEST_F(CppHandlesTest, AConstructorArgumentActorStaysWhileItsActorMayRestart) {
   std::optional<Handle<Counts>> actor = counts();
   const ActorId id = actor->id();

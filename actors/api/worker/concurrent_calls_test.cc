@@ -1,4 +1,4 @@
-#include "actors/api/worker/concurrent.h"
+#include "actors/api/worker/concurrent_calls.h"
 
 #include <gtest/gtest.h>
 

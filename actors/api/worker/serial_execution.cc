@@ -1,0 +1,44 @@
+#include "actors/api/worker/serial_execution.h"
+
+#include <algorithm>
+
+namespace shoal::actors::api {
+
+SerialExecution::SerialExecution(ExecutionParts parts)
+    : runner_(parts.runner),
+      loop_(runner_.context().session().loop()),
+      cancelled_(runner_.context().hub().cancelled),
+      queue_(std::move(parts.queue)),
+      early_(std::move(parts.early)) {}
+
+Incoming SerialExecution::run_until_release() {
+  std::optional<Ended> ended;
+  while (true) {
+    // A single turn of the loop's ownership answers a call and waits for the next one.
+    Incoming incoming = wait_for_call(loop_, [&] { return next(ended); });
+    if (incoming.call.method == kRelease) return incoming;
+    auto result = runner_.run(incoming);
+    ended.emplace(std::move(incoming), std::move(result));
+  }
+}
+
+std::optional<Incoming> SerialExecution::next(std::optional<Ended>& ended) {
+  if (ended) {
+    // Answers to calls that arrived together are sent together.
+    send_answer(cancelled_, ended->incoming, ended->result, queue_->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
+    ended.reset();
+    now_ = {};
+  }
+  if (early_.empty() && queue_->empty()) return std::nullopt;
+  std::optional<Incoming> out(early_.empty() ? queue_->pop() : pop(early_));
+  now_ = out->key();
+  return out;
+}
+
+void SerialExecution::cancel(CallKey call) {
+  // Another call is answered already, so that a note of its cancellation would stay for ever.
+  const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };
+  if (call == now_ || std::any_of(early_.begin(), early_.end(), waits)) cancelled_.note(call);
+}
+
+}  // namespace shoal::actors::api
