@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from launching.commands import LIMIT_S, Command
 from launching.fixtures import home_of_its_own
 
