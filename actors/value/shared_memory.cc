@@ -53,7 +53,7 @@ Result<Fd> SharedMemory::descriptor() const {
 // The file is written without the lock: a mapping made meanwhile keeps the memory. spill_to_file maps it anew, since mapping_
 // may have private writes.
 Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
-  const auto stays = [this] { return spilled_ || stays_ || mapping_.use_count() > 1; };
+  const auto stays = [this] { return spilled_ || keeps_mapped_ || mapping_.use_count() > 1; };
   Fd memory;
   {
     const std::lock_guard lock(mutex_);

@@ -28,7 +28,7 @@ class SharedMemory {
   // process.
   Result<std::shared_ptr<const runtime::Mapping>> mapping();
   // From now on, the memory is never moved to a file.
-  void stay() { stays_ = true; }
+  void keep_mapped() { keeps_mapped_ = true; }
   // Maps the memory once more: writes are visible in this mapping only. It, too, keeps the memory from being moved.
   Result<std::shared_ptr<const runtime::Mapping>> copy();
   // A duplicate of the descriptor, to send to another process.
@@ -58,7 +58,7 @@ class SharedMemory {
   std::optional<ObjectKey> published_;
   std::function<void()> gone_;
   std::atomic<std::uint64_t> last_used_ = 0;
-  std::atomic<bool> stays_ = false;
+  std::atomic<bool> keeps_mapped_ = false;
 };
 
 }  // namespace shoal::actors

@@ -249,7 +249,7 @@ Result<Value::Pinned> Value::pin() const {
 }
 
 Value::Pieces Value::pieces() const {
-  if (shared()) memory()->stay();
+  if (shared()) memory()->keep_mapped();
   auto here = pin();
   // pin() fails only if the memory, which is not mapped now, cannot be mapped again. Then all pieces are empty.
   return here ? std::move(here->pieces) : Pieces(num_pieces());

@@ -124,15 +124,15 @@ TEST_F(HostLinkTest, RanksWithoutBatchesServeTheOthers) {
       model.join();
     } else {
       model.join();
-      std::vector<std::size_t> asked;
+      std::vector<std::size_t> served;
       while (true) {
-        const auto next = model.asked();
+        const auto next = model.next_service();
         ASSERT_TRUE(next) << next.error().to_string();
-        if (next->what != ShardedModel::Asked::What::kPublish) break;
-        asked.push_back(next->unit);
+        if (next->what != ShardedModel::Service::What::kPublish) break;
+        served.push_back(next->unit);
         ASSERT_TRUE(backward(model, next->unit, 0, own[next->unit], true));
       }
-      EXPECT_EQ(asked, (std::vector<std::size_t>{1, 0}));
+      EXPECT_EQ(served, (std::vector<std::size_t>{1, 0}));
       ASSERT_TRUE(model.finish_backward(true));
     }
   });

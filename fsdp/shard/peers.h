@@ -5,9 +5,6 @@
 // a time, except for mark_gone() and at().
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +19,7 @@
 #include "fsdp/protocol/control.h"
 #include "fsdp/protocol/reducer.h"
 #include "fsdp/unit/sharded_unit.h"
+#include "runtime/core/owner_process.h"
 
 namespace shoal::fsdp {
 
@@ -51,7 +49,7 @@ class Peers {
   // Fails if a rank is gone without a call of leave(), and in a forked child.
   Result<void> check() const;
   // True in a child that was forked from the rank's process: it shares the rank's words, and is no rank.
-  bool forked() const { return getpid() != process_; }
+  bool forked() const { return owner_.forked(); }
   // Fails in a forked child.
   Result<void> check_process() const;
   // Wakes all ranks that wait, also on other hosts. Call it after a store that another rank may wait for.
@@ -111,7 +109,7 @@ class Peers {
   HostLink* const link_;
   const std::shared_ptr<runtime::Clock> clock_;
   const Options options_;
-  const pid_t process_ = getpid();
+  const OwnerProcess owner_;
   std::function<bool()> interrupt_by_;
   std::uint64_t num_waits_ = 0;
 };

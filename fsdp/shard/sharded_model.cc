@@ -207,17 +207,17 @@ int ShardedModel::first_behind_join() const {
   return -1;
 }
 
-Result<ShardedModel::Asked> ShardedModel::asked() {
-  Asked out;
+Result<ShardedModel::Service> ShardedModel::next_service() {
+  Service out;
   const auto look = [&] {
     // This is checked first: once all ranks have joined, a faster one may publish for its next loop, which this call must not answer.
     if (first_behind_join() < 0) return true;
     if (const int unit = reducer_.awaited_unit(); unit >= 0) {
-      out = {Asked::What::kPublish, static_cast<std::size_t>(unit)};
+      out = {Service::What::kPublish, static_cast<std::size_t>(unit)};
       return true;
     }
     if (leases_.others_left()) {
-      out = {Asked::What::kWindow, 0};
+      out = {Service::What::kWindow, 0};
       return true;
     }
     return false;

@@ -86,14 +86,14 @@ class ShardedModel {
   void reset();
 
   // ---- a rank without further batches serves the other ranks (shoal.fsdp.join) ----
-  struct Asked {
+  struct Service {
     enum class What { kPublish, kWindow, kNothing } what = What::kNothing;
     std::size_t unit = 0;  // the unit to publish
   };
   // Declares that this rank has joined.
   void join();
   // Waits until the other ranks need this rank again: for a unit's gradients, for its write window, or for nothing if all have joined.
-  Result<Asked> asked();
+  Result<Service> next_service();
 
   // This rank no longer uses the model (Peers::leave). Returns once other hosts have the data that they still need of it. Does nothing in a
   // forked child, which is no rank.

@@ -970,7 +970,7 @@ class ShardedModel:
 
     def join(self) -> None: ...
 
-    def asked(self) -> tuple[str, int]:
+    def next_service(self) -> tuple[str, int]:
         """
         For a rank that has joined: ("publish", unit), ("window", _), or ("", _) when all have joined.
         """

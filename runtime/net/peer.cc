@@ -65,11 +65,11 @@ Peer::~Peer() {
 void Peer::fail_pending(const Error& why) {
   std::map<std::uint64_t, Pending> pending(std::make_move_iterator(pending_.begin()), std::make_move_iterator(pending_.end()));
   pending_.clear();
-  for (auto& [id, p] : pending) tell(p, shoal::fail(why));
+  for (auto& [id, p] : pending) settle(p, shoal::fail(why));
 }
 
 // The callback may destroy this peer, so callers touch no member afterwards.
-void Peer::tell(Pending& pending, Result<Message> result) {
+void Peer::settle(Pending& pending, Result<Message> result) {
   if (pending.callback) {
     pending.callback(std::move(result));
   } else {
@@ -103,7 +103,7 @@ void Peer::call(std::uint16_t method, Message message, CallTag tag, Flush flush)
 void Peer::send_request(std::uint16_t method, Message message, Pending pending, Flush flush) {
   const auto refuse = [&](Error why) {
     pending.limit = {};
-    tell(pending, shoal::fail(std::move(why)));
+    settle(pending, shoal::fail(std::move(why)));
   };
   if (!link_->connection) return refuse(unavailable("the connection is closed").with_reason("Disconnected"));
   if (pending_.size() >= kMaxPending) return refuse(resource_exhausted("too many calls are pending on one connection"));
@@ -136,7 +136,7 @@ void Peer::finish(std::uint64_t id, Result<Message> result) {
   Pending pending = std::exchange(node.mapped(), {});
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
   pending.limit = {};
-  tell(pending, std::move(result));
+  settle(pending, std::move(result));
 }
 
 void Peer::on_frame(Frame frame) {

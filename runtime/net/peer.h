@@ -123,7 +123,7 @@ class Peer final : private ConnectionHandler {
   using PendingCalls = std::unordered_map<std::uint64_t, Pending>;
   static constexpr std::size_t kMaxSpare = 4096;
   void send_request(std::uint16_t method, Message message, Pending pending, Flush flush);
-  void tell(Pending& pending, Result<Message> result);
+  void settle(Pending& pending, Result<Message> result);
 
   Clock& clock_;
   PeerHandler& handler_;

@@ -34,7 +34,7 @@ class End final : public ConnectionHandler {
     EXPECT_FALSE(closed);
     received.push_back(frame.id);
     for (auto& fd : frame.fds) fds.push_back(std::move(fd));
-    if (on_heard) on_heard();
+    if (on_received) on_received();
   }
   void on_closed(Error why) override {
     EXPECT_FALSE(closed);
@@ -44,7 +44,7 @@ class End final : public ConnectionHandler {
   void send(std::uint64_t from, std::uint64_t count) {
     for (std::uint64_t n = from; connection && n < from + count; ++n) connection->send(numbered(n), Flush::kNow);
   }
-  bool heard_exactly(std::uint64_t from, std::uint64_t count) const {
+  bool received_exactly(std::uint64_t from, std::uint64_t count) const {
     if (received.size() != count) return false;
     for (std::uint64_t i = 0; i < count; ++i) {
       if (received[i] != from + i) return false;
@@ -56,7 +56,7 @@ class End final : public ConnectionHandler {
   std::vector<std::uint64_t> received;
   std::vector<Fd> fds;
   std::optional<Error> closed;
-  std::function<void()> on_heard;
+  std::function<void()> on_received;
 };
 
 // A process that listens, connects, and owns its ends.

@@ -26,8 +26,8 @@ TEST(SimNetwork, FramesArriveInOrderAndLater) {
     p.listener().send(500, 100);
     EXPECT_TRUE(p.listener().received.empty());  // no delivery inside send()
     ASSERT_TRUE(p.run_until([&] { return p.listener().received.size() == 100 && p.caller().received.size() == 100; }));
-    EXPECT_TRUE(p.listener().heard_exactly(0, 100));
-    EXPECT_TRUE(p.caller().heard_exactly(500, 100));
+    EXPECT_TRUE(p.listener().received_exactly(0, 100));
+    EXPECT_TRUE(p.caller().received_exactly(500, 100));
     EXPECT_GE(p.world.clock().now() - before, options.delays.least);
   }
 }
@@ -98,7 +98,7 @@ TEST(SimNetwork, ACloseIsReportedAfterTheSentFrames) {
   p.caller().send(0, 10);
   p.caller().connection.reset();
   ASSERT_TRUE(p.run_until([&] { return p.listener().closed.has_value(); }));
-  EXPECT_TRUE(p.listener().heard_exactly(0, 10));
+  EXPECT_TRUE(p.listener().received_exactly(0, 10));
   EXPECT_EQ(p.listener().closed->reason(), "Disconnected");
   EXPECT_FALSE(p.caller().closed);  // no on_closed for its own close
 }
@@ -106,7 +106,7 @@ TEST(SimNetwork, ACloseIsReportedAfterTheSentFrames) {
 TEST(SimNetwork, AHandlerMayCloseItsConnectionWhileAFrameArrives) {
   Pair p(1);
   p.meet();
-  p.listener().on_heard = [&] { p.listener().connection.reset(); };
+  p.listener().on_received = [&] { p.listener().connection.reset(); };
   p.caller().send(0, 10);
   ASSERT_TRUE(p.run_until([&] { return p.caller().closed.has_value(); }));
   EXPECT_EQ(p.listener().received.size(), 1u);
@@ -124,7 +124,7 @@ TEST(SimNetwork, ADisconnectDeliversAPrefixAndIsReportedToBothSides) {
     p.caller().send(20, 20);  // lost: sent before on_closed
     ASSERT_TRUE(p.run_until([&] { return p.caller().closed && p.listener().closed; }));
     for (const End* e : {&p.caller(), &p.listener()}) {
-      EXPECT_TRUE(e->heard_exactly(0, e->received.size()));
+      EXPECT_TRUE(e->received_exactly(0, e->received.size()));
       EXPECT_LE(e->received.size(), 20u);
       some_lost |= e->received.size() < 20;
       some_arrived |= !e->received.empty();
@@ -151,14 +151,14 @@ TEST(SimNetwork, APartitionIsSilentAndItsHealDeliversEverythingOrDisconnects) {
     p.caller().send(10, 5);
     p.world.run_for(10s);
     EXPECT_EQ(p.caller().closed.has_value(), p.listener().closed.has_value());
-    EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().received.size()));
-    EXPECT_TRUE(p.caller().heard_exactly(0, p.caller().received.size()));
+    EXPECT_TRUE(p.listener().received_exactly(0, p.listener().received.size()));
+    EXPECT_TRUE(p.caller().received_exactly(0, p.caller().received.size()));
     if (p.caller().closed) {
       ++broken;
     } else {
       ++whole;
-      EXPECT_TRUE(p.listener().heard_exactly(0, 15));
-      EXPECT_TRUE(p.caller().heard_exactly(0, 5));
+      EXPECT_TRUE(p.listener().received_exactly(0, 15));
+      EXPECT_TRUE(p.caller().received_exactly(0, 5));
     }
   }
   EXPECT_TRUE(whole > 0 && broken > 0);
@@ -187,7 +187,7 @@ TEST(SimNetwork, AConnectionThatCarriedNothingSurvivesAPartition) {
   p.caller().send(0, 1);
   p.world.run_for(1s);
   EXPECT_FALSE(p.caller().closed);
-  EXPECT_TRUE(p.listener().heard_exactly(0, 1));
+  EXPECT_TRUE(p.listener().received_exactly(0, 1));
 }
 
 TEST(SimNetwork, ACutInOneDirectionLetsTheOtherThrough) {
@@ -197,11 +197,11 @@ TEST(SimNetwork, ACutInOneDirectionLetsTheOtherThrough) {
   p.caller().send(0, 3);
   p.listener().send(0, 3);
   p.world.run_for(1s);
-  EXPECT_TRUE(p.caller().heard_exactly(0, 3));
+  EXPECT_TRUE(p.caller().received_exactly(0, 3));
   EXPECT_TRUE(p.listener().received.empty());
   p.world.fabric().heal();
   p.world.run_for(1s);
-  EXPECT_TRUE(p.listener().heard_exactly(0, 3));
+  EXPECT_TRUE(p.listener().received_exactly(0, 3));
 }
 
 TEST(SimNetwork, ASendersTimeoutIsReportedToTheOtherSideAfterTheHeal) {
@@ -251,7 +251,7 @@ TEST(SimNetwork, ACrashIsReportedAfterTheSentFramesAndDestructorsSendNothing) {
     EXPECT_FALSE(p.caller().closed);
     p.a.reset();
     ASSERT_TRUE(p.run_until([&] { return p.listener().closed.has_value(); }));
-    EXPECT_TRUE(p.listener().heard_exactly(0, 10));
+    EXPECT_TRUE(p.listener().received_exactly(0, 10));
   }
 }
 
@@ -304,7 +304,7 @@ TEST(SimNetwork, APeerThatDoesNotReadIsDroppedAtTheBound) {
   p.world.fabric().heal();
   p.world.run_for(10s);
   EXPECT_TRUE(p.listener().closed);
-  EXPECT_TRUE(p.listener().heard_exactly(0, p.listener().received.size()));
+  EXPECT_TRUE(p.listener().received_exactly(0, p.listener().received.size()));
 }
 
 TEST(SimNetwork, AnOversizedFrameEndsTheConnection) {
@@ -341,7 +341,7 @@ TEST(SimNetwork, FramesWaitForAConnectionThatIsStartedLater) {
   p.world.run_for(1s);
   p.a->called = std::make_unique<End>(std::move(unstarted));
   p.world.run_for(1s);
-  EXPECT_TRUE(p.caller().heard_exactly(0, 5));
+  EXPECT_TRUE(p.caller().received_exactly(0, 5));
 }
 
 }  // namespace

@@ -205,7 +205,7 @@ class EtcdCandidacy final : public Candidacy {
     std::sort(heads.begin(), heads.end(), [](const KeyValue& a, const KeyValue& b) { return a.create_revision < b.create_revision; });
     std::vector<std::string> endpoints;
     for (const auto& kv : heads) endpoints.push_back(kv.value);
-    tell(field("endpoint"), std::move(endpoints));
+    report_leader(field("endpoint"), std::move(endpoints));
     if (leading_) return;
     if (leaders.empty()) return stand();
     // Won before, by a request whose answer was lost.
@@ -234,11 +234,11 @@ class EtcdCandidacy final : public Candidacy {
   void won(std::int64_t revision) {
     leading_ = true;
     leads_until_ = lease_.proven_until;
-    tell(options_.endpoint, heads_);
+    report_leader(options_.endpoint, heads_);
     post([this, revision] { options_.elected({id_, revision}); });
   }
 
-  void tell(const std::string& leader, std::vector<std::string> heads) {
+  void report_leader(const std::string& leader, std::vector<std::string> heads) {
     if (leader == leader_ && heads == heads_) return;
     leader_ = leader;
     heads_ = std::move(heads);

@@ -77,7 +77,7 @@ void Head::disconnect(const Disconnect& given_up) {
 
 void Head::find_port(const FindPortOn& find) {
   links_.call(find.node, Method::kFreePort, {}, [this, job = find.job](const Result<Message>& r) {
-    if (!r && r.error().reason() == NodeLinks::kNotReached) return happened(PortNotAsked{job});
+    if (!r && r.error().reason() == NodeLinks::kNotReached) return happened(PortNotRequested{job});
     if (!r) return happened(PortFound{job, fail(r.error())});
     const auto m = from_bytes<actors::FreePort>(r->body);
     happened(PortFound{job, m ? Result<std::uint16_t>(m->port) : fail(m.error())});

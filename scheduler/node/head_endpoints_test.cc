@@ -16,10 +16,10 @@ class HeadEndpointsTest : public testing::Test {
 };
 
 TEST_F(HeadEndpointsTest, ReportedHeadsComeAfterTheConfiguredOnes) {
-  const auto news = heads_.set_reported({text("c"), text("b")});
-  ASSERT_TRUE(news);
-  EXPECT_EQ(news->endpoints, (Strings{text("a"), text("b"), text("c")}));
-  EXPECT_FALSE(news->moved);
+  const auto changed = heads_.set_reported({text("c"), text("b")});
+  ASSERT_TRUE(changed);
+  EXPECT_EQ(changed->endpoints, (Strings{text("a"), text("b"), text("c")}));
+  EXPECT_FALSE(changed->moved);
 }
 
 TEST_F(HeadEndpointsTest, TheSameListIsNoNews) {
@@ -30,10 +30,10 @@ TEST_F(HeadEndpointsTest, TheSameListIsNoNews) {
 TEST_F(HeadEndpointsTest, AnotherHeadInUseIsAMove) {
   heads_.set_reported({text("c")});
   heads_.next();
-  const auto news = heads_.set_reported({text("c")});
-  ASSERT_TRUE(news);
-  EXPECT_EQ(news->endpoints, (Strings{text("b"), text("a"), text("c")}));
-  EXPECT_TRUE(news->moved);
+  const auto changed = heads_.set_reported({text("c")});
+  ASSERT_TRUE(changed);
+  EXPECT_EQ(changed->endpoints, (Strings{text("b"), text("a"), text("c")}));
+  EXPECT_TRUE(changed->moved);
 }
 
 TEST_F(HeadEndpointsTest, TheHeadInUseStaysAlsoIfItIsReportedNoMore) {

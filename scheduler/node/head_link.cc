@@ -127,10 +127,10 @@ void HeadLink::heads_are(const std::vector<std::string>& reported) {
 }
 
 void HeadLink::set_heads(const std::vector<std::string>& reported) {
-  const auto news = endpoints_.set_reported(reported);
-  if (!news) return;
-  log_->info("heads={}", fmt::join(news->endpoints, ","));
-  events_.heads_changed(*news);
+  const auto changed = endpoints_.set_reported(reported);
+  if (!changed) return;
+  log_->info("heads={}", fmt::join(changed->endpoints, ","));
+  events_.heads_changed(*changed);
 }
 
 void HeadLink::beat() {

@@ -109,7 +109,7 @@ void Inspection::received(actors::ProcessReport who, Result<runtime::Message> an
   finish();
 }
 
-void Inspection::asked_all() { finish(); }
+void Inspection::sent_to_all() { finish(); }
 
 std::function<void()> Inspection::expect() {
   ++waiting_;

@@ -47,7 +47,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   // Delays the answer until the returned function is called.
   std::function<void()> expect();
   // To be called when all processes have been asked. The answer is sent once they have answered.
-  void asked_all();
+  void sent_to_all();
 
  private:
   void received(actors::ProcessReport who, Result<runtime::Message> answer);
@@ -58,7 +58,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   std::optional<runtime::Responder> responder_;
   std::function<void(actors::ProcessReport&)> each_;
   std::function<void(actors::NodeReport&)> all_;
-  // Number of things for which the answer still waits: processes, functions of expect(), and asked_all().
+  // Number of things for which the answer still waits: processes, functions of expect(), and sent_to_all().
   std::size_t waiting_ = 1;
   std::size_t asked_processes_ = 0;
   std::size_t rows_ = 0;

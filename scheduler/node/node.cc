@@ -219,10 +219,10 @@ void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
   objects_.worker_gone(exit.worker, exit.cause->message());
   if (w.member >= 0) usage_.leave(w.member);
   reports_.metrics().ended(exit.worker);
-  const Bytes news = to_bytes(exit);
+  const Bytes notice = to_bytes(exit);
   clients_.each([&](NodeClients::Number key, const NodeClient& client) {
     if (client.job != exit.job && !logs_.follows(key, exit.job)) return;
-    client.peer->notify(number(Method::kWorkerExited), {news.clone(), {}, {}});
+    client.peer->notify(number(Method::kWorkerExited), {notice.clone(), {}, {}});
   });
   head_.report_exit(exit);
   logs_.ended(w, exit);

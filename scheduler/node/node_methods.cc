@@ -81,7 +81,8 @@ void Node::answer_head() {
   methods_.of_head.on_notice<Method::kEndNode>([this](Sender&, Empty) { end("the head shuts the cluster down"); });
   methods_.of_head.on_notice<Method::kLeaveDrained>([this](Sender&, Empty) { end("it was drained", actors::node_drained(id_)); });
   methods_.of_head.on_notice<Method::kHeads>([this](Sender&, const actors::Heads& m) { head_.heads_are(m.endpoints); });
-  methods_.of_head.on_notice<Method::kNodeGone>([this](Sender&, const actors::NodeGone& m) { objects_.peer_nodes().head_said_gone(m); });
+  methods_.of_head.on_notice<Method::kNodeGone>(
+      [this](Sender&, const actors::NodeGone& m) { objects_.peer_nodes().head_reported_gone(m); });
 }
 
 void Node::answer_nodes() {
@@ -91,7 +92,7 @@ void Node::answer_nodes() {
     return {};
   });
   methods_.of_nodes.on<Method::kCountObjects>(
-      [this](Sender& sender, const actors::CountObjects& news) { objects_.reported(sender.client->node, news); });
+      [this](Sender& sender, const actors::CountObjects& counts) { objects_.reported(sender.client->node, counts); });
   methods_.of_nodes.on<Method::kCancelResult>([this](Sender&, const actors::CancelResult& cancel, Responder& responder) -> Result<void> {
     cancel_here(cancel, std::move(responder));
     return {};

@@ -31,7 +31,7 @@ void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked
     if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
     inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
   }
-  inspection->asked_all();
+  inspection->sent_to_all();
 }
 
 void NodeReports::measure(Inspection& inspection) {

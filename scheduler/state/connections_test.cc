@@ -71,7 +71,7 @@ TEST_F(ClusterStateTest, AJobWithoutItsPortPendsAgain) {
   spec.resources = of({{"CPU", 1}});
   const JobId job = state_.step(JobSubmitted{spec}).value();
   ASSERT_EQ(taken<FindPortOn>().size(), 1u);
-  state_.step(PortNotAsked{job});
+  state_.step(PortNotRequested{job});
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
   EXPECT_TRUE(taken<FindPortOn>().empty());  // the connection may be about to break
   state_.step(NodeAway{node});
@@ -92,12 +92,12 @@ TEST_F(ClusterStateTest, AnUnreachedNodeIsAskedForAPortAgain) {
   spec.resources = of({{"CPU", 1}});
   const JobId job = state_.step(JobSubmitted{spec}).value();
   actors();
-  state_.step(PortNotAsked{job});
+  state_.step(PortNotRequested{job});
   pass(1s);
   state_.step(Tick{});
   EXPECT_EQ(taken<FindPortOn>().size(), 1u);
   ASSERT_TRUE(state_.step(JobStopped{job, false}));
-  state_.step(PortNotAsked{job});
+  state_.step(PortNotRequested{job});
   EXPECT_EQ(state_.status().available, of({{"CPU", 1}}));
 }
 

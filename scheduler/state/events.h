@@ -104,7 +104,7 @@ struct PortFound {
   const Result<std::uint16_t>& port;
 };
 // FindPortOn did not reach the node: the job waits for a place again.
-struct PortNotAsked {
+struct PortNotRequested {
   JobId job;
 };
 struct JobStopped {
@@ -120,7 +120,7 @@ void on(Parts& s, const DriverEnded& event);
 void on(Parts& s, const DriverGone& event);
 Result<JobId> on(Parts& s, const JobSubmitted& event);
 void on(Parts& s, const PortFound& event);
-void on(Parts& s, const PortNotAsked& event);
+void on(Parts& s, const PortNotRequested& event);
 Result<void> on(Parts& s, const JobStopped& event);
 Result<void> on(Parts& s, const JobDeleted& event);
 

@@ -25,13 +25,13 @@ std::string group_lacks(const Parts& s, const Group& group) {
     if (!labels.empty() && s.nodes.only(index.capacity(), labels)->empty()) return "no node has the labels " + to_string(labels);
   }
   const auto strategy = group.row.strategy;
-  const Asked could = asked(s.nodes, group, index.capacity());
+  const Placeable could = placeable(s.nodes, group, index.capacity());
   if (could.rooms.empty()) return "no node has the label " + group.together;
   const std::string where = group.together.empty() ? "" : fmt::format(", on nodes with one value of the label {}", group.together);
   if (could.rooms.front()->empty()) return explain(could.wants, *could.rooms.front());
   if (!place(could, strategy)) return impossible(explain(could.wants, *could.rooms.front(), strategy) + where);
   const auto fits = std::ranges::find_if(could.rooms, [&](const Allowed& room) { return place(could.wants, *room, strategy).has_value(); });
-  const Asked now = asked(s.nodes, group, index.free());
+  const Placeable now = placeable(s.nodes, group, index.free());
   const auto same = [&](const Allowed& room) { return !room->empty() && (*fits)->contains(room->begin()->first); };
   const auto free = std::ranges::find_if(now.rooms, same);
   return busy(explain(could.wants, free == now.rooms.end() ? NodeResources() : **free, strategy, &**fits) + where);

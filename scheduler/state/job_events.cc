@@ -65,7 +65,7 @@ void on(Parts& s, const PortFound& event) {
   start_job(s, id);
 }
 
-void on(Parts& s, const PortNotAsked& event) {
+void on(Parts& s, const PortNotRequested& event) {
   const auto it = s.jobs.find(event.job);
   if (it == s.jobs.end() || it->second.row.state != JobState::kPending) return;
   give_back_places(s, event.job);

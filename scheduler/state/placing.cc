@@ -108,7 +108,7 @@ bool place_group(Parts& s, GroupId id) {
     for (const NodeId n : group.row.nodes) apart.erase(n);
   }
   const bool by_load = group.row.strategy == Strategy::kSpread;
-  const Asked could = asked(s.nodes, group, keep_apart ? apart : s.nodes.index().free());
+  const Placeable could = placeable(s.nodes, group, keep_apart ? apart : s.nodes.index().free());
   const auto nodes = place(could, group.row.strategy, by_load ? s.nodes.load() : Load());
   if (!nodes) return false;
   for (const auto& bundle : s.groups.reserve(id, *nodes)) {
@@ -221,8 +221,8 @@ std::vector<Allowed> divided(const NodeTable& nodes, const Group& group, Allowed
 
 }  // namespace
 
-Asked asked(const NodeTable& nodes, const Group& group, const NodeResources& room) {
-  Asked out{missing_bundles(group), {}};
+Placeable placeable(const NodeTable& nodes, const Group& group, const NodeResources& room) {
+  Placeable out{missing_bundles(group), {}};
   if (group.labels.empty()) {
     out.rooms = divided(nodes, group, Allowed(&room));
     return out;
@@ -243,7 +243,7 @@ Asked asked(const NodeTable& nodes, const Group& group, const NodeResources& roo
   return out;
 }
 
-std::optional<std::vector<NodeId>> place(const Asked& asked, Strategy strategy, const Load& load) {
+std::optional<std::vector<NodeId>> place(const Placeable& asked, Strategy strategy, const Load& load) {
   for (const Allowed& room : asked.rooms) {
     if (auto nodes = place(asked.wants, *room, strategy, load)) return nodes;
   }

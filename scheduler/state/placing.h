@@ -23,13 +23,13 @@ actors::Resources& source(Parts& s, const rows::Worker& worker);
 // The bundles of a group that have no node, as wants, and the free resources of the nodes that may get them. A bundle's label rules become
 // an extra resource that only matching nodes have. One of `rooms` has to hold all wants: the nodes with one value of the group's label
 // `together`, or all nodes. There is none if no node has that label.
-struct Asked {
+struct Placeable {
   std::vector<actors::Resources> wants;
   std::vector<Allowed> rooms;
 };
 // As place() of placement.h, in the first room that holds all wants.
-std::optional<std::vector<NodeId>> place(const Asked& asked, actors::Strategy strategy, const Load& load = {});
-Asked asked(const NodeTable& nodes, const rows::Group& group, const NodeResources& room);
+std::optional<std::vector<NodeId>> place(const Placeable& asked, actors::Strategy strategy, const Load& load = {});
+Placeable placeable(const NodeTable& nodes, const rows::Group& group, const NodeResources& room);
 
 // Fails if the gang names a node or a placement group that could never hold it.
 Result<void> check_where(const Parts& s, const rows::Gang& gang);

@@ -26,7 +26,7 @@ bool fits(const Parts& s, const Pending& p, const NodeResources& room) {
   const auto wants = wants_of(s, p);
   if (p.group) {
     const rows::Group& group = s.groups.at(p.group);
-    return place(asked(s.nodes, group, room), group.row.strategy).has_value();
+    return place(placeable(s.nodes, group, room), group.row.strategy).has_value();
   }
   if (p.gang) return place(wants, *s.nodes.only(room, s.gangs.at(p.gang).spec.where, wants)).has_value();
   return place(wants, room).has_value();

@@ -175,7 +175,7 @@ TEST_F(SubmittedTest, JobsEnd) {
   story("A job of two ranks gets a port, one rank fails, and the other one is stopped");
   const NodeId n1 = node(1, {{"CPU", 2}});
   const JobId ranks = submits("ranks", 2, {{"CPU", 1}});
-  happens("n1 is not reached", [&] { state().step(PortNotAsked{ranks}); });
+  happens("n1 is not reached", [&] { state().step(PortNotRequested{ranks}); });
   time(100ms);
   happens("n1 has a free port", [&] { state().step(PortFound{ranks, std::uint16_t{29500}}); });
   runs("w1");

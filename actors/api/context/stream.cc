@@ -16,7 +16,7 @@ Result<void> Publisher::give(const Value& item) {
   while (!hub_.session.loop().wait(gives)) {  // wait() fails for an interruption by a signal, which a worker ignores
   }
   if (!given) return fail(given.error());
-  if (*given == Yielded::kUnheard) return fail(caller_gone(incoming_.call.method));
+  if (*given == Yielded::kDisconnected) return fail(caller_gone(incoming_.call.method));
   count_ += *given == Yielded::kSent;
   return {};
 }

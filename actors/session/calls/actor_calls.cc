@@ -65,14 +65,14 @@ void ActorCalls::process_gone(WorkerId worker, const Error& cause) {
   }
 }
 
-void ActorCalls::no_more_news(const Error& cause) {
+void ActorCalls::lose_watch(const Error& cause) {
   reports_ = Reports::kNone;
   no_reports_ = cause;
   const TargetEvent ended = ReportsEnded{cause};
   for (const ActorId id : targets_.ids()) step(id, ended);
 }
 
-void ActorCalls::news_again() {
+void ActorCalls::watch_again() {
   reports_ = Reports::kAll;
   no_reports_.reset();
 }

@@ -59,10 +59,10 @@ class ActorCalls final : public runtime::PeerHandler {
   // The node reports that a process is gone, with its actors.
   void process_gone(WorkerId worker, const Error& cause);
   // No more reports will come: actors without a connection die now with `cause`, the others when their connection breaks.
-  void no_more_news(const Error& cause);
+  void lose_watch(const Error& cause);
   // There is a head again, which sends reports.
-  void news_again();
-  // The head is gone: no actor restarts until news_again().
+  void watch_again();
+  // The head is gone: no actor restarts until watch_again().
   void head_gone();
 
   // The result of the call. Its value may be an exception that the method raised. It fails as NotFound for an actor that was never

@@ -74,7 +74,7 @@ TEST_F(ActorCallsTest, WithoutNewsOnlyALiveConnectionIsALife) {
   calls_.updated(row(kActor, ActorState::kAlive));
   const auto held = call(kActor, "hold"), never_placed = call(kOther, "next");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
-  calls_.no_more_news(unavailable("its node is gone"));
+  calls_.lose_watch(unavailable("its node is gone"));
   EXPECT_EQ(outcome(never_placed), "Unavailable/ActorDied");
   const auto next = call(kActor, "next");
   ASSERT_TRUE(run_until_ready(next));
@@ -131,9 +131,9 @@ TEST_F(ActorCallsTest, OnlyTheLastDeadActorsAreRemembered) {
 class StartedAgainTest : public ActorCallsTest {
  protected:
   explicit StartedAgainTest(bool near = true, runtime::Duration retry_delay = {}) : ActorCallsTest(kSocketBytes, near, retry_delay) {
-    tell(ActorState::kAlive);
+    reports(ActorState::kAlive);
   }
-  void tell(ActorState state) {
+  void reports(ActorState state) {
     ActorRow reported = row(kActor, state);
     reported.max_restarts = -1;
     calls_.updated(reported);
@@ -141,10 +141,10 @@ class StartedAgainTest : public ActorCallsTest {
   void starts_again() {
     world_.run_for(1s);  // lets its process's messages arrive: the simulated network drops those under way at its end
     host_.reset();
-    tell(ActorState::kRestarting);
+    reports(ActorState::kRestarting);
     world_.run_for(100ms);
     start_host();
-    tell(ActorState::kAlive);
+    reports(ActorState::kAlive);
   }
   std::vector<ValueFuture> held(std::size_t count) {
     std::vector<ValueFuture> out;
@@ -268,7 +268,7 @@ TEST_F(StartedAgainElsewhereTest, CallsOfABrokenConnectionAreNotRepeated) {
 
 TEST_F(StartedAgainTest, CallsAreNotRepeatedWhileAnswersAreUnread) {
   const auto sent = held(1);
-  tell(ActorState::kRestarting);
+  reports(ActorState::kRestarting);
   ASSERT_TRUE(run_until_ready(sent[0]));
   EXPECT_EQ(outcome(sent[0]), "Unavailable/ActorUnavailable");
 }

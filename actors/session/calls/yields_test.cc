@@ -32,10 +32,10 @@ TEST_F(ActorCallsTest, AGeneratorWithoutAReaderGetsAnError) {
   EXPECT_EQ(host_->yields(actor_->held.front(), 1, 0, text_value("a")), Yielded::kSent);
   world_.fabric().disconnect("caller", "host");
   ASSERT_TRUE(run_until_ready(held));
-  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
+  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kDisconnected);
   const auto again = call(kActor, "next");  // from the same caller, over another connection
   ASSERT_TRUE(run_until_ready(again));
-  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kUnheard);
+  EXPECT_EQ(host_->yields(actor_->held.front(), 1, 1, text_value("b")), Yielded::kDisconnected);
 }
 
 TEST_F(ActorCallsTest, TwoGeneratorsOfOneCallerDoNotShareRoom) {

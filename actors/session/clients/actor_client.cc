@@ -31,7 +31,7 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
       handles_(objects.references(),
                {.post = [this](std::function<void()> fn) { loop_.post(std::move(fn)); },
                 .new_object = [this, &random] { return ObjectKey{self_.job, random.id<ObjectId>(), self_.node}; },
-                .tell = [this](ActorId actor) { return release(actor); },
+                .release = [this](ActorId actor) { return release(actor); },
                 // Names no owner, since the fetch of a lifetime token must not fail when the process that made it is gone.
                 .get = [&objects](const ObjectKey& object) { return objects.fetch_now(object, {}); },
                 .keep_until_answered =
@@ -40,8 +40,8 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
                     },
                 .later = [this](std::function<void()> fn) { return loop_.clock()->after(kRetryEndAfter, std::move(fn)); }}) {
   head.link().on_opened([this] { watch_again(); });
-  head.link().on_closed([this] { lost_news(); });
-  node.link().on_closed([this] { lost_news(); });
+  head.link().on_closed([this] { lose_watch(); });
+  node.link().on_closed([this] { lose_watch(); });
   head.on_notice<ActorRow>(Method::kActorUpdate, [this](const ActorRow& row) {
     if (auto* const actors = calls_.by_actor()) actors->updated(row);
   });
@@ -170,17 +170,17 @@ void ActorClient::watch(ActorId actor, runtime::Duration timeout, std::function<
 void ActorClient::watch_again() {
   auto* const actors = calls_.by_actor();
   if (actors == nullptr) return;
-  actors->news_again();
+  actors->watch_again();
   for (const ActorId actor : actors->actors().expected()) {
     if (!creating_.contains(actor)) watch(actor, Peer::kNoTimeout, {});
   }
 }
 
-void ActorClient::lost_news() {
+void ActorClient::lose_watch() {
   auto* const actors = calls_.by_actor();
   if (actors == nullptr || head_.cluster_ends() || head_.link().connected()) return;
   actors->head_gone();
-  if (!node_.link().connected()) actors->no_more_news(unavailable("its node is gone"));
+  if (!node_.link().connected()) actors->lose_watch(unavailable("its node is gone"));
 }
 
 void ActorClient::process_gone(const WorkerUpdate& process) {

@@ -54,7 +54,7 @@ class ActorClient {
   Result<FoundActor> found(const Result<runtime::Message>& reply);
   void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
   void watch_again();
-  void lost_news();
+  void lose_watch();
   ValueFuture release(ActorId actor);
   void withdraw_soon(ActorId actor);
 

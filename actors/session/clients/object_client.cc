@@ -56,7 +56,7 @@ Result<void> ObjectClient::share_limit(Limit limit) {
   place.member = static_cast<std::size_t>(limit.member);
   place.folder = std::move(limit.folder);
   place.interrupted = std::move(limit.interrupted);
-  place.ask_others = [this](std::uint64_t wanted) { notify_later(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
+  place.request_room = [this](std::uint64_t wanted) { notify_later(Method::kMakeRoom, body(to_bytes(MakeRoom{wanted}))); };
   place.moved = [this](const ObjectKey& object, Result<Fd> file) {
     if (!file) return;  // without a file the object stays in the node's memory
     Message m = body(to_bytes(ObjectRef{object.id, object.job, 0, {}, {}, object.home}));

@@ -50,7 +50,7 @@ void TaskPools::cancel_children(CallKey parent, CancelHow how) {
 
 std::uint64_t TaskPools::report(std::vector<TaskReport>& out, std::size_t limit) const {
   std::uint64_t left_out = 0;
-  for (const auto& pool : pools_) left_out += pool->tell(out, limit);
+  for (const auto& pool : pools_) left_out += pool->report(out, limit);
   return left_out;
 }
 

@@ -78,7 +78,7 @@ Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::Segment
 
 Result<Fd> ObjectStore::filled(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   auto out = pool_.fill(bytes, parts);
-  tell();
+  notify_waiting();
   if (pool_.num_segments() > 0) {
     const std::lock_guard lock(mutex_);
     start_keeper();
@@ -123,7 +123,7 @@ void ObjectStore::start_keeper() {
   if (!keeper_ && !ending_) keeper_ = std::make_unique<runtime::SideThread>([this] { keep(); });
 }
 
-void ObjectStore::tell() {
+void ObjectStore::notify_waiting() {
   if (membership_page_) membership_page_->set_kept(place_->member, pool_.bytes());
 }
 
@@ -137,10 +137,10 @@ void ObjectStore::keep() {
     lock.unlock();
     if (bytes == 0) {
       pool_.tend(std::chrono::steady_clock::now());
-      tell();
+      notify_waiting();
     } else {
       const std::uint64_t trimmed = pool_.trim();
-      tell();
+      notify_waiting();
       const auto ends = [this] {
         const std::lock_guard ending(mutex_);
         return ending_;
@@ -148,7 +148,7 @@ void ObjectStore::keep() {
       if (trimmed < bytes) spill(bytes - trimmed, ends);
       // Gives back the memory of values that this pool filled and spill() has moved into files.
       pool_.trim();
-      tell();
+      notify_waiting();
     }
     lock.lock();
   }
@@ -174,7 +174,7 @@ void ObjectStore::MakingRoom::trim_full_pool() {
   if (limit_ == 0 || !store_.pool_.full()) return;
   store_.pool_.trim();
   if (store_.pool_.full() && store_.spill(kMovedAtOnce, [this] { return ends(); }) > 0) store_.pool_.trim();
-  store_.tell();
+  store_.notify_waiting();
 }
 
 // Spills this process's own values until there is room. Stops after two steps that free nothing: other processes still hold that memory.
@@ -203,7 +203,7 @@ Result<void> ObjectStore::MakingRoom::wait_for_others() {
     if (ends()) break;
     if (waited > store_.place_->patience) return fail(full(why_not()));
     if (asks) {
-      store_.place_->ask_others(bytes_);
+      store_.place_->request_room(bytes_);
       asked = now;
     }
     std::this_thread::sleep_for(pause_);
@@ -223,7 +223,7 @@ bool ObjectStore::MakingRoom::has_room() {
   if (!store_.over(bytes_)) return true;
   const auto begun = Steady::now();
   store_.pool_.trim();
-  store_.tell();
+  store_.notify_waiting();
   pause_ = std::max<Steady::duration>(kLooked, 4 * (Steady::now() - begun));
   return !store_.over(bytes_);
 }

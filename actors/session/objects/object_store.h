@@ -28,8 +28,8 @@ class ObjectStore final : public ValueMemory {
   struct Place {
     runtime::Mapping membership_page;
     std::size_t member = 0;
-    std::string folder;                                   // the folder of spilled files
-    std::function<void(std::uint64_t bytes)> ask_others;  // asks the other processes to make room
+    std::string folder;                                     // the folder of spilled files
+    std::function<void(std::uint64_t bytes)> request_room;  // asks the other processes to make room
     // Called for a published value that has moved into a file: the node then uses the file as well.
     std::function<void(const ObjectKey& object, Result<Fd> file)> moved;
     std::function<bool()> interrupted = {};  // polled while waiting for room; true ends the wait
@@ -70,7 +70,7 @@ class ObjectStore final : public ValueMemory {
   bool over(std::uint64_t bytes) const;
   class MakingRoom;  // makes room for one value
   std::uint64_t spill(std::uint64_t bytes, const std::function<bool()>& stop);
-  void tell();
+  void notify_waiting();
 
   runtime::SegmentPool pool_;
   AtOnce at_once_{*this};

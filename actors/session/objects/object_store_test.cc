@@ -36,7 +36,7 @@ class ObjectStoreTest : public testing::Test {
     place.member = member;
     place.folder = folder_;
     ObjectStore& other = member == 0 ? there_ : here_;
-    place.ask_others = [&other](std::uint64_t bytes) { other.wanted(bytes); };
+    place.request_room = [&other](std::uint64_t bytes) { other.wanted(bytes); };
     place.moved = [this](const ObjectKey& object, Result<Fd> file) { moved_.emplace_back(object, std::move(file)); };
     place.patience = patience_;
     store.join(std::move(place));
@@ -171,7 +171,7 @@ TEST_F(ObjectStoreTest, AProcessAtItsOwnBoundMovesObjectsDespiteFreeRoom) {
   ObjectStore::Place place;
   place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
   place.folder = folder_;
-  place.ask_others = [](std::uint64_t) {};
+  place.request_room = [](std::uint64_t) {};
   place.moved = [](const ObjectKey&, Result<Fd>) {};
   few.join(std::move(place));
   std::vector<Value> values;
@@ -219,7 +219,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
     ObjectStore::Place place;
     place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
     place.folder = folder_;
-    place.ask_others = [](std::uint64_t) {};
+    place.request_room = [](std::uint64_t) {};
     place.moved = [](const ObjectKey&, Result<Fd>) {};
     place.patience = std::chrono::minutes(2);
     change(place);
@@ -239,7 +239,7 @@ class ObjectStoreSharedTest : public ObjectStoreTest {
 TEST_F(ObjectStoreSharedTest, OtherProcessesAreAskedBeforeAllSmallObjectsAreMoved) {
   std::ptrdiff_t before = -1;
   const auto out = one_more([&](ObjectStore::Place& place) {
-    place.ask_others = [&](std::uint64_t) {
+    place.request_room = [&](std::uint64_t) {
       if (before < 0) before = in_files();
       elsewhere_.clear();
     };
@@ -290,7 +290,7 @@ class ObjectStoreWaitTest : public ObjectStoreTest {
     place.membership_page = runtime::map(memory_, runtime::UsageBoard::kBytes, runtime::Access::kReadWrite).value();
     place.member = 2;
     place.folder = folder_;
-    place.ask_others = [](std::uint64_t) {};
+    place.request_room = [](std::uint64_t) {};
     place.moved = [](const ObjectKey&, Result<Fd>) {};
     place.patience = std::chrono::hours(1);
     change(place);

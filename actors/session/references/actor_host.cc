@@ -125,14 +125,14 @@ bool ActorHost::has_caller(const Incoming& incoming) const {
 
 Result<ActorHost::Yielded> ActorHost::yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value) {
   const auto found = peers_.find(incoming.peer);
-  if (found == peers_.end()) return Yielded::kUnheard;
+  if (found == peers_.end()) return Yielded::kDisconnected;
   runtime::Peer& peer = *found->second;
   if (peer.queued_bytes() > (incoming.local && value.shared() ? 0 : kAhead)) return Yielded::kNoRoom;
   SHOAL_TRY(auto message, item_message(stream, index, value, incoming.local));
   if (references_ != nullptr) references_->sending(value, incoming.from, incoming.from_node);
   const auto sent = peer.notify(number(Method::kItem), std::move(message));
   if (sent) return Yielded::kSent;
-  if (!peer.connected()) return Yielded::kUnheard;
+  if (!peer.connected()) return Yielded::kDisconnected;
   return fail(sent.error());
 }
 

@@ -88,8 +88,8 @@ class ActorHost final : public runtime::PeerHandler {
   // False if the connection is gone on which the call arrived: then no process gets its answer.
   bool has_caller(const Incoming& incoming) const;
   // Sends an item that a running call yields, before the call's answer. Returns kNoRoom if too much is queued in the caller's socket
-  // (kAhead): the item then has to be sent again later. Returns kUnheard if the call's connection is gone.
-  enum class Yielded { kSent, kNoRoom, kUnheard };
+  // (kAhead): the item then has to be sent again later. Returns kDisconnected if the call's connection is gone.
+  enum class Yielded { kSent, kNoRoom, kDisconnected };
   Result<Yielded> yields(const Incoming& incoming, std::uint64_t stream, std::uint64_t index, const Value& value);
 
  private:

@@ -18,15 +18,15 @@ struct Handles::State : std::enable_shared_from_this<State> {
     ActorId actor;
     std::optional<LifetimeToken> token;
   };
-  State(References& r, Ways w) : references(r), ways(std::move(w)) {}
+  State(References& r, Actions w) : references(r), actions(std::move(w)) {}
 
   void gone(Gone handle) {
     if (process.forked()) return;
     const std::lock_guard lock(mutex);
     if (over) return;
-    untold.push_back(std::move(handle));
-    if (untold.size() > 1) return;
-    ways.post([weak = weak_from_this()] {
+    unreported.push_back(std::move(handle));
+    if (unreported.size() > 1) return;
+    actions.post([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->attend();
     });
   }
@@ -41,54 +41,54 @@ struct Handles::State : std::enable_shared_from_this<State> {
     {
       const std::lock_guard lock(mutex);
       if (over) return;
-      handles.swap(untold);
+      handles.swap(unreported);
     }
     for (auto& h : handles) {
       if (h.token) {
         // Calls on the actor that are still open need it.
-        ways.keep_until_answered(h.actor, std::move(h.token->hold));
+        actions.keep_until_answered(h.actor, std::move(h.token->hold));
       } else {
-        tell(h.actor);
+        release(h.actor);
       }
     }
   }
-  void tell(ActorId actor) {
+  void release(ActorId actor) {
     auto one = made.extract(actor);
     if (one.empty()) return;
     const auto how = std::make_shared<const Made>(std::move(one.mapped()));
     reported[actor] = how;
-    ways.tell(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
+    actions.release(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
       const auto self = weak.lock();
       if (!self || self->ended()) return;
       self->reported.erase(actor);
       if (answered || !is_lost(answered.error())) return;
       self->made[actor] = *how;
-      self->again[actor] = self->ways.later([weak, actor] {
+      self->again[actor] = self->actions.later([weak, actor] {
         const auto state = weak.lock();
         if (!state || state->ended()) return;
         const auto timer = state->again.extract(actor);  // the timer is destroyed when this function returns
-        state->tell(actor);
+        state->release(actor);
       });
     });
   }
   // True for the error of a kRelease that the actor did not get: the connection broke, the actor restarted, or its queue is full.
   static bool is_lost(const Error& error) { return error.reason() == "ActorUnavailable" || error.code() == Code::kResourceExhausted; }
   LifetimeToken token() {
-    const ObjectKey object = ways.new_object();
+    const ObjectKey object = actions.new_object();
     return {object, references.hold({object})};
   }
   void watch(ActorId actor, const ObjectKey& object) {
-    ways.get(object).then([weak = weak_from_this(), actor, object](const Result<Value>& got) {
+    actions.get(object).then([weak = weak_from_this(), actor, object](const Result<Value>& got) {
       const auto self = weak.lock();
       if (!self || self->ended() || got) return;
-      if (got.error().reason() == "ObjectFreed") self->tell(actor);
+      if (got.error().reason() == "ObjectFreed") self->release(actor);
       // The object still exists: this node gave up its own reference, or the home is unreachable. So wait again.
       if (got.error().reason() == "ObjectLetGo" || got.error().reason() == "ObjectLost") self->watch(actor, object);
     });
   }
 
   References& references;
-  const Ways ways;
+  const Actions actions;
   const OwnerProcess process;
   ActorId own;
   std::optional<LifetimeToken> own_token;
@@ -98,7 +98,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
   std::vector<std::shared_ptr<const void>> pinned;
 
   std::mutex mutex;
-  std::vector<Gone> untold;
+  std::vector<Gone> unreported;
   bool over = false;
 };
 
@@ -126,13 +126,13 @@ class Handles::Counted {
   mutable std::optional<LifetimeToken> token_;
 };
 
-Handles::Handles(References& references, Ways ways) : state_(std::make_shared<State>(references, std::move(ways))) {}
+Handles::Handles(References& references, Actions actions) : state_(std::make_shared<State>(references, std::move(actions))) {}
 
 Handles::~Handles() {
-  std::vector<State::Gone> untold;
+  std::vector<State::Gone> unreported;
   const std::lock_guard lock(state_->mutex);
   state_->over = true;
-  untold.swap(state_->untold);
+  unreported.swap(state_->unreported);
   state_->made.clear();
   state_->reported.clear();
   state_->again.clear();

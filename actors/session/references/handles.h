@@ -28,16 +28,16 @@ inline constexpr std::string_view kHandOver = "__shoal_last_words__";
 class Handles {
  public:
   // Functions of the session, called on the loop except for `post`.
-  struct Ways {
+  struct Actions {
     // Calls the function on the loop. May be called by any thread.
     std::function<void(std::function<void()>)> post;
-    std::function<ObjectKey()> new_object;     // a key for a new object
-    std::function<ValueFuture(ActorId)> tell;  // calls kRelease on the actor
+    std::function<ObjectKey()> new_object;        // a key for a new object
+    std::function<ValueFuture(ActorId)> release;  // calls kRelease on the actor
     std::function<ValueFuture(const ObjectKey&)> get;
     std::function<void(ActorId, std::shared_ptr<const void>)> keep_until_answered;
     std::function<runtime::Timer(std::function<void()>)> later;  // calls the function after a pause
   };
-  Handles(References& references, Ways ways);
+  Handles(References& references, Actions actions);
   ~Handles();
   Handles(const Handles&) = delete;
   Handles& operator=(const Handles&) = delete;

@@ -63,18 +63,18 @@ class HandlesTest : public testing::Test {
                          }};
   std::optional<Handles> handles_{
       std::in_place, references_,
-      Handles::Ways{[this](std::function<void()> fn) { posted_.push_back(std::move(fn)); },
-                    [this] { return ObjectKey{JobId{1}, ObjectId{next_++}, NodeId{1}}; },
-                    [this](ActorId actor) {
-                      reported_.emplace_back(actor, runtime::Promise<Value>());
-                      return reported_.back().second.future();
-                    },
-                    [this](const ObjectKey& object) { return (waits_[object] = runtime::Promise<Value>()).future(); },
-                    [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); },
-                    [this](std::function<void()> fn) {
-                      later_.push_back(std::move(fn));
-                      return runtime::Timer();
-                    }}};
+      Handles::Actions{[this](std::function<void()> fn) { posted_.push_back(std::move(fn)); },
+                       [this] { return ObjectKey{JobId{1}, ObjectId{next_++}, NodeId{1}}; },
+                       [this](ActorId actor) {
+                         reported_.emplace_back(actor, runtime::Promise<Value>());
+                         return reported_.back().second.future();
+                       },
+                       [this](const ObjectKey& object) { return (waits_[object] = runtime::Promise<Value>()).future(); },
+                       [this](ActorId actor, std::shared_ptr<const void> what) { kept_.emplace_back(actor, std::move(what)); },
+                       [this](std::function<void()> fn) {
+                         later_.push_back(std::move(fn));
+                         return runtime::Timer();
+                       }}};
 };
 
 TEST_F(HandlesTest, AHandleThatNeverTravelledEndsItsActorOnce) {
@@ -209,9 +209,9 @@ TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
 }
 
 TEST_F(HandlesTest, HandlesMayOutliveTheSession) {
-  auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), untold = handles_->made(kSelf, {});
+  auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), unreported = handles_->made(kSelf, {});
   auto token = handles_->leaves(kOther, left);
-  untold.reset();
+  unreported.reset();
   handles_.reset();
   for (auto* h : {&share, &left}) h->reset();
   token.reset();

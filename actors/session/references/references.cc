@@ -15,13 +15,13 @@ struct References::State {
   const OwnerProcess process;
   std::mutex mutex;
   std::map<ObjectKey, Here> here;
-  std::vector<Change> untold;
+  std::vector<Change> unreported;
   std::function<void()> wake;  // empty once the session is over
 
-  void tell(const ObjectKey& object, WorkerId holder, std::int64_t by, NodeId holder_node = {}) {
+  void report(const ObjectKey& object, WorkerId holder, std::int64_t by, NodeId holder_node = {}) {
     if (!wake) return;
-    if (untold.empty()) wake();
-    untold.push_back({object, holder, by, holder_node});
+    if (unreported.empty()) wake();
+    unreported.push_back({object, holder, by, holder_node});
   }
 };
 
@@ -34,7 +34,7 @@ struct References::Hold {
     for (const ObjectKey& o : objects) {
       const auto it = state->here.find(o);
       if (--it->second.holds > 0) continue;
-      state->tell(o, {}, -it->second.counted);
+      state->report(o, {}, -it->second.counted);
       state->here.erase(it);
     }
   }
@@ -46,8 +46,8 @@ void arrived(Value& value, References& references, ValueMemory& memory) {
   if (value.shared() && !value.memory()->referred) memory.keeps(value.memory());
 }
 
-References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell)
-    : state_(std::make_shared<State>()), tell_(std::move(tell)) {
+References::References(std::function<void()> wake, std::function<void(std::vector<Change>)> report)
+    : state_(std::make_shared<State>()), report_(std::move(report)) {
   state_->wake = std::move(wake);
 }
 
@@ -71,7 +71,7 @@ std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& obje
     if (here.counted > 0) continue;
     // No sender has counted a reference for this process, so this process reports one.
     here.counted = 1;
-    state_->tell(o, {}, 1);
+    state_->report(o, {}, 1);
   }
   out->state = state_;
   out->objects = objects;
@@ -82,7 +82,7 @@ void References::sending(const Value& value, WorkerId to, NodeId node) {
   if (value.refs().empty() || !to) return;
   {
     const std::lock_guard lock(state_->mutex);
-    for (const ObjectKey& o : value.refs()) state_->tell(o, to, 1, node);
+    for (const ObjectKey& o : value.refs()) state_->report(o, to, 1, node);
   }
   flush();
 }
@@ -91,9 +91,9 @@ void References::flush() {
   std::vector<Change> changes;
   {
     const std::lock_guard lock(state_->mutex);
-    changes.swap(state_->untold);
+    changes.swap(state_->unreported);
   }
-  if (!changes.empty()) tell_(std::move(changes));
+  if (!changes.empty()) report_(std::move(changes));
 }
 
 }  // namespace shoal::actors

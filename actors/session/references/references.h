@@ -25,9 +25,9 @@ class References {
     std::int64_t by = 0;
     NodeId holder_node = {};  // 0: this node
   };
-  // `wake` is called, in any thread, when there are new changes; flush() must then be called on the loop. `tell` sends the changes to the
+  // `wake` is called, in any thread, when there are new changes; flush() must then be called on the loop. `report` sends the changes to the
   // node.
-  References(std::function<void()> wake, std::function<void(std::vector<Change>)> tell);
+  References(std::function<void()> wake, std::function<void(std::vector<Change>)> report);
   ~References();
   References(const References&) = delete;
   References& operator=(const References&) = delete;
@@ -47,7 +47,7 @@ class References {
   std::shared_ptr<const void> taken(const std::vector<ObjectKey>& objects, bool counted);
 
   const std::shared_ptr<State> state_;
-  const std::function<void(std::vector<Change>)> tell_;
+  const std::function<void(std::vector<Change>)> report_;
 };
 
 }  // namespace shoal::actors

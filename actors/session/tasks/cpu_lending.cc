@@ -22,7 +22,7 @@ std::size_t CpuLending::num_asked() const {
 
 void CpuLending::resume(ActorId id, PoolWorker& worker) {
   worker.cpus = Cpus::kAsked;
-  ways_.resume(id, [this, alive = alive_, id](bool has) {
+  requests_.resume(id, [this, alive = alive_, id](bool has) {
     if (*alive) resumed(id, has);
   });
 }
@@ -58,7 +58,7 @@ void CpuLending::resume_later() {
 }
 
 void CpuLending::lend_later(runtime::Duration delay) {
-  if (!ways_.lend || std::exchange(lends_later_, true)) return;
+  if (!requests_.lend || std::exchange(lends_later_, true)) return;
   lend_timer_ = clock_.after(delay, [this, alive = alive_] {
     if (*alive) lend_idle();
   });
@@ -75,7 +75,7 @@ void CpuLending::lend_idle() {
       continue;
     }
     w.cpus = Cpus::kLent;
-    ways_.lend(id);
+    requests_.lend(id);
   }
   if (next) lend_later(*next);
 }

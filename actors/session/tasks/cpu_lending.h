@@ -12,7 +12,7 @@ namespace shoal::actors {
 class CpuLending {
  public:
   // Functions of the owner that lend an idle worker's CPUs, and request them back. The answer to a request comes on the loop.
-  struct Ways {
+  struct Requests {
     std::function<void(ActorId)> lend;
     std::function<void(ActorId, std::function<void(bool)>)> resume;
   };
@@ -24,7 +24,7 @@ class CpuLending {
   // Ends the timers, since their loop may end before this object.
   void close();
   // Lends the CPUs of idle workers from now on.
-  void begin(Ways ways) { ways_ = std::move(ways); }
+  void begin(Requests requests) { requests_ = std::move(requests); }
 
   // To be called when a worker has no tasks: its CPUs are lent after lend_after, if it is still idle.
   void lend_soon() { lend_later(options_.lend_after); }
@@ -50,7 +50,7 @@ class CpuLending {
   const TaskPoolOptions& options_;
   PoolWorkers& workers_;
   const std::function<void()> changed_;
-  Ways ways_;
+  Requests requests_;
   runtime::Timer lend_timer_, resume_timer_;
   bool lends_later_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -77,9 +77,9 @@ TEST_F(NotedTaskPoolTest, ATaskBeginsWhenTheOneBeforeItIsDone) {
 TEST_F(NotedTaskPoolTest, SomeOfManyWaitingTasksAreReportedAndTheOthersCounted) {
   for (const char* what : {"a", "b", "c"}) submit(what);
   std::vector<TaskReport> out;
-  EXPECT_EQ(pool_.tell(out, 2), 1u);
+  EXPECT_EQ(pool_.report(out, 2), 1u);
   EXPECT_EQ(out.size(), 2u);
-  EXPECT_EQ(pool_.tell(out, 2), 3u);
+  EXPECT_EQ(pool_.report(out, 2), 3u);
 }
 
 }  // namespace

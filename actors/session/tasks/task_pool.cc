@@ -310,7 +310,7 @@ void TaskPool::note(const PoolTask& task, std::string_view failure) {
   book_->over({number, self_, task.worker, book_->name(task.spec.method, task.spec.name), task.sent, clock_.now(), failure});
 }
 
-std::uint64_t TaskPool::tell(std::vector<TaskReport>& out, std::size_t limit) const {
+std::uint64_t TaskPool::report(std::vector<TaskReport>& out, std::size_t limit) const {
   const std::size_t before = out.size();
   tasks_.each([&](const PoolTask& task, TaskState state) {
     if (out.size() >= limit) return false;

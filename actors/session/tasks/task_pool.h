@@ -26,7 +26,7 @@ class TaskPool {
  public:
   using Task = FunctionTask;
   using Judgement = WaitingTasks::Judgement;
-  using Lending = CpuLending::Ways;
+  using Lending = CpuLending::Requests;
   using Options = TaskPoolOptions;
   struct Wants {
     std::size_t workers = 0;  // workers to be made, for waiting tasks
@@ -61,7 +61,7 @@ class TaskPool {
   // Lends the CPUs of idle workers from now on.
   void lend(Lending lending) { lending_.begin(std::move(lending)); }
   // Appends tasks without a worker, up to `limit` rows in all; returns the number omitted.
-  std::uint64_t tell(std::vector<TaskReport>& out, std::size_t limit) const;
+  std::uint64_t report(std::vector<TaskReport>& out, std::size_t limit) const;
   // True if there are tasks without a worker. Tasks that a worker has are calls, which ActorCalls counts.
   bool any_open() const { return !tasks_.empty(); }
   // Adds the numbers of tasks without a worker.

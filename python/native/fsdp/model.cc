@@ -36,9 +36,9 @@ std::vector<std::pair<std::uint32_t, std::vector<bool>>> take_reduced(ShardedMod
   return out;
 }
 
-std::pair<std::string, std::size_t> asked(ShardedModel& s) {
-  using What = ShardedModel::Asked::What;
-  const auto a = without_gil([&] { return s.asked(); });
+std::pair<std::string, std::size_t> next_service(ShardedModel& s) {
+  using What = ShardedModel::Service::What;
+  const auto a = without_gil([&] { return s.next_service(); });
   return {a.what == What::kPublish ? "publish" : a.what == What::kWindow ? "window" : "", a.unit};
 }
 
@@ -68,7 +68,8 @@ void bind_passes(ModelClass& model) {
 
 void bind_window(ModelClass& model) {
   model.def("join", &ShardedModel::join)
-      .def("asked", &asked, "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
+      .def("next_service", &next_service,
+           "For a rank that has joined: (\"publish\", unit), (\"window\", _), or (\"\", _) when all have joined.")
       .def(
           "commit", [](ShardedModel& s, std::uint64_t step) { without_gil([&] { return s.commit(step); }); }, nb::arg("step"),
           "Under protection: this rank has recorded this optimizer step; waits until every rank has.")

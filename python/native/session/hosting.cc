@@ -25,7 +25,7 @@ void Cancels::note(CallKey call, CancelHow how) {
   if (calls.size() == kMaxCalls) calls.pop_front();
   calls.push_back(call);
   any = true;
-  if (tells) untold.push_back(call);
+  if (reports) unreported.push_back(call);
   // Sends no second SIGINT before take_interrupt has counted the first. A further one would be taken as the user's Ctrl-C, and end the
   // process.
   if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
@@ -135,7 +135,7 @@ std::unique_ptr<PyIncoming> next_call(PySession& s, std::optional<double> timeou
           // Answers to calls that arrived together are sent together.
           if (s.due) s.due->send(s.queue->empty() ? runtime::Flush::kNow : runtime::Flush::kLater);
           s.due.reset();
-          if (s.stopped || !s.cancels->untold.empty()) return true;
+          if (s.stopped || !s.cancels->unreported.empty()) return true;
           if (!s.taken && s.queue->empty()) return false;
           if (!s.taken) s.taken = s.queue->pop();
           return got = true;
@@ -193,7 +193,7 @@ std::optional<bool> give_item(const PySession& s, const PyIncoming& incoming, st
     return session.loop().wait(gives);
   }));
   const Yielded how = unwrap(std::move(given));
-  return how == Yielded::kUnheard ? std::nullopt : std::optional(how == Yielded::kSent);
+  return how == Yielded::kDisconnected ? std::nullopt : std::optional(how == Yielded::kSent);
 }
 
 bool has_caller(const PySession& s, const PyIncoming& incoming) {
@@ -208,9 +208,9 @@ void refuse(const PySession& s, PyIncoming& incoming, const std::string& reason,
 // ---- cancelled calls ----
 
 std::vector<std::pair<std::uint64_t, std::uint64_t>> take_cancelled(PySession& s) {
-  const auto untold = s.use()->loop().own([&] { return std::exchange(s.cancels->untold, {}); });
+  const auto unreported = s.use()->loop().own([&] { return std::exchange(s.cancels->unreported, {}); });
   std::vector<std::pair<std::uint64_t, std::uint64_t>> out;
-  for (const CallKey& call : untold) out.emplace_back(call.peer, call.request);
+  for (const CallKey& call : unreported) out.emplace_back(call.peer, call.request);
   return out;
 }
 
@@ -302,7 +302,7 @@ void bind_cancellation(SessionClass& session) {
           "take_interrupt", [](PySession& s) { return s.cancels->signalled.exchange(false); },
           "True if a cancellation sent SIGINT since the last call.")
       .def(
-          "report_cancelled", [](PySession& s) { s.use()->loop().own([&] { s.cancels->tells = true; }); },
+          "report_cancelled", [](PySession& s) { s.use()->loop().own([&] { s.cancels->reports = true; }); },
           "Makes next_call return as soon as a call was cancelled.")
       .def("take_cancelled", &take_cancelled, "Keys of the calls that were cancelled since the last call.")
       .def("cancelled", &cancelled, nb::arg("incoming"), "True if the call was cancelled.")

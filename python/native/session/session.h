@@ -27,8 +27,8 @@ struct Cancels {
 
   static constexpr std::size_t kMaxCalls = 4096;  // the oldest have long been answered
   std::deque<actors::CallKey> calls;
-  std::vector<actors::CallKey> untold;  // if `tells`, the cancelled calls that take_cancelled has not returned yet
-  bool tells = false;
+  std::vector<actors::CallKey> unreported;  // if `reports`, the cancelled calls that take_cancelled has not returned yet
+  bool reports = false;
   std::optional<pthread_t> interrupted;  // thread that runs the calls, if they can be interrupted
   std::atomic<bool> any = false;
   std::atomic<bool> signalled = false;

@@ -137,7 +137,7 @@ class ActorOwnership:
         self._thread: threading.Thread | None = None
         self._made: dict[str, _Made] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
-        self._told: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
+        self._ending: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
         self._held: WeakValueDictionary[str, HandleState] = WeakValueDictionary()  # the handles that count, for actors in _made
         self.put = self._queue.put  # takes (session, actor, token) of a handle that is gone; may be called in any thread and by the GC
 
@@ -154,9 +154,9 @@ class ActorOwnership:
     def settle(self) -> None:
         """Returns when all handles dropped so far have been handled."""
         if self._thread is not None:
-            told = threading.Event()
-            self._queue.put(told)
-            told.wait(_END_S)
+            sent = threading.Event()
+            self._queue.put(sent)
+            sent.wait(_END_S)
 
     def if_alive(self, actor: HandleState) -> HandleState | None:
         """Returns ``actor``, or None once a report of its death has reached this process."""
@@ -170,10 +170,10 @@ class ActorOwnership:
             return self.if_alive(held)
         self.settle()
         session = _session()
-        told = next((told for told in reversed(tuple(self._told)) if told[0].id == actor.id), None)
-        if told is None:
+        ending = next((each for each in reversed(tuple(self._ending)) if each[0].id == actor.id), None)
+        if ending is None:
             return self.if_alive(actor)
-        made, ref = told
+        made, ref = ending
         session.cancel(ref._ref, False, False)
         wait([ref], timeout=_END_S)
         try:
@@ -181,7 +181,7 @@ class ActorOwnership:
                 load(ref)
         except TaskCancelledError:
             with contextlib.suppress(ValueError):
-                self._told.remove(told)
+                self._ending.remove(ending)
             self.add(actor, made.restarts, None)
         except ActorDiedError:  # reported by the actor or its node
             return None
@@ -195,7 +195,7 @@ class ActorOwnership:
         self.put(None)
         self._made.clear()
         self._kept.clear()
-        self._told.clear()
+        self._ending.clear()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
 
@@ -245,7 +245,7 @@ class ActorOwnership:
 
     def all(self) -> list[_Made]:
         """The actors that another process is to adopt, including those that have not answered a request to end."""
-        return [*tuple(self._made.values()), *(made for made, ref in tuple(self._told) if not ref._ref.ready)]
+        return [*tuple(self._made.values()), *(made for made, ref in tuple(self._ending) if not ref._ref.ready)]
 
     def hand_over(self) -> tuple[list[_Made], _Keeps]:
         """The actors that this process leaves, and the references needed to make them again."""
@@ -315,7 +315,7 @@ class ActorOwnership:
                 self._kept.pop(actor_id, None)
                 return
         ref = ObjectRef(session.call(actor_id, RELEASE, *pack_call((), {})))
-        self._told.append((made, ref))
+        self._ending.append((made, ref))
         when_ready(ref, lambda: self._tell_again(session, made, ref))
 
     def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:

@@ -337,8 +337,8 @@ _MAX_TEXT = 1 << 16  # limit for a traceback, in characters
 
 def _traceback_of(error: BaseException) -> str:
     """The traceback as Python formats it, without this package's frames around the user's code. A long one loses its middle."""
-    told = traceback.TracebackException.from_exception(error)
-    pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    described = traceback.TracebackException.from_exception(error)
+    pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(described, error)]
     while pairs:
         of, one = pairs.pop()
         if of is None or one is None:  # an exception that was formatted elsewhere
@@ -350,7 +350,7 @@ def _traceback_of(error: BaseException) -> str:
         pairs += [(of.__cause__, one.__cause__), (of.__context__, one.__context__)]
         if isinstance(one, _GROUP):
             pairs += zip(of.exceptions or (), one.exceptions, strict=False)
-    text = "".join(told.format())
+    text = "".join(described.format())
     if len(text) > _MAX_TEXT:
         out = len(text) - _MAX_TEXT
         text = f"{text[: _MAX_TEXT // 4]}\n[... {out} characters ...]\n{text[_MAX_TEXT // 4 + out :]}"

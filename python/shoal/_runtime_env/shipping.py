@@ -163,7 +163,7 @@ def leave(roots: Iterable[str], store: str) -> str:
 
 
 def _kept_as(root: str, store: str) -> str:
-    came_with = _told().get("of", {})
+    came_with = _sent().get("of", {})
     if root in came_with:  # part of this process's own environment, which the head keeps while it lives
         return came_with[root]
     package, when = _left.get(root, ("", 0.0))
@@ -195,30 +195,30 @@ def _send(package: str, file: IO[bytes]) -> None:
 # ---- the receiver's side
 
 
-def _told() -> dict[str, Any]:
+def _sent() -> dict[str, Any]:
     return json.loads(os.environ.get(ENVIRONMENT) or "{}")
 
 
 def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     """Returns the folder and import path of a new process on this host. It fetches missing packages and updates the environment
     variables."""
-    told = _told()
+    sent = _sent()
     own = os.path.join(os.environ["SHOAL_SESSION"], "files")
-    if not told:
+    if not sent:
         return cwd, path
-    if told["store"] == own:  # this is the sender's host: packages that the sender itself has fetched must be kept in use as well
-        for root, package in told["of"].items():
+    if sent["store"] == own:  # this is the sender's host: packages that the sender itself has fetched must be kept in use as well
+        for root, package in sent["of"].items():
             if root == os.path.join(own, package[:24]):
                 _here(package, Path(own))
         return cwd, path
     Path(own).mkdir(mode=0o700, exist_ok=True)
-    moved = {root: _here(package, Path(own)) for root, package in told["of"].items()}
+    moved = {root: _here(package, Path(own)) for root, package in sent["of"].items()}
     env = json.loads(variable("SHOAL_RUNTIME_ENV", "{}"))
     end = packages.end_of(env)
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
             here = packages.installed(tool, env[tool], Path(own), end)
-        theirs = [p for p in path if p not in moved and p.startswith(os.path.join(told["store"], f"{tool}-"))]
+        theirs = [p for p in path if p not in moved and p.startswith(os.path.join(sent["store"], f"{tool}-"))]
         moved.update(dict.fromkeys(theirs, here))
 
     def translated(given: str) -> str:
@@ -232,14 +232,14 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     if "py_modules" in env:
         env["py_modules"] = [translated(m) for m in env["py_modules"]]
     os.environ["SHOAL_RUNTIME_ENV"] = json.dumps(env)
-    os.environ[ENVIRONMENT] = json.dumps({"store": own, "of": {moved[root]: package for root, package in told["of"].items()}})
+    os.environ[ENVIRONMENT] = json.dumps({"store": own, "of": {moved[root]: package for root, package in sent["of"].items()}})
     return translated(cwd), [translated(p) for p in path]
 
 
 def in_place(folder: str) -> bool:
     """True if ``folder`` was named on this host and still exists."""
-    told = _told()
-    return os.path.isdir(folder) and folder in told.get("of", {}) and told["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
+    sent = _sent()
+    return os.path.isdir(folder) and folder in sent.get("of", {}) and sent["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
 
 
 def _here(package: str, own: Path) -> str:

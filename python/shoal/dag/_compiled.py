@@ -68,10 +68,10 @@ class _Running:
         if self.error is not None or (channels := self.channels) is None or channels.closed:
             raise self.cause(RayChannelError("this graph has ended"))
 
-    def cause(self, heard: Exception) -> Exception:
+    def cause(self, seen: Exception) -> Exception:
         """Returns the cause of the end for a thread whose channel was closed. It is a copy each time, because raising adds a traceback."""
         self.ended.wait(_CAUSE_S)
-        return copy.copy(self.error or heard)
+        return copy.copy(self.error or seen)
 
     def _on_left(self, part: ObjectRef) -> None:
         why = RayChannelError("an actor has left the graph")

@@ -71,7 +71,7 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
     root.samples = 0 if any(s.settings.weigh_samples for s in root.states) else None
     model.join()
     while True:
-        what, unit = model.asked()
+        what, unit = model.next_service()
         if what == "publish":
             u = root.units_of[0][unit]
             root.step.serve_publication(0, u.state.index, u.state.units.index(u))

@@ -61,7 +61,7 @@ def _over_http(http: Http, path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _told(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
+def _reported(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
     """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns. It also warns of ended
     calls that are kept no more, if the filters may choose such."""
     rows, missing, forgotten = _asked(what, address, timeout)
@@ -115,7 +115,7 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
         _explain: bool = False,
     ) -> list[StateRow]:
         asked = what in ("objects", "runtime-envs", "tasks")
-        raw = _told(what, filters, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
+        raw = _reported(what, filters, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
         rows = _kept([shape(r, detail) for r in raw], filters)
         shown = rows[: _DEFAULT_LIMIT if limit is None else limit]
         if len(shown) < len(rows) and (limit is None or _explain):

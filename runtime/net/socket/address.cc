@@ -8,7 +8,7 @@
 
 namespace shoal::runtime {
 
-Result<Ways> resolve(const Endpoint& endpoint, int flags) {
+Result<Addresses> resolve(const Endpoint& endpoint, int flags) {
   Address out;
   if (endpoint.is_unix()) {
     auto* un = reinterpret_cast<sockaddr_un*>(&out.storage);
@@ -16,7 +16,7 @@ Result<Ways> resolve(const Endpoint& endpoint, int flags) {
     if (endpoint.unix_name.size() + 1 > sizeof un->sun_path) return fail(invalid_argument(endpoint.to_string() + ": the name is too long"));
     std::memcpy(un->sun_path + 1, endpoint.unix_name.data(), endpoint.unix_name.size());  // leading 0: abstract
     out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + endpoint.unix_name.size());
-    return Ways{out};
+    return Addresses{out};
   }
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -24,7 +24,7 @@ Result<Ways> resolve(const Endpoint& endpoint, int flags) {
   if (const int e = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found); e != 0) {
     return fail(not_found("host '" + endpoint.host + "': " + gai_strerror(e)));
   }
-  Ways ways;
+  Addresses ways;
   for (const auto* a = found; a != nullptr; a = a->ai_next) {
     std::memcpy(&out.storage, a->ai_addr, a->ai_addrlen);
     out.length = a->ai_addrlen;

@@ -27,10 +27,10 @@ struct Address {
   }
 };
 
-using Ways = std::vector<Address>;  // addresses of one endpoint, in the order to try
+using Addresses = std::vector<Address>;  // addresses of one endpoint, in the order to try
 
 // Blocks on /etc/hosts and name servers. A loop uses an asynchronous resolver instead, or passes AI_NUMERICHOST.
-Result<Ways> resolve(const Endpoint& endpoint, int flags = 0);
+Result<Addresses> resolve(const Endpoint& endpoint, int flags = 0);
 
 // The address to which a socket is bound.
 Address bound_address(int fd);

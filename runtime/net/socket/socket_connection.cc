@@ -266,7 +266,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   // Defers on_closed, which must not run inside send(): its caller may be in an intermediate state.
   void close_later(Error why) override {
     shut();
-    loop_.post([self = this->shared_from_this(), why = std::move(why)] { self->tell(why); });
+    loop_.post([self = this->shared_from_this(), why = std::move(why)] { self->report_closed(why); });
   }
   std::uint64_t received_bytes() const override { return read_bytes_; }
   std::uint64_t taken_bytes() override {
@@ -412,10 +412,10 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   void close(Error why) {
     if (closed_) return;
     shut();
-    tell(why);
+    report_closed(why);
   }
 
-  void tell(const Error& why) {
+  void report_closed(const Error& why) {
     if (handler_ != nullptr) std::exchange(handler_, nullptr)->on_closed(why);
   }
 

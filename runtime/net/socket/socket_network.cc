@@ -84,7 +84,7 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  Task<void> called(Endpoint to, Ways ways, Role role, Duration timeout, Connected on_connected) {
+  Task<void> called(Endpoint to, Addresses ways, Role role, Duration timeout, Connected on_connected) {
     bool late = false, reached = false;
     const auto line = std::make_shared<Line>(Socket(loop.io()));
     const Timer limit = clock.after(timeout, [line, &late] {
@@ -109,7 +109,7 @@ struct SocketNetwork::Impl {
   }
 
   // Connects to the first address that accepts, and greets its listener. Sets `reached` once one has accepted.
-  Task<PeerIdentity> call(Line& line, const Endpoint& to, Ways ways, Role role, const bool& late, bool& reached) {
+  Task<PeerIdentity> call(Line& line, const Endpoint& to, Addresses ways, Role role, const bool& late, bool& reached) {
     if (ways.empty()) {
       SHOAL_CO_TRY(auto found, co_await looked_up(to));
       SHOAL_CO_TRY(ways, allowed(to, std::move(found)));
@@ -144,11 +144,11 @@ struct SocketNetwork::Impl {
   }
 
   // Returns the addresses of a name in the order to try. A thread of Asio's waits for the name server, not this loop.
-  Task<Ways> looked_up(const Endpoint& to) {
+  Task<Addresses> looked_up(const Endpoint& to) {
     asio::ip::tcp::resolver resolver(loop.io());
     const auto [error, found] = co_await resolver.async_resolve(to.host, std::to_string(to.port), kTuple);
     if (error) co_return fail(not_found("host '" + to.host + "': " + error.message()));
-    Ways ways;
+    Addresses ways;
     for (const auto& entry : found) {
       const asio::ip::tcp::endpoint at = entry.endpoint();
       Address& way = ways.emplace_back();
@@ -165,7 +165,7 @@ struct SocketNetwork::Impl {
   }
 
   // Without TLS, removes addresses of other hosts: no clear-text TCP connection leaves this host.
-  Result<Ways> allowed(const Endpoint& to, Ways ways) const {
+  Result<Addresses> allowed(const Endpoint& to, Addresses ways) const {
     if (to.is_unix() || options.tls) return ways;
     std::erase_if(ways, [](const Address& a) { return !a.is_loopback(); });
     if (!ways.empty()) return ways;
@@ -200,7 +200,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
     SHOAL_TRY(auto elsewhere, listen(endpoint.from_elsewhere(), std::move(accepted)));
     return make_two_listeners(std::move(here), std::move(elsewhere));
   }
-  SHOAL_TRY(const Ways ways, resolve(endpoint));
+  SHOAL_TRY(const Addresses ways, resolve(endpoint));
   const auto reached = std::find_if(ways.begin(), ways.end(), [](const Address& a) { return !a.is_loopback(); });
   const Address address = impl_->options.tls && reached != ways.end() ? *reached : ways.front();
   if (!endpoint.is_unix() && impl_->options.tls && address.is_loopback() && !is_loopback(endpoint.host)) {
@@ -234,7 +234,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
   const Endpoint to = impl_->way_to(endpoint);
-  Ways ways;
+  Addresses ways;
   if (auto known = resolve(to, AI_NUMERICHOST); known) {  // otherwise a name
     auto allowed = impl_->allowed(to, *std::move(known));
     if (!allowed) return connected(fail(std::move(allowed).error()));

@@ -21,9 +21,9 @@ void ObjectReferences::count(WorkerId worker, const actors::CountObjects& count)
   }
 }
 
-void ObjectReferences::reported(NodeId from, const actors::CountObjects& news) {
-  if (peer_nodes_.gone(from) != nullptr || !inbox_.take(from, news.number)) return;
-  for (const Change& change : news.changes) apply(change, from);
+void ObjectReferences::reported(NodeId from, const actors::CountObjects& counts) {
+  if (peer_nodes_.gone(from) != nullptr || !inbox_.take(from, counts.number)) return;
+  for (const Change& change : counts.changes) apply(change, from);
 }
 
 void ObjectReferences::apply(const Change& change, NodeId from) {
@@ -37,7 +37,7 @@ void ObjectReferences::apply(const Change& change, NodeId from) {
       if (events_.has_worker(change.holder)) {
         watched_[change.holder].insert(from);
       } else {
-        peer_nodes_.tell(from, {{}, change.holder, 0, {}, Change::Kind::kGone});
+        peer_nodes_.send(from, {{}, change.holder, 0, {}, Change::Kind::kGone});
       }
       return;
     case Change::Kind::kGone:
@@ -51,7 +51,7 @@ void ObjectReferences::change_count(const ObjectKey& key, WorkerId holder, NodeI
   const bool here = node == names_.self();
   if (object.home) {
     if (by < 0 && here) events_.let_go(object, holder);
-    return peer_nodes_.tell(object.home, {key, holder, by, node, Change::Kind::kCount});
+    return peer_nodes_.send(object.home, {key, holder, by, node, Change::Kind::kCount});
   }
   if (memory_.ended(key.job)) return;
   // A process that has ended cannot hold a reference, so nothing is counted for it.
@@ -67,13 +67,13 @@ void ObjectReferences::change_contents(const Object& object, WorkerId holder, No
 void ObjectReferences::watch(WorkerId holder, NodeId node) {
   if (!elsewhere_.emplace(holder, node).second) return;
   peer_nodes_.watch(node);
-  if (holder.value != node.value) peer_nodes_.tell(node, {{}, holder, 0, {}, Change::Kind::kWatch});
+  if (holder.value != node.value) peer_nodes_.send(node, {{}, holder, 0, {}, Change::Kind::kWatch});
 }
 
 void ObjectReferences::free(const storage::ReferenceTable::Freed& freed) {
   for (const Object& object : freed) {
     if (object.home) {  // no object of this node contains it any more
-      peer_nodes_.tell(object.home, {names_.key(object), WorkerId{names_.self().value}, -1, names_.self(), Change::Kind::kCount});
+      peer_nodes_.send(object.home, {names_.key(object), WorkerId{names_.self().value}, -1, names_.self(), Change::Kind::kCount});
     } else {
       memory_.free(object.job, object.id);
     }
@@ -91,7 +91,7 @@ Result<void> ObjectReferences::contain(const Object& outer, const std::vector<Ob
   auto contained = references_.contain(outer, inner);
   for (const Object& other : others) {
     if (references_.knows(other)) {
-      peer_nodes_.tell(other.home, {names_.key(other), WorkerId{names_.self().value}, 1, names_.self(), Change::Kind::kCount});
+      peer_nodes_.send(other.home, {names_.key(other), WorkerId{names_.self().value}, 1, names_.self(), Change::Kind::kCount});
     }
   }
   return contained;
@@ -100,7 +100,7 @@ Result<void> ObjectReferences::contain(const Object& outer, const std::vector<Ob
 void ObjectReferences::count_contents(const Object& object, const std::vector<Object>& inner, WorkerId worker) {
   if (inner.empty() || !events_.has_worker(worker)) return;
   if (object.home) {
-    peer_nodes_.tell(object.home, {names_.key(object), worker, 0, names_.self(), Change::Kind::kCountContents});
+    peer_nodes_.send(object.home, {names_.key(object), worker, 0, names_.self(), Change::Kind::kCountContents});
   } else {
     change_contents(object, worker, names_.self());
   }
@@ -112,7 +112,7 @@ void ObjectReferences::worker_gone(WorkerId worker) {
   free(references_.worker_gone(worker));
   const auto nodes = watched_.extract(worker);
   if (nodes.empty()) return;
-  for (const NodeId node : nodes.mapped()) peer_nodes_.tell(node, {{}, worker, 0, {}, Change::Kind::kGone});
+  for (const NodeId node : nodes.mapped()) peer_nodes_.send(node, {{}, worker, 0, {}, Change::Kind::kGone});
 }
 
 void ObjectReferences::end_job(JobId job) { free(references_.end_job(job)); }

@@ -34,7 +34,7 @@ class ObjectReferences {
 
   // ---- from processes here, and from other nodes ----
   void count(WorkerId worker, const actors::CountObjects& count);
-  void reported(NodeId from, const actors::CountObjects& news);
+  void reported(NodeId from, const actors::CountObjects& counts);
 
   // Records the references that an object of this node contains. Fails if the table has no room for so many.
   Result<void> contain(const Object& outer, const std::vector<actors::ObjectKey>& inner);

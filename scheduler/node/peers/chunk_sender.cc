@@ -24,7 +24,7 @@ Result<Bytes> read_part(const ChunkSender::Part& part) {
 
 }  // namespace
 
-void ChunkSender::ask(std::uint64_t connection, Asked asked) {
+void ChunkSender::ask(std::uint64_t connection, Request asked) {
   Connection& c = connections_[connection];
   auto& behind = asked.soon ? c.soon : c.later;
   behind.push_back(std::move(asked));
@@ -46,7 +46,7 @@ void ChunkSender::next(std::uint64_t connection) {
   c.next = clock_.after(runtime::Duration::zero(), [this, connection] {
     Connection& c = connections_.at(connection);
     auto& from = c.soon.empty() ? c.later : c.soon;
-    Asked asked = std::move(from.front());
+    Request asked = std::move(from.front());
     from.pop_front();
     auto part = asked.part();
     if (part) part->bytes = std::min(part->bytes, options_.most_bytes);

@@ -31,7 +31,7 @@ class ChunkSender {
     std::uint64_t offset = 0, bytes = 0;
     Bytes about;
   };
-  struct Asked {
+  struct Request {
     std::function<Result<Part>()> part;  // called when it is the request's turn
     runtime::Responder responder;
     bool soon = false;  // comes before requests that are not `soon`
@@ -41,7 +41,7 @@ class ChunkSender {
       : clock_(clock), options_(std::move(options)), queued_(std::move(queued)) {}
   ~ChunkSender() { *alive_ = false; }
 
-  void ask(std::uint64_t connection, Asked asked);
+  void ask(std::uint64_t connection, Request asked);
   // To be called when the queue of the connection is empty.
   void drained(std::uint64_t connection);
   // Drops the requests that came over a connection, which is closed.
@@ -49,7 +49,7 @@ class ChunkSender {
 
  private:
   struct Connection {
-    std::deque<Asked> soon, later;
+    std::deque<Request> soon, later;
     bool reading = false;
     runtime::Timer next;
   };

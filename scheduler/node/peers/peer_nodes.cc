@@ -30,7 +30,7 @@ void PeerNodes::start_as(NodeId self) {
   self_ = self;
   to_flush_ = false;
   const Error why = unavailable("this node was declared dead, and joined again as another node").with_reason("OwnerDied");
-  for (auto& [node, link] : std::exchange(links_, {})) fail_asked(std::move(link), why);
+  for (auto& [node, link] : std::exchange(links_, {})) fail_requests(std::move(link), why);
 }
 
 PeerNodes::Link* PeerNodes::find(NodeId node) {
@@ -46,10 +46,10 @@ const Error* PeerNodes::gone(NodeId node) const {
 void PeerNodes::watch(NodeId node) {
   if (gone(node) != nullptr || links_.contains(node)) return;
   links_.try_emplace(node);
-  ask_head(node);
+  request_from_head(node);
 }
 
-void PeerNodes::tell(NodeId node, const Item& item) {
+void PeerNodes::send(NodeId node, const Item& item) {
   if (gone(node) != nullptr) return;
   watch(node);
   if (Link* const link = find(node)) {
@@ -68,26 +68,26 @@ void PeerNodes::call(NodeId node, Method method, Bytes bytes, Callback callback)
   if (const Error* const why = gone(node)) return callback(fail(*why));
   Link& link = links_.at(node);
   const auto number = next_asked_++;
-  link.asked.emplace(number, Asked{method, std::move(bytes), std::move(callback)});
+  link.asked.emplace(number, Request{method, std::move(bytes), std::move(callback)});
   if (link.met && link.peer && link.peer->connected()) return send(node, link, number);
   reach(node);
 }
 
 // ---- where it is -------------------------------------------------------------------------------------------------------------------
 
-void PeerNodes::ask_head(NodeId node) {
+void PeerNodes::request_from_head(NodeId node) {
   Peer* const head = events_.head();
   Link& link = links_.at(node);
-  if (head == nullptr || link.asked_head) return;
-  link.asked_head = true;
+  if (head == nullptr || link.requested_from_head) return;
+  link.requested_from_head = true;
   head->call(number(Method::kWatchNode), body(to_bytes(actors::NodeRef{node})), Peer::kNoTimeout, [this, alive = alive_, node](auto r) {
     Link* const link = *alive ? find(node) : nullptr;
     if (link == nullptr) return;
     if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
     // Asks again later: at once, a head that closes its connection or refuses would answer the same.
     if (!r) {
-      link->asked_head = false;
-      link->asking = clock_.after(options_.reconnect, [this, node] { ask_head(node); });
+      link->requested_from_head = false;
+      link->asking = clock_.after(options_.reconnect, [this, node] { request_from_head(node); });
       if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
       return;
     }
@@ -101,16 +101,16 @@ void PeerNodes::ask_head(NodeId node) {
 }
 
 void PeerNodes::head_is_here() {
-  for (auto& [node, link] : links_) link.asked_head = false;
+  for (auto& [node, link] : links_) link.requested_from_head = false;
   std::vector<NodeId> all;
   for (const auto& [node, link] : links_) all.push_back(node);
   for (const NodeId node : all) {
-    if (find(node) != nullptr) ask_head(node);
+    if (find(node) != nullptr) request_from_head(node);
   }
 }
 
-void PeerNodes::head_said_gone(const actors::NodeGone& news) {
-  if (find(news.node) != nullptr) is_gone(news.node, news.cause.message());
+void PeerNodes::head_reported_gone(const actors::NodeGone& notice) {
+  if (find(notice.node) != nullptr) is_gone(notice.node, notice.cause.message());
 }
 
 void PeerNodes::is_gone(NodeId node, const std::string& why) {
@@ -127,10 +127,10 @@ void PeerNodes::is_gone(NodeId node, const std::string& why) {
   }
   // Before the requests fail, so that callbacks make no further requests to the node.
   events_.gone(node, lost);
-  if (!link.empty()) fail_asked(std::move(link.mapped()), lost);
+  if (!link.empty()) fail_requests(std::move(link.mapped()), lost);
 }
 
-void PeerNodes::fail_asked(Link link, const Error& why) {
+void PeerNodes::fail_requests(Link link, const Error& why) {
   for (auto& [n, asked] : link.asked) asked.callback(fail(why));
 }
 
@@ -141,9 +141,9 @@ void PeerNodes::reach(NodeId node) {
   if (link.peer || link.dialling || link.resting) return;
   if (link.outbox.size() == 0 && link.asked.empty()) return;  // there is nothing to send
   if (link.endpoint.empty()) {
-    if (!link.asked_head && events_.head() == nullptr)
+    if (!link.requested_from_head && events_.head() == nullptr)
       return broke(node, unavailable("no head is connected that could resolve its address"));
-    return ask_head(node);
+    return request_from_head(node);
   }
   const auto to = runtime::parse_endpoint(link.endpoint);
   if (!to) return broke(node, to.error());
@@ -244,7 +244,7 @@ void PeerNodes::flush(NodeId node, Link& link) {
 }
 
 void PeerNodes::send(NodeId node, Link& link, std::uint64_t n) {
-  const Asked& asked = link.asked.at(n);
+  const Request& asked = link.asked.at(n);
   link.peer->call(number(asked.method), body(asked.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
     Link* const link = *alive ? find(node) : nullptr;
     // The request stays in `asked`, and is sent again over the next connection.

@@ -42,7 +42,7 @@ class PeerNodes final : public runtime::PeerHandler {
   void start_as(NodeId self);
   // From now on Events::gone reports the end of this node.
   void watch(NodeId node);
-  void tell(NodeId node, const Item& item);
+  void send(NodeId node, const Item& item);
   // Sends a request, and repeats it over each new connection. `callback` gets Unavailable/OwnerDied if the node is dead,
   // Unavailable/ObjectLost if it cannot be reached.
   void call(NodeId node, actors::Method method, Bytes body, Callback callback);
@@ -51,17 +51,17 @@ class PeerNodes final : public runtime::PeerHandler {
 
   // To be called when a head has registered this node, for the first time or again.
   void head_is_here();
-  void head_said_gone(const actors::NodeGone& news);
+  void head_reported_gone(const actors::NodeGone& notice);
 
  private:
-  struct Asked {
+  struct Request {
     actors::Method method;
     Bytes body;
     Callback callback;
   };
   struct Link {
     std::string host, endpoint;  // empty until the head has answered
-    bool asked_head = false;
+    bool requested_from_head = false;
     runtime::Timer asking;  // until the question to the head is repeated
     bool dialling = false;
     std::unique_ptr<runtime::Peer> peer;
@@ -70,8 +70,8 @@ class PeerNodes final : public runtime::PeerHandler {
     runtime::Timer redial;
     bool resting = false;  // a new connection waits for `redial`
     storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
-    std::size_t merge_at = 0;              // length of the queue at which changes are merged again
-    std::map<std::uint64_t, Asked> asked;  // requests without an answer, by number
+    std::size_t merge_at = 0;                // length of the queue at which changes are merged again
+    std::map<std::uint64_t, Request> asked;  // requests without an answer, by number
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -79,7 +79,7 @@ class PeerNodes final : public runtime::PeerHandler {
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
   Link* find(NodeId node);
-  void ask_head(NodeId node);
+  void request_from_head(NodeId node);
   void reach(NodeId node);
   void meet(NodeId node, std::unique_ptr<runtime::Connection> connection);
   void broke(NodeId node, const Error& why);
@@ -87,7 +87,7 @@ class PeerNodes final : public runtime::PeerHandler {
   void flush(NodeId node, Link& link);
   void send(NodeId node, Link& link, std::uint64_t number);
   void is_gone(NodeId node, const std::string& why);
-  static void fail_asked(Link link, const Error& why);
+  static void fail_requests(Link link, const Error& why);
 
   runtime::Clock& clock_;
   runtime::Network& network_;

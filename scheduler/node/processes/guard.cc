@@ -59,7 +59,7 @@ Guard::~Guard() {
   waitpid(pid_, nullptr, 0);
 }
 
-void Guard::tell(pid_t word) {
+void Guard::send(pid_t word) {
   while (write(pipe_.get(), &word, sizeof word) < 0 && errno == EINTR) {
   }  // no error, since a node works without its guard as well
 }

@@ -23,13 +23,13 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
 
   // Adds the process group of `leader` to the guard's list, until forget().
-  void watch(pid_t leader) { tell(leader); }
-  void forget(pid_t leader) { tell(-leader); }
+  void watch(pid_t leader) { send(leader); }
+  void forget(pid_t leader) { send(-leader); }
   pid_t pid() const { return pid_; }
 
  private:
   Guard(pid_t pid, Fd pipe) : pid_(pid), pipe_(std::move(pipe)) {}
-  void tell(pid_t word);
+  void send(pid_t word);
 
   const pid_t pid_;
   Fd pipe_;
