@@ -114,7 +114,7 @@ std::vector<std::uint32_t> Leases::order_of_use() const {
 }
 
 Result<void> Leases::check_given_up(std::size_t unit) const {
-  if (gate_.phase() != VersionGate::Phase::kReading || given_up_[unit] == 0 || given_up_[unit] != gate_.version()) return {};
+  if (!given_up(unit)) return {};
   return fail(invalid_argument(fmt::format("unit {} is read again in a step whose backward has already updated it", units_[unit]->label()))
                   .with_reason("StaleBackward")
                   .with_hint("with the optimizer in backward each unit's last backward of a step runs once: before one that another "

@@ -36,6 +36,9 @@ class Leases {
   // Ends this rank's reads of a unit in this version, once its gradients are published (optimizer in backward). After their reduction the
   // unit's rows may be written before the window opens. Leases and backwards of the unit fail until the next version.
   void give_up(std::size_t unit) { given_up_[unit] = gate_.version(); }
+  bool given_up(std::size_t unit) const {
+    return gate_.phase() == VersionGate::Phase::kReading && given_up_[unit] != 0 && given_up_[unit] == gate_.version();
+  }
   // True if another rank has left the version that this rank still reads.
   bool others_left() const { return gate_.others_left(); }
 

@@ -75,6 +75,8 @@ class ShardedModel {
   // ---- a step, driven by a hand-written graph (StepRunner); a step machine uses unshard and reshard, too ----
   // Takes a lease, which enters the engine.
   Result<void> unshard(std::size_t unit, bool backward = false);
+  // Before its use, perhaps for nothing: not if this rank has given the unit up.
+  Result<void> unshard_ahead(std::size_t unit, bool backward) { return leases_.given_up(unit) ? Result<void>() : unshard(unit, backward); }
   void reshard(std::size_t unit, bool backward = false);
   // As Reductions::publish.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);

@@ -94,6 +94,8 @@ TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
     EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has already updated it");
   }
   EXPECT_TRUE(model.leases().check_version(0, version));
+  EXPECT_TRUE(model.unshard_ahead(1, /*backward=*/false));  // a guess harms nothing
+  EXPECT_FALSE(model.units()[1]->leased());
   ASSERT_TRUE(model.finish_backward(true));
   ASSERT_TRUE(model.enter(true));
   EXPECT_TRUE(model.unshard(1));

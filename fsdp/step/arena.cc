@@ -59,7 +59,7 @@ Result<void> ArenaExecutor::run(const Action& a) {
     case Kind::kUnshard:
       if (a.group >= 0) {
         const Group& g = machine_.groups(a.unit)[static_cast<std::size_t>(a.group)];
-        return model(a).unshard(static_cast<std::size_t>(g.index), a.backward);
+        return model(a).unshard_ahead(static_cast<std::size_t>(g.index), a.backward);
       }
       return each_group(a.unit, [](ShardedModel& m, std::size_t index, const Group&) { return m.unshard(index); });
     case Kind::kForwardEnd:

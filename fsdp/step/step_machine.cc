@@ -470,6 +470,7 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
   }
   for (const Schedule::Unshard& ahead : f.schedule->ahead[number]) {
     const Place place = places_[at(group.model)][at(ahead.unit)];
+    if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // it is not read again in this version
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
   }
 }

@@ -239,6 +239,24 @@ TEST_F(StepMachineTest, AStepThatHasLeftItsScheduleDoesNotComeBackToIt) {
   EXPECT_EQ(actions(machine_.forward_begin(kB, {.training = true}), {"unshard"}), Lines());
 }
 
+TEST_F(StepMachineTest, AUnitThatIsGivenUpIsNotUnshardedAhead) {
+  machine_.set_optimizer_in_backward(true);
+  forward_of_all();
+  machine_.follow(0, schedule({{true, true, 0}, {true, true, 2}, {true, false, 2}}, {2, 2, 2}));
+  run(machine_.begin_pass());
+  run(machine_.backward_begin(kRoot, {1}));
+  run(machine_.backward_begin(kB, {1}));
+  EXPECT_EQ(actions(machine_.backward_end(kB), {"unshard", "begin_reduce", "give_up"}), (Lines{"begin_reduce b and reshard", "give_up b"}));
+}
+
+TEST_F(StepMachineTest, AForwardEndsAlthoughTheUnshardAheadFails) {
+  run(machine_.forward_begin(kA, {.training = true}));
+  machine_.follow(0, schedule({{false, false, 1}}, {2}));
+  recorder_.fails_at = Kind::kUnshard;
+  EXPECT_EQ(actions(machine_.forward_end(kA, {.training = true}), {"show"}), (Lines{"show a sharded"}));
+  EXPECT_EQ(error_, "");
+}
+
 TEST_F(StepMachineTest, GradientsThatAreReducedOrKeptPassABoundary) {
   for (const bool reduces : {true, false}) {
     rules_[kB]->reduces = reduces;

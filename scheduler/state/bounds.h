@@ -1,7 +1,7 @@
 // The bounds of rows (actors/protocol/cluster/row_bounds.h): checks of requests before they become rows, and the sizes of rows in messages.
 //
-// Texts that grow later, such as the reason why an entry waits, are cut where they are written. Reports without an answer are checked
-// when they are read (RowText in actors/protocol/cluster/fields.h).
+// Texts that grow later, such as the reason why a job waits, are cut where they are written. Notices, to which the head sends no answer,
+// are checked when they are read (RowText in actors/protocol/cluster/fields.h).
 #pragma once
 
 #include <cstddef>

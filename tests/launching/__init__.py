@@ -29,6 +29,7 @@ Ranks of a script (``ranks``): forked from a process that has imported torch onc
     with ForkedRanks("shoal.fsdp", OMP_NUM_THREADS="1") as forked:  # in a fixture of the module
         said = forked.output([script, "--steps", 3], ranks=2)  # it has to succeed
         assert forked.run([script, "--fail"], ranks=2).returncode == 1
+    pretended = forked.run([script], ranks=3)  # on two hosts, if the script sets SHOAL_HOST by RANK before it imports shoal
     under_torchrun = fresh([script], ranks=2)
     codes = [r.returncode for r in fresh_ranks([script], 2)]  # without a launcher
 

@@ -142,7 +142,7 @@ void SimDriver::on_closed(runtime::Peer& peer, const Error&) {
     return retry_later();
   }
   const auto owned = std::move(node_.peer);
-  calls_.no_more_news(unavailable("its node is gone"));
+  calls_.lose_watch(unavailable("its node is gone"));
 }
 
 // ---- user's calls ----

@@ -51,7 +51,7 @@ constexpr std::chrono::seconds kLastMetrics(9);  // together with `needed`, less
 
 }  // namespace
 
-// Called by the keeper (the process for which the worker runs functions). It takes over the actors that the worker leaves, one by one.
+// The keeper (the process for which the worker runs functions) takes over the actors that the ending worker has made, one by one.
 // Fails while no head answers.
 Result<void> FunctionPools::adopt(Leaving& leaving) {
   const Value& words = *leaving.words.peek();
@@ -98,7 +98,7 @@ Result<Value> FunctionPools::hand_over(const Value& asked) {
 
 // Lends this process's CPUs for good, since it runs no more functions.
 void FunctionPools::lend() {
-  if (!std::exchange(lent_, true)) hub_.session.hosting().set_blocked(true);
+  if (!lent_.exchange(true)) hub_.session.hosting().set_blocked(true);
 }
 
 FunctionPools::~FunctionPools() {

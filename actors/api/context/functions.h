@@ -9,6 +9,7 @@
 // Any thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -85,8 +86,8 @@ class FunctionPools {
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
   // Ends an idle worker. One that has run is first asked what it leaves; this function does not wait for the answer.
   void end(ActorId worker);
-  // Retires the workers that have answered, and adopts their actors. A worker without an answer is killed, and its actors with it, since
-  // their handles could not be counted. While the head is away, workers stay in leaving_.
+  // Ends workers that have answered which actors they leave behind, and adopts these. A worker without an answer is killed, and its actors
+  // with it, since their handles could not be counted. While the head is away, workers stay in leaving_.
   void see_off();
   void lend();
   // Ends all idle workers, which may answer until then; true if all have ended.
@@ -113,7 +114,7 @@ class FunctionPools {
   void ask(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);
   std::map<ActorId, ValueFuture> made_;
-  bool lent_ = false;  // this process's CPUs are lent for good
+  std::atomic<bool> lent_ = false;  // this process's CPUs are lent for good
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
   std::chrono::steady_clock::time_point again_at_;  // time before which ending workers is not tried again

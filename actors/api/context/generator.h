@@ -56,7 +56,7 @@ class [[nodiscard]] Generator {
   }
 
   // Runs it to its next item, which stays valid until the next call. Returns null at the end, or the error that ended it; `thrown` makes
-  // the error of an exception. It must not be called again after that.
+  // an error of an exception's text. It must not be called again after that.
   Result<const T*> next(Error (*thrown)(std::string)) {
     auto& promise = coroutine_.promise();
     promise.item = nullptr;

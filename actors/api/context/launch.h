@@ -61,8 +61,8 @@ class Launcher {
   const Options options_;
 };
 
-// An environment variable of a worker. It has the names, separated by ':', of the variables that the worker's launch has set. The processes
-// that the worker starts get these, too.
+// An environment variable of a worker. It has the names, separated by ':', of the variables that the worker's launch has set. Workers that
+// the cluster starts for this one get them, too.
 inline constexpr const char* kEnvNames = "SHOAL_ENV_NAMES";
 
 }  // namespace shoal::actors::api

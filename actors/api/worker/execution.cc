@@ -34,8 +34,9 @@ Result<Value> CallRunner::run(const Incoming& incoming) const {
 
 Task<Value> CallRunner::start(const Incoming& incoming) const {
   const Call& call = incoming.call;
-  return call.method == kConstruct ? now(*this, incoming)
-                                   : instance_.start(call.method, {call.args, &call.deps, &context_.hub(), &incoming});
+  return call.method == kConstruct || call.method == kHandOver
+             ? now(*this, incoming)
+             : instance_.start(call.method, {call.args, &call.deps, &context_.hub(), &incoming});
 }
 
 void send_answer(CancelledCalls& cancelled, Incoming& incoming, const Result<Value>& result, runtime::Flush flush) {

@@ -42,6 +42,7 @@ class Worker {
     });
     if (const auto ready = session_.hosting().ready(); !ready) {
       std::fprintf(stderr, "%s\n", ready.error().to_string().c_str());
+      session_.loop().own([&] { queue_->on_cancel_taken({}); });  // this worker ends before the loop
       return 1;
     }
     if (makes_itself) {

@@ -12,8 +12,8 @@ using Kind = Action::Kind;
 
 namespace {
 
-// Carries out actions among ranks, those that may wait without the GIL, and calls Python for the others. A call may raise; the exception
-// passes through perform().
+// Carries out actions among ranks, and calls Python for those on tensors. An action that may wait runs without the GIL. A call may raise;
+// the exception passes through perform().
 class HookExecutor final : public fsdp::Executor {
  public:
   // `program` owns this object, so the reference is weak.

@@ -1,1 +1,1 @@
-"""Values and references to them: their arrival, streams of them, and the memory of tensors."""
+"""Values and references to them: ``get``, ``put`` and ``wait``, generators, and the memory of tensors."""

@@ -1,4 +1,4 @@
-"""Internals of torch tensors: memory outside of the allocator, DTensors without their constructor, tensors in a forward's output."""
+"""Makes tensors outside of torch's allocator, and DTensors without their constructor; finds the tensors in a forward's output."""
 
 from __future__ import annotations
 

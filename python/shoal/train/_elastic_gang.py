@@ -103,6 +103,11 @@ class ElasticGang(Gang):
         """Prints the costs of the protection that are known only at the end."""
         self._record.print_costs(self.rank)
 
+    def agree(self, own: int) -> int:
+        if self.size > 1 and self._communicator is None:  # a loop that goes on after an error must not go on alone
+            self._connect()
+        return super().agree(own)
+
     def boundary(self) -> bool:
         """Sets the mark. Enters the latest generation that one of the workers has received, unless gradients on one of them wait for their
         optimizer's step. Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""

@@ -300,12 +300,14 @@ struct Frames final : ConnectionHandler {
     if (answers) connection->send(std::move(frame), Flush::kNow);
   }
   void on_closed(Error why) override {
+    if (may_close) return;
     fmt::print(stderr, "{}\n", why.to_string());
     std::exit(1);
   }
   std::unique_ptr<Connection> connection;
   std::uint64_t count = 0;
   bool answers = false;
+  bool may_close = false;  // rank 0 closes after its last frame
 };
 
 void Bench::net() {
@@ -353,6 +355,7 @@ void Bench::net() {
       until([&] { return handler.count - before >= kTrips + frames; });
       send(8);
     } else {
+      handler.may_close = i == options_.number("reps", 5);
       until([&] { return handler.count - before >= kTrips + 1; });  // rank 0 has all
     }
     rates.push_back(static_cast<double>(frames * kFrame) / seconds(clock_->now() - begin) / 1e9);

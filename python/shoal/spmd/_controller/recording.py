@@ -127,7 +127,7 @@ class Recorder(Controller):
                 return func(*_on_host(args), **_on_host(kwargs))
             kwargs = {**kwargs, "device": DEVICE}  # autograd names the CPU as the device of device tensors
         with self.lock:
-            call = _Call(func, self._modes()[0])
+            call = _Call(func, self._send_modes()[0])
             a = None
             for i, a in enumerate(args):
                 self._walk(call, a, f.scalars[i])
@@ -166,7 +166,7 @@ class Recorder(Controller):
             self.pace()
         return self._made(f, plan.kind, plan.results, call, first, at, args, kwargs)
 
-    def _modes(self) -> tuple[torch.dtype, str, bool, bool]:
+    def _send_modes(self) -> tuple[torch.dtype, str, bool, bool]:
         """Sends torch's modes to the ranks after a change, because results depend on them; returns the modes."""
         modes = _modes_of_torch()
         if modes != self._modes:
@@ -346,7 +346,7 @@ class Recorder(Controller):
         """Runs a factory function whose values do not depend on the random stream."""
         like = overload(*args, **kwargs, device="meta")
         with self.lock:
-            self._modes()
+            self._send_modes()
             number = self._next
             self._next += 1
             self.add(("make", number, str(overload), args, kwargs))
