@@ -232,18 +232,18 @@ def a_rank_without_a_single_batch_serves_the_others():
 @use
 def join_works_when_ranks_end_one_after_the_other():
     """The last rank ends its batches when others have already published gradients of their next ones."""
-    asked = _native.ShardedModel.asked
+    next_service = _native.ShardedModel.next_service
 
     def late(model):
         time.sleep(0.2)
-        return asked(model)
+        return next_service(model)
 
     if rank() == 1:
-        _native.ShardedModel.asked = late
+        _native.ShardedModel.next_service = late
     try:
         _joined("world", (1, 3), epochs=3)
     finally:
-        _native.ShardedModel.asked = asked
+        _native.ShardedModel.next_service = next_service
 
 
 @use
