@@ -192,7 +192,7 @@ def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> Actor
 
 
 def _foreign(class_name: str):
-    """Raises: the handle that is unpickled belongs to an actor of a C++ program (actors/api/context/launch.cc writes a pickle of this call)."""
+    """Raises: the unpickled handle belongs to an actor of a C++ program (actors/api/context/launch.cc writes a pickle of this call)."""
     raise CrossLanguageError(
         f"the actor is a {class_name} of a C++ program: its arguments are of C++ types, in CBOR, and not pickles",
         hint="call it from C++ (Context::get_actor), or exchange data through files or sockets",

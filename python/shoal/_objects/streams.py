@@ -1,7 +1,7 @@
 """Calls with a stream of results: ``num_returns="streaming"``, the default of generators.
 
-The worker sends each item to the caller over the call's connection, before the answer (actors/session/references/streams.h). A holder of the answer
-therefore has all items. After its arrival an item is a result like any other.
+The worker sends each item to the caller over the call's connection, before the answer (actors/session/references/streams.h). A holder of
+the answer therefore has all items. After its arrival an item is a result like any other.
 """
 
 from __future__ import annotations
