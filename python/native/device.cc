@@ -2,7 +2,7 @@
 
 #include "python/native/bindings.h"
 #include "runtime/device/kernels/device_kernels.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::python {
 

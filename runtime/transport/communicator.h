@@ -1,4 +1,4 @@
-// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. make_communicator.h chooses the
+// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. choice/make_communicator.h chooses the
 // transport.
 //
 // Every rank calls the collectives in the same order; they begin in this order. Sends and receives have an order only within each pair of

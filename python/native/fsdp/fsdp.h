@@ -4,7 +4,7 @@
 #include "fsdp/graph/passes/passes.h"
 #include "fsdp/protect/shared_arrays.h"
 #include "fsdp/shard/sharded_model.h"
-#include "python/native/collective.h"
+#include "python/native/transport/collective.h"
 
 namespace shoal::python {
 

@@ -1,4 +1,4 @@
-"""Values in transit through a graph. Small ones lie in a channel (``native/channel.cc``), large ones in separate shared memory of the node,
+"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of the node,
 which the reader maps and releases."""
 
 from __future__ import annotations

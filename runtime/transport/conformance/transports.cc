@@ -17,7 +17,7 @@
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/cuda_ipc/ipc_api.h"
-#include "runtime/transport/make_communicator.h"
+#include "runtime/transport/choice/make_communicator.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 #include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"

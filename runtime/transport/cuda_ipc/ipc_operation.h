@@ -1,7 +1,7 @@
 // An operation as one rank calls it, with NCCL's meanings.
 #pragma once
 
-#include "runtime/transport/nccl/nccl_dtype.h"
+#include "runtime/transport/nccl/api/nccl_dtype.h"
 
 namespace shoal::runtime {
 

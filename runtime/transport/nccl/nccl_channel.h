@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "runtime/device/device.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::runtime {
 

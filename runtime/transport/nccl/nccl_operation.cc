@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "runtime/transport/nccl/nccl_dtype.h"
+#include "runtime/transport/nccl/api/nccl_dtype.h"
 
 namespace shoal::runtime {
 

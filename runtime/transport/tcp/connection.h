@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "runtime/core/error.h"
-#include "runtime/transport/tcp/byte_stream.h"
-#include "runtime/transport/tcp/poller.h"
+#include "runtime/transport/tcp/sockets/byte_stream.h"
+#include "runtime/transport/tcp/sockets/poller.h"
 #include "runtime/transport/tcp/queues.h"
 
 namespace shoal::runtime {

@@ -14,7 +14,7 @@
 #include "runtime/device/device.h"
 #include "runtime/device/kernels/device_kernels.h"
 #include "runtime/shm/memory.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/joining.h"

@@ -33,7 +33,7 @@
 #include "runtime/loop/loop.h"
 #include "runtime/loop/random.h"
 #include "runtime/net/socket/socket_network.h"
-#include "runtime/transport/make_communicator.h"
+#include "runtime/transport/choice/make_communicator.h"
 #include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::runtime {
 

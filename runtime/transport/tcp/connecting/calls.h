@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/transport/tcp/byte_stream.h"
+#include "runtime/transport/tcp/sockets/byte_stream.h"
 #include "runtime/transport/tcp/connecting/introduction.h"
 #include "runtime/transport/tcp/connecting/rank_address.h"
-#include "runtime/transport/tcp/poller.h"
+#include "runtime/transport/tcp/sockets/poller.h"
 
 namespace shoal::runtime {
 

@@ -1,4 +1,4 @@
-#include "runtime/transport/tcp/byte_stream.h"
+#include "runtime/transport/tcp/sockets/byte_stream.h"
 
 #include <sys/socket.h>
 

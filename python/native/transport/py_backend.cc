@@ -1,4 +1,4 @@
-#include "python/native/py_backend.h"
+#include "python/native/transport/py_backend.h"
 
 namespace shoal::python {
 

@@ -1,4 +1,4 @@
-#include "runtime/transport/make_communicator.h"
+#include "runtime/transport/choice/make_communicator.h"
 
 #include <gtest/gtest.h>
 

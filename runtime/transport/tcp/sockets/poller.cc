@@ -1,4 +1,4 @@
-#include "runtime/transport/tcp/poller.h"
+#include "runtime/transport/tcp/sockets/poller.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "runtime/core/library.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::runtime {
 

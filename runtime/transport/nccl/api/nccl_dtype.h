@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "runtime/core/dtype.h"
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::runtime {
 

@@ -1,9 +1,9 @@
 #include <cstdio>
 
-#include "python/native/collective.h"
+#include "python/native/transport/collective.h"
 #include "runtime/core/printable.h"
 #include "runtime/process/cpu_limit.h"
-#include "runtime/transport/make_communicator.h"
+#include "runtime/transport/choice/make_communicator.h"
 #include "runtime/transport/reduction.h"
 
 namespace shoal::python {

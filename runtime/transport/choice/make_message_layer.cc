@@ -1,4 +1,4 @@
-#include "runtime/transport/make_message_layer.h"
+#include "runtime/transport/choice/make_message_layer.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "python/native/network.h"
+#include "python/native/transport/network.h"
 
 #include <optional>
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "actors/session/folder/credentials.h"
-#include "python/native/py_backend.h"
-#include "runtime/transport/make_message_layer.h"
+#include "python/native/transport/py_backend.h"
+#include "runtime/transport/choice/make_message_layer.h"
 
 namespace shoal::python {
 

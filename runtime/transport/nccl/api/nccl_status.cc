@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "runtime/transport/nccl/nccl_api.h"
+#include "runtime/transport/nccl/api/nccl_api.h"
 
 namespace shoal::runtime {
 
