@@ -31,7 +31,8 @@ std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, con
 
 struct PlanOptions {
   Prefetch prefetch = {};
-  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time.
+  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time. Above 1, none
+  // does: then the plan depends on no duration, so that all ranks make the same.
   double min_part = 0.02;
 };
 

@@ -26,7 +26,10 @@ constexpr std::array kNames = {
     "keep",
     "update",
     "samples_used",
-    "drop_prefetched",
+    "order_rows",
+    "begin_gather",
+    "drop_gather",
+    "reduce_replicas",
     "finish_transfers",
     "reduce_added",
     "refuse_late",
@@ -74,7 +77,7 @@ std::string to_string(const Action& a, const std::vector<std::string>& units) {
   if (a.training) out += " training";
   if (a.reshard) out += a.kind == Action::Kind::kFinishPass ? " and leave" : " and reshard";
   if (a.partial) out += " within the replica";
-  if (a.again) out += " again";
+  if (a.again) out += a.kind == Action::Kind::kBeginGather || a.kind == Action::Kind::kDropGather ? " by hand" : " again";
   if (!a.text.empty()) out += ": " + a.text;
   return out;
 }

@@ -32,12 +32,15 @@ struct Action {
     kRaiseFound,       // fail with what kCompareWhole or kCloseRows has found
     kQueuePassEnd,     // report the end of the running backward pass, once autograd has ended it
     kBeginReduce,      // begin the reduction of a group's gradients, over all replicas or (`partial`) within one; `reshard`: drop its lease
-    kFinishReduce,     // take the oldest reduction of a model, which has ended, and accumulate it
+    kFinishReduce,     // take the oldest reduction of a group, and accumulate it; in an arena it has ended
     kKeep,             // add the gradients of a backward to those kept for a later reduction
     kUpdate,           // the optimizer in backward updates a group
     kSamplesUsed,      // the pass has used the samples of this rank's batch; `again`: it has kept their gradients
-    kDropPrefetched,   // forget what was unsharded ahead of its use
-    kFinishTransfers,  // wait for reductions that the device has under way
+    kOrderRows,        // gathers from now on see rows as the program's present stream has left them
+    kBeginGather,      // begin to gather a group's parameters, which collectives bring; kShow waits for the end. `again`: by hand
+    kDropGather,       // forget a gather that was begun and not shown; `again`: also one that began by hand
+    kReduceReplicas,   // add up the oldest reduction of a group that collectives reduce over replicas, too
+    kFinishTransfers,  // later work of the program's present stream sees all reduced gradients
     kReduceAdded,      // reduce gradients of added parameters
     kRefuseLate,       // fail if gradients have come after their unit's reduction began
     kRunHooks,         // run the program's hooks on reduced gradients

@@ -33,16 +33,18 @@ class RandomProgram {
         if (u > 0 && chance(0.2)) rules->backward_prefetch = {u - 1};
       }
       units_.push_back({u == 0 ? "" : fmt::format("u{}", u), u == 0, rules});
-      groups_.push_back({{.index = u}});
+      const bool collectives = devices_ || u == gathered_;
+      groups_.push_back({{.index = u, .collectives = collectives, .gathers = collectives, .replicated = devices_ && chance(0.3)}});
+      if (devices_ && !plain_ && chance(0.2)) rules->everywhere = false;
       frozen_.push_back(u > 0 && chance(0.1));
     }
     for (int u = 0; !plain_ && u + 1 < num_units; ++u) {
       if (chance(0.2)) std::const_pointer_cast<UnitRules>(units_[at(u)].rules)->forward_prefetch = {u + 1};
     }
-    const int world = draw(2, 4), slots = draw(1, 3);
+    const int world = draw(2, 4), slots = draw(1, 3), inputs = draw(1, 2);
     inner_ = chance(0.5) ? 0 : draw(0, num_units - 1);
     ranks_ =
-        std::make_unique<SimulatedRanks>(SimulatedRanks::Options{.world_size = world, .slots = slots, .learns = learns_}, units_, groups_);
+        std::make_unique<SimulatedRanks>(SimulatedRanks::Options{.world_size = world, .slots = slots, .inputs = inputs, .learns = learns_}, units_, groups_);
     for (int rank = 0; rank < world; ++rank) {
       ranks_->machine(rank).set_finalized_by_hand(by_hand_);
       ranks_->machine(rank).set_optimizer_in_backward(in_backward_);
@@ -55,6 +57,7 @@ class RandomProgram {
   }
   // Ranks with different numbers of batches, whose last step may be incomplete. A rank without batches serves the others.
   std::string run_joined() {
+    if (devices_ || gathered_ >= 0) return "";  // collectives need every rank's own call
     for (int rank = 0; rank < ranks_->world_size(); ++rank) {
       for (int batches = draw(0, 6); batches > 0; --batches) add_batch(rank, chance(0.6));
       ranks_->run(rank, {.kind = EventKind::kJoin});
@@ -107,6 +110,7 @@ class RandomProgram {
     for (int r = 0; plain_ && r < ranks_->world_size(); ++r) {
       if (ranks_->most_leases(r) > at(depth()) + (learns_ ? 1 : 0))
         return fmt::format("rank {} has held {} leases at a time", r, ranks_->most_leases(r));
+      if (ranks_->most_gathers(r) > (learns_ ? 2 : 1)) return fmt::format("rank {} has had {} gathers under way", r, ranks_->most_gathers(r));
     }
     return "";
   }
@@ -135,13 +139,14 @@ class RandomProgram {
     const bool ahead = chance(0.2);  // all forwards run before the first backward
     // Ranks may skip units where that leaves one order of reductions. It does not if a unit's reduction waits for the end of the pass
     // (frozen, or run by another forward), or if a unit is reduced twice. The reducer refuses such steps (InvalidArgument/Diverged).
-    const bool skips = !ahead && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
-    const bool raises = dies < 0 && !in_backward_ && chance(0.2);
+    // Where collectives gather a unit, a rank that waits in one publishes nothing for units that it has skipped.
+    const bool skips = !ahead && !devices_ && gathered_ < 0 && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
+    const bool raises = dies < 0 && !in_backward_ && !devices_ && gathered_ < 0 && chance(0.2);
     std::vector<bool> reduces;  // by pass before the last one: it reduces, and is not the last
     for (int pass = 0; pass < passes; ++pass) reduces.push_back(!by_hand_ && chance(0.3));
     const bool evaluates = chance(0.2);
     const int by_hand = !plain_ && chance(0.1) ? draw(0, static_cast<int>(units_.size()) - 1) : -1;  // a unit that is unsharded by hand
-    const bool reshards = chance(0.5);
+    const bool reshards = chance(0.5), begins = chance(0.5), shows = !begins || chance(0.5);
     std::vector<std::vector<Use>> uses;  // by pass and unit, alike on all ranks
     for (int pass = 0; pass < passes; ++pass) {
       uses.emplace_back(units_.size());
@@ -153,8 +158,9 @@ class RandomProgram {
       std::vector<SimulatedEvent> events;
       if (evaluates) evaluation(events);
       if (by_hand >= 0) {
-        events.push_back({.kind = EventKind::kUnshard, .unit = by_hand});
-        events.push_back({.kind = EventKind::kCompute, .unit = by_hand});
+        if (begins) events.push_back({.kind = EventKind::kBeginUnshard, .unit = by_hand});
+        if (shows) events.push_back({.kind = EventKind::kUnshard, .unit = by_hand});
+        if (shows) events.push_back({.kind = EventKind::kCompute, .unit = by_hand});
         if (reshards) events.push_back({.kind = EventKind::kReshard, .unit = by_hand});
       }
       std::vector<std::vector<bool>> run;
@@ -240,6 +246,8 @@ class RandomProgram {
   const bool learns_ = chance(0.5);        // ranks unshard ahead as their last step would have needed it
   const bool by_hand_ = chance(0.1);       // the program ends its passes by finalize
   const bool in_backward_ = chance(0.15);  // the optimizer in backward
+  const bool devices_ = chance(0.3);       // collectives gather and reduce all units
+  int gathered_ = !devices_ && chance(0.2) ? draw(0, 1) : -1;  // the only unit for which they do so
   int inner_ = 0;                          // the unit of evaluations
   std::vector<int> parents_;
   std::vector<bool> frozen_;

@@ -56,6 +56,8 @@ SimulatedRanks::SimulatedRanks(Options options, const std::vector<StepMachine::U
 
 void SimulatedRanks::start(Rank& rank) {
   rank.machine.set_groups(groups_, options_.slots);
+  rank.machine.set_inputs(options_.inputs);
+  rank.collectives.start_over();
   rank.entered = rank.left = rank.attempt = rank.stepped = 0;
   rank.leaving = false;
   rank.published.clear();
@@ -111,6 +113,9 @@ int SimulatedRanks::missing(int rank, const Action& a) const {
   if (is_lease(a.kind)) {
     if (mine.leased.contains(a.unit)) return -1;
     return first(rank, [&](const Rank& r) { return r.entered < mine.entered; });
+  }
+  if (const std::size_t needed = mine.collectives.needed(a); needed != 0) {
+    if (const int r = first(rank, [&](const Rank& r) { return r.collectives.issued().size() < needed; }); r >= 0) return r;
   }
   switch (a.kind) {
     case Kind::kBeginReduce:  // a slot is free once every rank has reduced what it held
@@ -275,6 +280,56 @@ void SimulatedRanks::publish(int rank, Place place) {
   }
 }
 
+void SimulatedRanks::transfer(int rank, const Action& a) {
+  Rank& mine = ranks_[at(rank)];
+  SimulatedCollectives& c = mine.collectives;
+  const auto& groups = groups_[a.unit == kAllUnits ? 0 : at(a.unit)];
+  const SimulatedCollectives::Place place{a.unit, a.group};
+  const auto check = [&](const std::string& broken) {
+    if (!broken.empty()) wrong(rank, fmt::format("{}: {}", name(a.unit == kAllUnits ? 0 : a.unit), broken));
+  };
+  switch (a.kind) {
+    case Kind::kBeginGather:
+      if (mine.entered == mine.left) check("a gather begins before the rank has entered a version");
+      check(c.begin_gather(place, mine.entered));
+      break;
+    case Kind::kDropGather:
+      check(c.drop_gather(place));
+      break;
+    case Kind::kShow:
+      for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+        if (!groups[at(g)].gathers) continue;
+        if (a.view == View::kUnsharded) check(c.show({a.unit, g}, mine.entered));
+        if (a.view == View::kSharded) c.hide({a.unit, g});
+      }
+      break;
+    case Kind::kBeginReduce:
+      if (is_collective(place))
+        check(c.begin_reduce(place, groups[at(a.group)].replicated && !a.partial, at(options_.inputs)));
+      break;
+    case Kind::kReduceReplicas:
+      check(c.reduce_replicas(place));
+      break;
+    case Kind::kFinishReduce:
+      if (is_collective(place)) check(c.finish_reduce(place));
+      break;
+    case Kind::kReset:
+      c.forget_reductions();
+      break;
+    case Kind::kEndPass:
+      check(c.end_pass());
+      break;
+    default:
+      return;
+  }
+  mine.most_gathers = std::max(mine.most_gathers, c.gathers_under_way());
+  for (int r = 0; r < world_size() && !excused_; ++r) check(c.differs(ranks_[at(r)].collectives));
+}
+
+void SimulatedRanks::skip_collectives(Rank& rank) const {
+  while (rank.finished < rank.published.size() && is_collective(rank.published[rank.finished])) ++rank.finished;
+}
+
 // The boundary of the program at which the action stands, if any.
 void SimulatedRanks::pass(Rank& rank, const Action& a) const {
   const bool begins = a.kind == Kind::kLease && (a.backward || a.training), ends = a.kind == Kind::kForwardEnd && a.training;
@@ -288,6 +343,7 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
   write(rank, "> " + to_string(a, mine.machine.names()));
   mine.now += options_.costs.other;
   const Place place{a.unit, a.group};
+  transfer(rank, a);
   switch (a.kind) {
     case Kind::kEnter: {
       enter(mine);
@@ -332,11 +388,17 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
       mine.published_in_pass.clear();
       break;
     case Kind::kFinishReduce:
+      if (is_collective(place)) break;
+      skip_collectives(mine);
       if (mine.finished >= mine.published.size() || mine.published[mine.finished] != place)
         wrong(rank, fmt::format("the reduction of {} is finished out of order", name(a.unit)));
       else if (first(rank, [&](const Rank& r) { return r.attempt == mine.attempt && r.published.size() <= mine.finished; }) >= 0)
         wrong(rank, fmt::format("the reduction of {} is finished before every rank has published", name(a.unit)));
       ++mine.finished;
+      skip_collectives(mine);
+      if (std::count_if(mine.published.begin() + static_cast<std::ptrdiff_t>(mine.finished), mine.published.end(),
+                        [this](Place p) { return !is_collective(p); }) > options_.slots)
+        wrong(rank, "more reductions are under way than there are slots");
       break;
     case Kind::kOpenWindow:
       if (mine.left < mine.entered) wrong(rank, "a window opens although the rank has not left its version");
@@ -346,6 +408,7 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
       if (a.reshard) mine.leaving = false;
       break;
     case Kind::kEndPass:
+      skip_collectives(mine);
       if (mine.finished != mine.published.size()) wrong(rank, "a pass has ended with a reduction that is not finished");
       for (const auto& [of, count] : mine.computed) {
         if (count != 0) wrong(rank, fmt::format("a gradient of {} is neither reduced nor kept", name(of.first)));
@@ -381,8 +444,6 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
     default:
       break;
   }
-  const auto unfinished = mine.published.size() - mine.finished;
-  if (a.kind == Kind::kFinishReduce && unfinished > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
   pass(mine, a);
   Actions next = mine.machine.done(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
@@ -404,6 +465,11 @@ void SimulatedRanks::read(int rank, int unit) {
   if (!mine.leased.contains(unit)) wrong(rank, fmt::format("{} is read without a lease", name(unit)));
   if (mine.machine.view(unit) != View::kUnsharded && mine.rules[at(unit)]->unshard_in_backward)
     wrong(rank, fmt::format("{} is read while its modules hold a {} view", name(unit), to_string(mine.machine.view(unit))));
+  for (int g = 0; const StepMachine::Group& group : groups_[at(unit)]) {
+    if (group.gathers && mine.rules[at(unit)]->unshard_in_backward && !mine.collectives.is_shown({unit, g}, mine.entered))
+      wrong(rank, fmt::format("{} is read without a gather of this version", name(unit)));
+    ++g;
+  }
   const int writer = first(rank, [&](const Rank& r) { return r.left >= mine.entered && r.machine.window_open(); });
   if (writer >= 0) wrong(rank, fmt::format("{} is read while rank {} may write", name(unit), writer));
   if (mine.updated.contains(unit)) wrong(rank, fmt::format("{} is read after its update", name(unit)));
@@ -459,6 +525,7 @@ void SimulatedRanks::write_event(int rank, const SimulatedEvent& e) const {
       {EventKind::kReset, "reset"},
       {EventKind::kDie, "the rank dies"},
       {EventKind::kUnshard, "unshard"},
+      {EventKind::kBeginUnshard, "begin_unshard"},
       {EventKind::kReshard, "reshard"},
       {EventKind::kJoin, "join"},
   };
@@ -516,6 +583,8 @@ Result<Actions> SimulatedRanks::report(int rank, const SimulatedEvent& e) {
       return m.open_window("a write");
     case EventKind::kUnshard:
       return m.unshard(e.unit);
+    case EventKind::kBeginUnshard:
+      return m.unshard(e.unit, /*shows=*/false);
     case EventKind::kReshard:
       return m.reshard(e.unit);
     case EventKind::kFailIn:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fsdp/step/executor.h"
+#include "fsdp/step/simulated_collectives.h"
 
 namespace shoal::fsdp {
 
@@ -38,7 +39,8 @@ struct SimulatedEvent {
     kWrite,
     kReset,  // reset_iter_state on this rank
     kDie,
-    kUnshard,     // by hand
+    kUnshard,       // by hand
+    kBeginUnshard,  // by hand; a gather does not end before its use
     kReshard,     // by hand
     kFailIn,      // the action `unit` actions later fails
     kJoin,        // the rank has no more batches, and serves the others
@@ -56,6 +58,7 @@ class SimulatedRanks {
   struct Options {
     int world_size = 2;
     int slots = 2;
+    int inputs = 1;       // reductions by collectives that may hold their inputs at a time
     bool learns = false;  // a rank unshards ahead as its last step would have needed it
     StepCosts costs = {};
     bool refusals_are_faults = true;  // unless an exception or a death precedes them on some rank
@@ -80,6 +83,7 @@ class SimulatedRanks {
 
   // The largest number of units that the rank has held leases on at a time.
   std::size_t most_leases(int rank) const { return ranks_[at(rank)].most_leases; }
+  std::size_t most_gathers(int rank) const { return ranks_[at(rank)].most_gathers; }
 
   // The first rule that was broken: "unit 2 is read without a lease". Empty if none was.
   const std::string& fault() const { return fault_; }
@@ -105,9 +109,10 @@ class SimulatedRanks {
     std::uint64_t entered = 0, left = 0, attempt = 0;
     std::uint64_t forward_version = 0;  // read by the last forward
     std::vector<Place> published;       // in this attempt
-    std::size_t finished = 0;
+    std::size_t finished = 0;  // of those that the engine reduces
+    SimulatedCollectives collectives;
     std::set<int> leased;
-    std::size_t most_leases = 0;
+    std::size_t most_leases = 0, most_gathers = 0;
     std::map<Place, int> computed, kept;  // gradients that wait for the end of their backward, or for a pass that reduces
     std::map<int, int> ends;              // by unit: how often this pass has left its backward
     std::map<Place, int> published_in_pass;
@@ -141,6 +146,11 @@ class SimulatedRanks {
   Actions before(int rank, const SimulatedEvent& event);
   void read(int rank, int unit);
   void publish(int rank, Place place);
+  // What the action does among collectives.
+  void transfer(int rank, const Action& action);
+  bool is_collective(Place place) const { return groups_[at(place.first)][at(place.second)].collectives; }
+  // Goes past publications of groups that collectives reduce: the engine has nothing to finish for them.
+  void skip_collectives(Rank& rank) const;
   void wrong(int rank, const std::string& what);
   void write(int rank, const std::string& line) const;
   void write_event(int rank, const SimulatedEvent& event) const;

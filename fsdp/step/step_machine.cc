@@ -16,7 +16,7 @@ constexpr std::size_t kUsual = 6;  // at most so many actions follow an event of
 StepMachine::StepMachine(std::vector<UnitOptions> units) {
   for (auto& options : units) {
     names_.push_back(options.name);
-    units_.push_back({std::move(options), {}, {}});
+    units_.push_back({.options = std::move(options)});
   }
 }
 
@@ -25,6 +25,7 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
   for (std::size_t u = 0; u < units_.size(); ++u) {
     units_[u].groups = std::move(groups[u]);
     units_[u].published.assign(units_[u].groups.size(), false);
+    units_[u].gathers.assign(units_[u].groups.size(), Gather::kNone);
     units_[u].seen = false;  // the versions that earlier forwards read are gone
     for (const Group& g : units_[u].groups) models = std::max(models, g.model + 1);
   }
@@ -32,6 +33,7 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
   open_ = std::move(open);
   open_.resize(at(models), true);
   reducing_.assign(at(models), {});
+  transfers_.clear();
   following_.assign(at(models), {});
   places_.assign(at(models), {});
   for (int u = 0; u < num_units(); ++u) {
@@ -39,6 +41,23 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
       auto& places = places_[at(group.model)];
       if (places.size() <= at(group.index)) places.resize(at(group.index) + 1);
       places[at(group.index)] = {u, g++};
+    }
+  }
+  find_transfers();
+}
+
+void StepMachine::set_group(int unit, int group, Group value) {
+  units_[at(unit)].groups[at(group)] = value;
+  find_transfers();
+}
+
+void StepMachine::find_transfers() {
+  gathers_all_.assign(open_.size(), true);
+  uses_collectives_ = false;
+  for (const Unit& u : units_) {
+    for (const Group& g : u.groups) {
+      uses_collectives_ = uses_collectives_ || g.gathers || g.collectives;
+      if (!g.gathers && !g.empty) gathers_all_[at(g.model)] = false;
     }
   }
 }
@@ -78,10 +97,32 @@ void StepMachine::forget_casts(Actions& out) {
   out.push_back({Kind::kForgetCasts});
 }
 
-void StepMachine::unshard_ahead(Actions& out, const std::vector<int>& units) const {
+void StepMachine::unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand) const {
   for (const int unit : units) {
     enter(out, unit);
     out.push_back({.kind = Kind::kUnshard, .unit = unit});
+    begin_gathers(out, unit, by_hand);
+  }
+}
+
+void StepMachine::order_rows(Actions& out) const {
+  if (uses_collectives_) out.push_back({Kind::kOrderRows});
+}
+
+void StepMachine::begin_gathers(Actions& out, int unit, bool by_hand) const {
+  for (int g = 0; const Group& group : units_[at(unit)].groups) {
+    if (group.gathers) out.push_back({.kind = Kind::kBeginGather, .unit = unit, .group = g, .model = group.model, .again = by_hand});
+    ++g;
+  }
+}
+
+void StepMachine::drop_gathers(Actions& out, int unit, bool by_hand) const {
+  for (int u = 0; u < num_units(); ++u) {
+    if (unit != kAllUnits && u != unit) continue;
+    for (int g = 0; const Group& group : units_[at(u)].groups) {
+      if (group.gathers) out.push_back({.kind = Kind::kDropGather, .unit = u, .group = g, .model = group.model, .again = by_hand});
+      ++g;
+    }
   }
 }
 
@@ -123,6 +164,44 @@ void StepMachine::finish_all_reductions(Actions& out) {
   for (std::size_t model = 0; model < reducing_.size(); ++model) finish_reductions(out, static_cast<int>(model), 0);
 }
 
+void StepMachine::finish_transfer(Actions& out, const Transfer& transfer) {
+  out.push_back({.kind = Kind::kFinishReduce, .unit = transfer.unit, .group = transfer.group});
+  if (gives_up(transfer.unit)) out.push_back({.kind = Kind::kUpdate, .unit = transfer.unit, .group = transfer.group});
+}
+
+// Until at most `inputs` reductions have their inputs. One among replicas begins where the one among shards ends, and has the time until
+// the next call, so that it lies beside a backward.
+void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
+  std::deque<Transfer> kept;
+  for (const Transfer& t : transfers_) {
+    if (t.among == Transfer::Among::kReplicas) {
+      finish_transfer(out, t);
+    } else {
+      kept.push_back(t);
+    }
+  }
+  transfers_.clear();
+  for (std::size_t left = kept.size(); Transfer & t : kept) {
+    if (left <= inputs) {
+      transfers_.push_back(t);
+      continue;
+    }
+    --left;
+    if (!t.replicated) {
+      finish_transfer(out, t);
+      continue;
+    }
+    out.push_back({.kind = Kind::kReduceReplicas, .unit = t.unit, .group = t.group});
+    t.among = Transfer::Among::kReplicas;
+    transfers_.push_back(t);
+  }
+}
+
+void StepMachine::finish_transfers(Actions& out) {
+  advance_transfers(out, 0);
+  advance_transfers(out, 0);
+}
+
 bool StepMachine::is_reducing(int unit, int group) const {
   const auto& reducing = reducing_[at(units_[at(unit)].groups[at(group)].model)];
   return std::any_of(reducing.begin(), reducing.end(), [&](const Reduction& r) { return r.is_of(unit, group); });
@@ -134,8 +213,10 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   const bool last_read = gives_up(unit);
   u.published[at(group)] = true;
   const bool partial = g.replicated && !rules(unit).everywhere;
+  if (g.collectives && !g.empty) advance_transfers(out, inputs_ - 1);  // its memory is free before the next input is packed
   out.push_back(
       {.kind = Kind::kBeginReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
+  if (g.collectives && !g.empty) transfers_.push_back({unit, group, g.replicated && !partial});
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
     // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
@@ -144,7 +225,6 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   }
   if (last_read) {
     out.push_back({.kind = Kind::kGiveUp, .unit = unit, .group = group, .model = g.model});
-    if (g.collectives) out.push_back({.kind = Kind::kUpdate, .unit = unit, .group = group});  // every rank has contributed
   }
   // A wait in one model serves no reductions of another, so at most one model has pending ones.
   if (open_.size() > 1) out.push_back({.kind = Kind::kAwaitReductions, .model = g.model});
@@ -176,7 +256,10 @@ void StepMachine::end_backward(Actions& out, int unit) {
   publish_skipped(out, unit);
   Unit& u = units_[at(unit)];
   u.phase = Phase::kIdle;
-  const bool reshard = rules(unit).reshard_after_backward;
+  const bool reshard = rules(unit).reshard_after_backward, hides = reshard || gives_up(unit);
+  // As in FSDP2, the memory of whole parameters is free before their gradients are packed for a collective.
+  const bool hides_first = std::any_of(u.groups.begin(), u.groups.end(), [](const Group& g) { return g.collectives; });
+  if (hides && hides_first) show(out, unit, View::kSharded);
   for (int g = 0; g < static_cast<int>(u.groups.size()); ++g) {
     if (rules(unit).reduces && is_reducing(unit, g)) {
       // An earlier autograd graph of this pass has published the group: its reduction must end before the next one begins. The wait
@@ -186,7 +269,7 @@ void StepMachine::end_backward(Actions& out, int unit) {
     }
     reduce_or_keep(out, unit, g, reshard);
   }
-  if (reshard || gives_up(unit)) show(out, unit, View::kSharded);
+  if (hides && !hides_first) show(out, unit, View::kSharded);
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------------------
@@ -201,7 +284,8 @@ Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   const bool outermost = !f.recomputed && (u.options.root || running_ < 0);
   if (outermost) {
     out.push_back({.kind = Kind::kCheckRows, .unit = unit});
-    out.push_back({Kind::kDropPrefetched});
+    // The program may have written to rows that no window guards, since those gathers were begun.
+    drop_gathers(out, kAllUnits, /*by_hand=*/false);
   }
   if (window_open()) out.push_back({Kind::kAdopt});
   if (u.options.root) {
@@ -209,6 +293,7 @@ Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   } else {
     enter(out, unit);
   }
+  if (outermost) order_rows(out);  // what has been adopted is in the rows
   out.push_back({.kind = Kind::kLease, .unit = unit, .training = f.training && !f.recomputed});
   show(out, unit, View::kUnsharded);
   if (outermost || (running_ == unit && !f.recomputed)) out.push_back({.kind = Kind::kWatchWhole, .unit = scope(unit)});
@@ -331,9 +416,10 @@ Actions StepMachine::finish_pass(bool alive) {
       out.push_back({Kind::kRaiseFound});
     }
   };
-  out.push_back({Kind::kFinishTransfers});
+  finish_transfers(out);
+  if (uses_collectives_) out.push_back({Kind::kFinishTransfers});
   if (leave) {  // leases end before the window opens
-    out.push_back({Kind::kDropPrefetched});
+    drop_gathers(out, kAllUnits, /*by_hand=*/true);
     show_all_sharded(out);
   }
   finish_models(out, leave);
@@ -350,10 +436,17 @@ Actions StepMachine::finish_pass(bool alive) {
 
 // ---- between steps ---------------------------------------------------------------------------------------------------------------
 
-Result<Actions> StepMachine::unshard(int unit) {
+Result<Actions> StepMachine::unshard(int unit, bool shows) {
   Actions out;
   if (window_open()) out.push_back({Kind::kAdopt});
-  unshard_ahead(out, {unit});
+  order_rows(out);
+  unshard_ahead(out, {unit}, /*by_hand=*/true);
+  if (shows) show(out, unit, View::kUnsharded);
+  return out;
+}
+
+Result<Actions> StepMachine::show_unsharded(int unit) {
+  Actions out;
   show(out, unit, View::kUnsharded);
   return out;
 }
@@ -361,6 +454,7 @@ Result<Actions> StepMachine::unshard(int unit) {
 Result<Actions> StepMachine::reshard(int unit) {
   Actions out;
   show(out, unit, View::kSharded);
+  drop_gathers(out, unit, /*by_hand=*/true);
   out.push_back({.kind = Kind::kReshard, .unit = unit});
   return out;
 }
@@ -369,7 +463,7 @@ Result<Actions> StepMachine::open_window(const std::string& caller) {
   SHOAL_OK(refuse_waiting(fmt::format("{} opens the write window", caller)));
   Actions out;
   running_ = -1;
-  out.push_back({Kind::kDropPrefetched});
+  drop_gathers(out, kAllUnits, /*by_hand=*/true);
   show_all_sharded(out);
   out.push_back({Kind::kFreeRows});
   open_windows(out, caller);
@@ -410,6 +504,8 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
 
 Result<Actions> StepMachine::serve_window() {
   Actions out;
+  finish_transfers(out);
+  if (uses_collectives_) out.push_back({Kind::kFinishTransfers});
   show_all_sharded(out);
   finish_models(out, /*leave=*/true);
   finish_all_reductions(out);
@@ -424,6 +520,7 @@ void StepMachine::raised() {
 
 void StepMachine::failed(const Actions& actions) {
   for (auto& reducing : reducing_) std::erase_if(reducing, [](const Reduction& r) { return !r.begun; });
+  std::erase_if(transfers_, [](const Transfer& t) { return !t.begun; });
   const auto ends = [](const Action& a) { return a.kind == Kind::kEndPass; };
   if (pass_ == Pass::kEnding && std::any_of(actions.begin(), actions.end(), ends)) pass_ = Pass::kLeft;
 }
@@ -434,9 +531,10 @@ Actions StepMachine::reset(bool all, bool warns) {
   Actions out;
   running_ = -1;
   for (auto& reducing : reducing_) reducing.clear();
+  transfers_.clear();
   for (Unit& u : units_) u.phase = Phase::kIdle;
   out.push_back({.kind = Kind::kDropReductions, .again = warns});
-  out.push_back({Kind::kDropPrefetched});
+  drop_gathers(out, kAllUnits, /*by_hand=*/true);
   out.push_back({Kind::kReset});
   show_all_sharded(out);
   if (optimizer_in_backward_) {  // rows of this version may be partly updated, so it ends
@@ -472,13 +570,14 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
     const Place place = places_[at(group.model)][at(ahead.unit)];
     if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // it is not read again in this version
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
+    // Ranks may skip units in an arena, and then pass other boundaries. Gathers of all have to begin in one order.
+    if (gathers_all_[at(group.model)] && !(ahead.backward && !rules(place.unit).unshard_in_backward))
+      out.push_back({.kind = Kind::kBeginGather, .unit = place.unit, .group = place.group, .model = group.model});
   }
 }
 
-Actions StepMachine::pass_boundaries(int unit, bool backward, bool begin) {
-  Actions out;
+void StepMachine::pass_boundaries(Actions& out, int unit, bool backward, bool begin) {
   for (const Group& g : units_[at(unit)].groups) pass_boundary(out, g, backward, begin);
-  return out;
 }
 
 // ---- answers of the executor ------------------------------------------------------------------------------------------------------
@@ -491,6 +590,10 @@ bool StepMachine::is_due(const Action& a) const {
       return a.view != View::kGuarded || view(a.unit) == View::kUnsharded;
     case Kind::kEnter:
       return a.unit == kAllUnits || open_[at(a.model)];
+    case Kind::kBeginGather:
+      return gather(a) == Gather::kNone && units_[at(a.unit)].groups[at(a.group)].gathers;
+    case Kind::kDropGather:
+      return gather(a) == Gather::kBegun || (a.again && gather(a) == Gather::kByHand);
     default:
       return true;
   }
@@ -503,16 +606,33 @@ Actions StepMachine::done(const Action& a) {
       break;
     case Kind::kShow:
       units_[at(a.unit)].view = a.view;
+      for (Gather& gather : units_[at(a.unit)].gathers) {
+        if (a.view == View::kUnsharded) gather = Gather::kShown;
+        if (a.view == View::kSharded && gather == Gather::kShown) gather = Gather::kNone;
+      }
+      break;
+    case Kind::kBeginGather:
+      gather(a) = a.again ? Gather::kByHand : Gather::kBegun;
+      break;
+    case Kind::kDropGather:
+      gather(a) = Gather::kNone;
       break;
     case Kind::kEnter:
       open_[at(a.model)] = false;
       break;
-    case Kind::kLease:
+    case Kind::kLease: {
       if (!a.backward) units_[at(a.unit)].seen = true;
-      if (a.backward || a.training) return pass_boundaries(a.unit, a.backward, /*begin=*/true);
-      break;
+      Actions out;
+      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit);  // its own before those that follow
+      if (a.backward || a.training) pass_boundaries(out, a.unit, a.backward, /*begin=*/true);
+      return out;
+    }
     case Kind::kForwardEnd:
-      if (a.training) return pass_boundaries(a.unit, /*backward=*/false, /*begin=*/false);
+      if (a.training) {
+        Actions out;
+        pass_boundaries(out, a.unit, /*backward=*/false, /*begin=*/false);
+        return out;
+      }
       break;
     case Kind::kKeep: {
       Actions out;
@@ -546,7 +666,11 @@ Actions StepMachine::done(const Action& a) {
       Actions out;
       const Group& g = units_[at(a.unit)].groups[at(a.group)];
       pass_boundary(out, g, /*backward=*/true, /*begin=*/false);
-      if (g.collectives || g.empty) return out;
+      if (g.empty) return out;
+      if (g.collectives) {
+        for (Transfer& t : transfers_) t.begun = true;
+        return out;
+      }
       auto& reducing = reducing_[at(a.model)];
       const auto found =
           std::find_if(reducing.begin(), reducing.end(), [&](const Reduction& r) { return !r.begun && r.is_of(a.unit, a.group); });

@@ -11,6 +11,9 @@
 //        ▲                                                                                                  │
 //        └───────────── backward_end: its gradients go to a reduction, or are kept ─────────────────────────┘
 //
+// A group whose parameters collectives bring (on devices) has a Gather, too. It begins with the lease, and ends where the unit shows whole
+// parameters. A gather ahead of its use so lies beside the computation of the unit before.
+//
 // Units are unsharded ahead of their use at two places: at a unit's begin by the program's lists (UnitRules), and where a Schedule, which
 // was learned from an earlier step, says so (follow).
 //
@@ -50,7 +53,8 @@ class StepMachine {
     int model = 0;
     int index = 0;             // the number of these parameters among the model's units
     bool empty = false;        // without parameters
-    bool collectives = false;  // collectives outside the engine reduce its gradients, complete when they return
+    bool collectives = false;  // collectives reduce its gradients, not the engine
+    bool gathers = false;      // collectives bring some of its parameters to this rank
     bool replicated = false;
   };
   struct UnitOptions {
@@ -59,6 +63,12 @@ class StepMachine {
     std::shared_ptr<const UnitRules> rules;
   };
   enum class Phase : std::uint8_t { kIdle, kRan, kBackward };
+  enum class Gather : std::uint8_t {
+    kNone,
+    kBegun,   // and not awaited
+    kByHand,  // begun by unshard(), so that a forward keeps it
+    kShown,   // its result is in use
+  };
   enum class Pass : std::uint8_t {
     kNone,
     kRunning,
@@ -73,7 +83,9 @@ class StepMachine {
   // The models to which the units' groups belong, and how many reductions may be under way in each. Between two steps: reductions are
   // forgotten. `open`: by model, its write window is open; empty: all are, because no rank reads a new model.
   void set_groups(std::vector<std::vector<Group>> groups, int slots, std::vector<bool> open = {});
-  void set_group(int unit, int group, Group value) { units_[at(unit)].groups[at(group)] = value; }
+  void set_group(int unit, int group, Group value);
+  // How many reductions by collectives may have their inputs at a time, the next one included.
+  void set_inputs(int inputs) { inputs_ = static_cast<std::size_t>(inputs); }
 
   // ---- events of the program
   struct Forward {
@@ -98,7 +110,9 @@ class StepMachine {
   Result<Actions> reduce_kept(bool alive);
   // An exception has left the running pass.
   void raised();
-  Result<Actions> unshard(int unit);
+  // `shows`: waits for the end of gathers, too. Otherwise the next forward, or show_unsharded, does so.
+  Result<Actions> unshard(int unit, bool shows = true);
+  Result<Actions> show_unsharded(int unit);
   Result<Actions> reshard(int unit);
   Result<Actions> show_sharded(int unit);
   // A write to rows follows, by `caller`.
@@ -154,8 +168,9 @@ class StepMachine {
  private:
   struct Unit {
     UnitOptions options;
-    std::vector<Group> groups;
-    std::vector<bool> published;  // by group: in the running pass
+    std::vector<Group> groups = {};
+    std::vector<bool> published = {};  // by group: in the running pass
+    std::vector<Gather> gathers = {};  // by group
     Phase phase = Phase::kIdle;
     View view = View::kSharded;
     bool seen = false;  // a forward ran it whose backward is pending
@@ -172,6 +187,15 @@ class StepMachine {
     bool is_of(int a, int b) const { return unit == a && group == b; }
   };
 
+  // A reduction by collectives: among the ranks of the shards, then among those of the replicas, if it is to reach these.
+  struct Transfer {
+    enum class Among : std::uint8_t { kShards, kReplicas };
+    int unit, group;
+    bool replicated;
+    Among among = Among::kShards;
+    bool begun = false;  // as in Reduction
+  };
+
   struct Following {
     std::shared_ptr<const Schedule> schedule = {};  // null: none, or the step has left it
     std::size_t passed = 0;                         // boundaries
@@ -185,7 +209,11 @@ class StepMachine {
   Result<void> refuse_waiting(const std::string& event) const;
 
   void forget_casts(Actions& out);
-  void unshard_ahead(Actions& out, const std::vector<int>& units) const;
+  void find_transfers();
+  void order_rows(Actions& out) const;
+  void unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand = false) const;
+  void begin_gathers(Actions& out, int unit, bool by_hand = false) const;
+  void drop_gathers(Actions& out, int unit, bool by_hand) const;
   void enter(Actions& out, int unit) const;
   void enter_all(Actions& out, Forward forward);
   void open_windows(Actions& out, const std::string& caller) const;
@@ -198,10 +226,15 @@ class StepMachine {
   void reduce(Actions& out, int unit, int group, bool reshard);
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
+  void advance_transfers(Actions& out, std::size_t inputs);
+  void finish_transfer(Actions& out, const Transfer& transfer);
+  void finish_transfers(Actions& out);
   bool is_reducing(int unit, int group) const;
   void finish_models(Actions& out, bool leave) const;
   void pass_boundary(Actions& out, const Group& group, bool backward, bool begin);
-  Actions pass_boundaries(int unit, bool backward, bool begin);
+  void pass_boundaries(Actions& out, int unit, bool backward, bool begin);
+  Gather& gather(const Action& a) { return units_[at(a.unit)].gathers[at(a.group)]; }
+  Gather gather(const Action& a) const { return units_[at(a.unit)].gathers[at(a.group)]; }
   Actions finish_pass(bool alive);
 
   std::vector<Unit> units_;
@@ -209,8 +242,11 @@ class StepMachine {
   std::vector<bool> open_;                       // by model: its write window is open
   std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not finished, oldest first
   std::vector<Following> following_;             // by model
+  std::deque<Transfer> transfers_;               // not finished, oldest first
+  std::vector<bool> gathers_all_;                // by model: each of its groups gathers
+  bool uses_collectives_ = false;
   std::vector<std::vector<Place>> places_;       // by model and the group's number there
-  std::size_t slots_ = 2;
+  std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none
   Pass pass_ = Pass::kNone;

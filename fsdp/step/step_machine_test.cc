@@ -1,4 +1,4 @@
-// Single rules of the step machine that no transcript tells: models on several meshes, collectives outside of the engine, join, failures.
+// Single rules of the step machine that no transcript shows: models on several meshes, collectives, join, failures.
 #include "fsdp/step/step_machine.h"
 
 #include <optional>
@@ -70,6 +70,11 @@ class StepMachineTest : public testing::Test {
     for (const int unit : {kA, kB}) forward(unit);
     run(machine_.forward_end(kRoot, {.training = true}));
   }
+  void set_devices(bool replicated = false) {
+    std::vector<std::vector<StepMachine::Group>> groups;
+    for (int u = 0; u < 3; ++u) groups.push_back({{.index = u, .collectives = true, .gathers = true, .replicated = replicated}});
+    machine_.set_groups(std::move(groups), 2);
+  }
   void begin_backward() {
     run(machine_.begin_pass());
     run(machine_.backward_begin(kRoot, {1, 1}));
@@ -80,6 +85,14 @@ class StepMachineTest : public testing::Test {
   Recorder recorder_;
   std::string error_;
 };
+
+// A schedule with one unit to unshard ahead at each boundary.
+std::shared_ptr<const Schedule> schedule(std::vector<Boundary> boundaries, std::vector<int> ahead) {
+  auto out = std::make_shared<Schedule>();
+  out->boundaries = std::move(boundaries);
+  for (const int unit : ahead) out->ahead.push_back({{unit, out->boundaries[out->ahead.size()].backward}});
+  return out;
+}
 
 TEST_F(StepMachineTest, AModelIsEnteredAndLeftPerMesh) {
   machine_.set_groups({{{}}, {{.model = 1}}, {{.index = 1}, {.model = 1, .index = 1}}}, 2);
@@ -105,16 +118,82 @@ TEST_F(StepMachineTest, TheWindowIsClosedWhileOneModelIsRead) {
   EXPECT_FALSE(machine_.window_open()) << "an old model, which this rank still reads";
 }
 
-TEST_F(StepMachineTest, CollectivesReduceAtOnceAndHoldNoSlot) {
+TEST_F(StepMachineTest, ReductionsByCollectivesHoldNoSlotAndEndWithThePass) {
   machine_.set_group(kA, 0, {.index = 1, .collectives = true});
   machine_.set_optimizer_in_backward(true);
   forward_of_all();
   begin_backward();
   run(machine_.backward_begin(kA, {1}));
   EXPECT_EQ(actions(machine_.backward_end(kA), {"begin_reduce", "finish_reduce", "give_up", "update"}),
-            (Lines{"begin_reduce a and reshard", "give_up a", "update a"}));
+            (Lines{"begin_reduce a and reshard", "give_up a"}));
   EXPECT_EQ(actions(machine_.pass_ends(false), {"finish_reduce", "update"}),
-            (Lines{"finish_reduce b", "update b", "finish_reduce root", "update root"}));
+            (Lines{"finish_reduce a", "update a", "finish_reduce b", "update b", "finish_reduce root", "update root"}));
+}
+
+TEST_F(StepMachineTest, TheProgramSetsHowManyReductionsHoldTheirInputs) {
+  set_devices();
+  machine_.set_inputs(2);
+  forward_of_all();
+  begin_backward();
+  run(machine_.backward_begin(kB, {1}));
+  EXPECT_EQ(actions(machine_.backward_end(kB), {"begin_reduce", "finish_reduce"}), (Lines{"begin_reduce b and reshard"}));
+  run(machine_.backward_begin(kA, {1}));
+  EXPECT_EQ(actions(machine_.backward_end(kA), {"begin_reduce", "finish_reduce"}), (Lines{"begin_reduce a and reshard"}));
+  EXPECT_EQ(actions(machine_.pass_ends(false), {"begin_reduce", "finish_reduce", "finish_transfers"}),
+            (Lines{"finish_reduce b", "begin_reduce root and reshard", "finish_reduce a", "finish_reduce root", "finish_transfers"}));
+}
+
+TEST_F(StepMachineTest, AReductionWithinTheReplicaGoesToNoOtherReplica) {
+  set_devices(/*replicated=*/true);
+  rules_[kA]->everywhere = rules_[kB]->everywhere = false;
+  forward_of_all();
+  begin_backward();
+  run(machine_.backward_begin(kB, {1}));
+  EXPECT_EQ(actions(machine_.backward_end(kB), {"begin_reduce"}), (Lines{"begin_reduce b and reshard within the replica"}));
+  EXPECT_EQ(actions(machine_.pass_ends(false), {"begin_reduce root", "reduce_replicas", "finish_reduce"}),
+            (Lines{"finish_reduce b", "finish_reduce a", "begin_reduce root and reshard", "reduce_replicas root", "finish_reduce root"}));
+}
+
+TEST_F(StepMachineTest, AReductionOnADeviceThatDidNotBeginIsNotFinished) {
+  set_devices();
+  forward_of_all();
+  begin_backward();
+  run(machine_.backward_begin(kB, {1}));
+  recorder_.fails_at = Kind::kBeginReduce;
+  run(machine_.backward_end(kB));
+  EXPECT_EQ(error_, "the executor failed");
+  EXPECT_EQ(actions(machine_.serve_window(), {"finish_reduce"}), Lines());
+}
+
+TEST_F(StepMachineTest, GathersBeginAheadWhereAllUnitsOfTheModelGather) {
+  const auto begins = schedule({{false, true, 0}, {false, true, 1}}, {1, 2});
+  const Lines gather = {"begin_gather"};
+  set_devices();
+  machine_.follow(0, begins);
+  EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), gather), (Lines{"begin_gather root", "begin_gather a"}));
+  run(machine_.reset(/*all=*/true));
+  set_devices();
+  machine_.set_group(kB, 0, {.index = 2});  // in an arena: ranks may skip it, and so pass other boundaries
+  machine_.follow(0, begins);
+  EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), gather), (Lines{"begin_gather root"}));
+}
+
+TEST_F(StepMachineTest, AForwardDropsGathersThatAnEarlierOneLeft) {
+  set_devices();
+  machine_.follow(0, schedule({{false, true, 1}}, {2}));
+  forward(kA);  // b is gathered ahead, and not used
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = true}), {"drop_gather"}), (Lines{"drop_gather b"}));
+}
+
+TEST_F(StepMachineTest, AnUnshardByHandIsDroppedByAWriteAndNotByAForward) {
+  set_devices();
+  const Lines gathers = {"order_rows", "begin_gather", "drop_gather", "show"};
+  EXPECT_EQ(actions(machine_.unshard(kB, /*shows=*/false), gathers), (Lines{"order_rows", "begin_gather b by hand"}));
+  EXPECT_EQ(actions(machine_.forward_begin(kA, {.training = true}), {"drop_gather"}), Lines());
+  EXPECT_EQ(actions(machine_.show_unsharded(kB), gathers), (Lines{"show b unsharded"}));
+  run(machine_.open_window("a write"));
+  run(machine_.unshard(kB, /*shows=*/false));
+  EXPECT_EQ(actions(machine_.open_window("a write"), {"drop_gather"}), (Lines{"drop_gather b by hand"}));
 }
 
 TEST_F(StepMachineTest, AUnitWithoutParametersHoldsNoSlot) {
@@ -197,14 +276,6 @@ TEST_F(StepMachineTest, CastsAreForgottenOnceTheWindowIsOpen) {
   run(machine_.open_window("optimizer.step"));
   EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), {"forget_casts"}), (Lines{"forget_casts"}))
       << "none were forgotten since the root's last forward";
-}
-
-// A schedule with one unit to unshard ahead at each boundary.
-std::shared_ptr<const Schedule> schedule(std::vector<Boundary> boundaries, std::vector<int> ahead) {
-  auto out = std::make_shared<Schedule>();
-  out->boundaries = std::move(boundaries);
-  for (const int unit : ahead) out->ahead.push_back({{unit, out->boundaries[out->ahead.size()].backward}});
-  return out;
 }
 
 TEST_F(StepMachineTest, EachModelHasItsOwnSchedule) {

@@ -18,13 +18,14 @@ class TranscriptTest : public testing::Test {
   static constexpr int kRoot = 0, kA = 1, kB = 2;
 
   // A model of a root with parameters of its own and two blocks, a and b.
-  void story(const std::string& title, int world_size = 1, bool learns = false) {
+  void story(const std::string& title, int world_size = 1, bool learns = false, StepMachine::Group kind = {}) {
     text_ += (text_.empty() ? "== " : "\n== ") + title + " ==\n";
     std::vector<StepMachine::UnitOptions> units;
     std::vector<std::vector<StepMachine::Group>> groups;
     for (const std::string name : {"", "a", "b"}) {
       units.push_back({name, name.empty(), std::make_shared<UnitRules>()});
-      groups.push_back({{.index = static_cast<int>(groups.size())}});
+      kind.index = static_cast<int>(groups.size());
+      groups.push_back({kind});
     }
     ranks_ = std::make_unique<SimulatedRanks>(
         SimulatedRanks::Options{.world_size = world_size, .learns = learns, .refusals_are_faults = false}, units, groups);
@@ -107,6 +108,43 @@ TEST_F(TranscriptTest, Schedules) {
   run(EventKind::kStepEnds);
   runs();
   ends_as_in("schedules.txt");
+}
+
+TEST_F(TranscriptTest, Devices) {
+  constexpr StepMachine::Group kDevices{.collectives = true, .gathers = true};
+  story("A step on devices: each gather begins with its unit's lease, and each reduction ends before the next one's input is packed", 1,
+        false, kDevices);
+  step_of(0);
+  runs();
+  story("The second step begins each gather beside the unit before; in the third, b does not run, and its gather is dropped", 1,
+        /*learns=*/true, kDevices);
+  step_of(0);
+  step_of(0);
+  forward({kA});
+  backward({kA});
+  run(EventKind::kOptimizer);
+  run(EventKind::kStepEnds);
+  runs();
+  story("Replicas: a reduction over them begins where the one over shards ends, and lies beside the next backward", 1, false,
+        {.collectives = true, .gathers = true, .replicated = true});
+  step_of(0);
+  runs();
+  story("A list of the program: a and b are gathered in the forward of the root, a also in the backward of b", 1, false, kDevices);
+  rules(kRoot).forward_prefetch = {kA, kB};
+  rules(kB).backward_prefetch = {kA};
+  step_of(0);
+  runs();
+  story("A gather by hand stays valid until the forward of its unit; one that no forward uses is dropped by reshard()", 1, false, kDevices);
+  run(EventKind::kBeginUnshard, kA);
+  run(EventKind::kBeginUnshard, kB);
+  run(EventKind::kReshard, kB);
+  forward({kA});
+  runs();
+  story("The optimizer in backward updates a unit once its reduction has ended", 1, false, kDevices);
+  ranks().machine(0).set_optimizer_in_backward(true);
+  step_of(0);
+  runs();
+  ends_as_in("devices.txt");
 }
 
 TEST_F(TranscriptTest, Units) {

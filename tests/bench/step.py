@@ -24,6 +24,7 @@ ROWS = {
         Row("  beside DDP", "s", "S shoal", "S DDP", **PAIR),
         Row("  beside DDP, fused", "s", "S shoal", "S DDP, fused", **PAIR),
     ],
+    "devices": [Row("step M, units as on devices, gloo", "s", "M shoal, collectives", "M FSDP2", goal=("<=", 1.02), **PAIR)],
     "units": [Row("engine's time per unit and step, 200 tiny units", "s", "unit shoal", "unit FSDP2", goal=("<=", 0.5), **PAIR)],
     "start": [
         Row("initialisation and first step, M", "s", "start M shoal", "start M FSDP2", goal=("<=", 1.0), **PAIR),
@@ -52,7 +53,7 @@ def measure(options) -> Report:
         report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
     jobs = {}
     for part in parts:
-        jobs |= {"units": _unit_jobs, "start": _start_jobs, "memory": _memory_jobs}.get(part, lambda part=part: _step_jobs(part))()
+        jobs |= {"units": _unit_jobs, "devices": _device_jobs, "start": _start_jobs, "memory": _memory_jobs}.get(part, lambda part=part: _step_jobs(part))()
     for r in range(options.rounds):
         for name, job in jobs.items() if r % 2 == 0 else reversed(jobs.items()):
             say(f"bench step: round {r + 1} of {options.rounds}: {name}")
@@ -98,6 +99,14 @@ def _step_jobs(config):
         return go
 
     return {series: job(series, argv) for series, argv in _argv(config).items()}
+
+
+def _device_jobs():
+    def job(series, argv):
+        return lambda: {series: statistics.median(_figures([*argv, *LENGTH["M"]])["step_s"])}
+
+    ours = torchrun(OURS, *_train("M", "--mode", "shoal", "--collectives"))
+    return {"M shoal, collectives": job("M shoal, collectives", ours), "M FSDP2": job("M FSDP2", _argv("M")["M FSDP2"])}
 
 
 def _unit_jobs():

@@ -70,15 +70,15 @@ OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_
 
 
 def over_process_groups():
-    from internals.fsdp import DataMesh
+    from internals.fsdp import leave_arenas
 
-    DataMesh.in_arena = property(lambda self: False)
+    leave_arenas()
     return {**run_cases(CASES), **run(OURS_ALONE)}
 
 
 def over_our_groups():
     from internals.distributed import Choice, DeviceGroup, attach, gang_name, make_communicator
-    from internals.fsdp import groups, in_place
+    from internals.fsdp import gather, groups
 
     class HostStreams:
         def current(self):
@@ -89,7 +89,7 @@ def over_our_groups():
         return DeviceGroup(communicator, HostStreams()), Choice("host")
 
     groups.opens, groups.device_types = opens, ("cpu",)
-    in_place.PACKED_BELOW = 256  # so that some parameters travel packed and others in place
+    gather.PACKED_BELOW = 256  # so that some parameters travel packed and others in place
     results = {f"{name}{OURS}": result for name, result in over_process_groups().items()}
     assert groups._groups, "no case has used our groups"
     return results

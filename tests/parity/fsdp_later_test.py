@@ -137,7 +137,7 @@ def memory_of_gathered_parameters_that_stays():
     assert table.weight.data_ptr() == at
     table.reshard()
     gathered = state_of(table).units[0].gathered
-    gathered._begun = SimpleNamespace(finish=lambda: None)  # as on devices, where a gather may begin ahead
+    gathered._gather = SimpleNamespace(drop=lambda: None)  # a gather may begin ahead
     gathered.drop_begun()
     assert whole.untyped_storage().size() > 0
 

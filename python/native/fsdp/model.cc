@@ -51,8 +51,9 @@ nb::dict memory_of(const ShardedModel& s) {
   return out;
 }
 
-void plan(ShardedModel& s, int prefetch, std::vector<fsdp::PrefetchList> lists) {
+void plan(ShardedModel& s, int prefetch, std::vector<fsdp::PrefetchList> lists, bool alike) {
   fsdp::PlanOptions options;
+  if (alike) options.min_part = 2;
   options.prefetch = {prefetch, std::move(lists)};
   s.plan(std::move(options));
 }
@@ -80,7 +81,8 @@ void bind_window(ModelClass& model) {
 }
 
 void bind_graph(ModelClass& model) {
-  model.def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), "How far ahead units are unsharded; `lists` override `prefetch`.")
+  model.def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), nb::arg("alike"),
+            "How far ahead units are unsharded; `lists` override `prefetch`. `alike`: all ranks make the same plan, whatever their times.")
       .def_prop_ro("memory", &memory_of, "Bytes on this host, by kind; gradients: of every rank's own rows.")
       .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
       .def("graph_table",

@@ -56,6 +56,9 @@ class HookExecutor final : public fsdp::Executor {
         break;
       case Kind::kFinishReduce:
       case Kind::kUpdate:
+      case Kind::kBeginGather:
+      case Kind::kDropGather:
+      case Kind::kReduceReplicas:
         method(a.unit, a.group);
         break;
       case Kind::kSamplesUsed:
@@ -85,14 +88,16 @@ class Step {
 
   // Until set_models() there are no groups, and events that use their memory are refused: the program's side may fail to make the models.
   void drop_models() {
-    set_models({}, std::vector<std::vector<StepMachine::Group>>(static_cast<std::size_t>(machine_.num_units())), 1);
+    set_models({}, std::vector<std::vector<StepMachine::Group>>(static_cast<std::size_t>(machine_.num_units())), 1, 1);
     has_models_ = false;
   }
-  void set_models(std::vector<std::shared_ptr<fsdp::ShardedModel>> models, std::vector<std::vector<StepMachine::Group>> groups, int slots) {
+  void set_models(std::vector<std::shared_ptr<fsdp::ShardedModel>> models, std::vector<std::vector<StepMachine::Group>> groups, int slots,
+                  int inputs) {
     std::vector<bool> open;
     for (const auto& m : models) open.push_back(m->leases().window_open());
     executor_.arena().set_models(std::move(models));
     machine_.set_groups(std::move(groups), slots, std::move(open));
+    machine_.set_inputs(inputs);
     has_models_ = true;
   }
 
@@ -153,10 +158,10 @@ void bind_rules(nb::module_& m) {
   nb::class_<StepMachine::Group>(m, "Group", "The parameters of a unit on one mesh.")
       .def(
           "__init__",
-          [](StepMachine::Group* g, int model, int index, bool empty, bool collectives, bool replicated) {
-            new (g) StepMachine::Group{model, index, empty, collectives, replicated};
+          [](StepMachine::Group* g, int model, int index, bool empty, bool collectives, bool gathers, bool replicated) {
+            new (g) StepMachine::Group{model, index, empty, collectives, gathers, replicated};
           },
-          nb::arg("model"), nb::arg("index"), nb::arg("empty"), nb::arg("collectives"), nb::arg("replicated"));
+          nb::arg("model"), nb::arg("index"), nb::arg("empty"), nb::arg("collectives"), nb::arg("gathers"), nb::arg("replicated"));
 }
 
 void bind_forward(StepClass& step) {
@@ -182,11 +187,13 @@ void bind_forward(StepClass& step) {
           nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("failed"))
       .def(
           "unshard",
-          [](Step& s, int unit) {
+          [](Step& s, int unit, bool shows) {
             s.check_models();
-            s.perform(s.machine().unshard(unit));
+            s.perform(s.machine().unshard(unit, shows));
           },
-          nb::arg("unit"))
+          nb::arg("unit"), nb::arg("shows") = true)
+      .def(
+          "show_unsharded", [](Step& s, int unit) { s.perform(s.machine().show_unsharded(unit)); }, nb::arg("unit"))
       .def(
           "reshard", [](Step& s, int unit) { s.perform(s.machine().reshard(unit)); }, nb::arg("unit"))
       .def(
@@ -243,7 +250,8 @@ void bind_step_window(StepClass& step) {
 
 void bind_state(StepClass& step) {
   step.def("drop_models", &Step::drop_models, "Refuses events that use the models' memory until set_models.")
-      .def("set_models", &Step::set_models, nb::arg("models"), nb::arg("groups"), nb::arg("slots"), "`groups`: by unit.")
+      .def("set_models", &Step::set_models, nb::arg("models"), nb::arg("groups"), nb::arg("slots"), nb::arg("inputs"),
+           "`groups`: by unit. `slots`, `inputs`: the most reductions under way in an arena, or by collectives.")
       .def(
           "set_group", [](Step& s, int unit, int group, StepMachine::Group value) { s.machine().set_group(unit, group, value); },
           nb::arg("unit"), nb::arg("group"), nb::arg("value"))

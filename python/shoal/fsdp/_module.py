@@ -12,9 +12,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torch_comms
 
 from shoal import _native
 from shoal._native import AfterForward
@@ -51,9 +53,13 @@ class FSDPModule(TorchFSDPModule):
     # ---- unsharding ----
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Takes the lease now. The parameters stay unsharded until ``reshard`` or the end of the next forward. Not recursive."""
-        self._get_fsdp_state().unshard()
-        return UnshardHandle() if async_op else None
+        """Unshards now. The parameters stay so until ``reshard`` or the end of the next forward. Not recursive.
+
+        ``async_op``: gathers run on beside the program, which sees whole parameters after the handle's ``wait()``, or in the next forward.
+        """
+        state = self._get_fsdp_state()
+        state.unshard(shows=not async_op)
+        return UnshardHandle(state) if async_op else None
 
     def reshard(self) -> None:
         """Drops the lease now. Not recursive."""
@@ -144,20 +150,24 @@ class FSDPModule(TorchFSDPModule):
             s.settings.reduce_unused = reduce_scatter_unused_params
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """Sets how many units' unsharded gradients a rank may have in flight: 2 by default, at most 4, the maximum over a model's units."""
+        """Sets how many units' unsharded gradients a rank may have in flight, the maximum over a model's units. On a CPU mesh 2 by default,
+        and at most 4; on devices 1 by default, as in FSDP2."""
         if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
             raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
         if max_input_buffers < 1:
             raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
         for s in self._states(recurse):
-            s.settings.max_input_buffers = min(max_input_buffers, 4)
+            s.settings.max_input_buffers = max_input_buffers
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
-        """Calls ``hook(reduced)`` with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated."""
+        """Calls ``hook(reduced)`` with this rank's reduced gradients, flat, in the reduce dtype, before they are accumulated.
+
+        ``stream``: on devices, the stream in which the hook runs and gradients are accumulated.
+        """
         unit = self._only_unit("set_all_reduce_hook", "hook")
         if stream is not None and unit.data.replicate_dim is not None:
             raise ValueError("stream cannot be set when using native HSDP")
-        unit.all_reduce_hook = hook
+        unit.all_reduce_hook, unit.all_reduce_hook_stream = hook, stream
 
     # ---- communication ----
 
@@ -170,23 +180,38 @@ class FSDPModule(TorchFSDPModule):
         self._only_unit("set_custom_reduce_scatter").gather().reduce_scatter = comm
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """Does nothing: gathers and reductions never wait for each other."""
+        """On devices, reductions get a process group of their own, so that they do not queue behind gathers. Collective. In an arena gathers
+        and reductions never wait for each other."""
+        made: dict[tuple[int, ...], Any] = {}
+        for u in (u for s in self._states(recurse) for u in s.units if u.reduces_by_collectives and u.data.shards > 1):
+            ranks = tuple(dist.get_process_group_ranks(u.data.shard_group))
+            if enable and ranks not in made:
+                made[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter")
+            u.gathered.collectives.reduce_group = made[ranks] if enable else None
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Does nothing: gradients go through shared memory. Raises AssertionError for a unit with custom communication."""
+        """On devices, the process group allocates the buffers of this unit's collectives. An arena needs none. Raises AssertionError for a
+        unit with custom communication."""
         self._refuse_custom("set_allocate_memory_from_process_group")
+        for u in (u for u in self._get_fsdp_state().units if u.reduces_by_collectives and u.data.shards > 1):
+            u.gathered.all_gather = torch_comms.ProcessGroupAllocAllGather(u.data.shard_group) if enable else None
+            u.gathered.reduce_scatter = torch_comms.ProcessGroupAllocReduceScatter(u.data.shard_group) if enable else None
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
-        """Does nothing: on a CPU mesh unsharded parameters already lie in shared memory. Raises AssertionError for a unit with custom
-        communication."""
+        """On devices, this unit's collectives use buffers in symmetric memory. On a CPU mesh unsharded parameters already lie in shared
+        memory. Raises AssertionError for a unit with custom communication."""
         self._refuse_custom("set_symm_mem")
+        for u in (u for u in self._get_fsdp_state().units if u.reduces_by_collectives and u.data.shards > 1):
+            u.gathered.all_gather = torch_comms.SymmMemAllGather(u.data.shard_group, backend)
+            u.gathered.reduce_scatter = torch_comms.SymmMemReduceScatter(u.data.shard_group, backend)
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Makes the next forward wait for ``event``, an object with ``synchronize()`` or ``wait()``."""
+        """Makes the next forward's gathers wait for ``event``, a device's event, instead of all that its stream has to do. On a CPU mesh the
+        host waits for it, with ``synchronize()`` or ``wait()``."""
         self._get_fsdp_state().settings.post_optim_event = event
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
-        """Does nothing: unsharding allocates nothing."""
+        """Does nothing: no gather makes the program wait before its unit is used."""
 
     def _only_unit(self, method: str, argument: str = "custom comm") -> Unit:
         units = self._get_fsdp_state().units
@@ -200,7 +225,7 @@ class FSDPModule(TorchFSDPModule):
     def _refuse_custom(self, method: str) -> None:
         for gathered in (u.gathered for u in self._get_fsdp_state().units if u.gathered is not None):
             for what, comm in (("all gather", gathered.all_gather), ("reduce scatter", gathered.reduce_scatter)):
-                if comm is not None:
+                if comm is not None and type(comm).__module__ != torch_comms.__name__:
                     raise AssertionError(f"cannot call {method}() when {what} comm is custom: {type(comm).__name__}")
 
     # ---- the rest ----
@@ -252,10 +277,16 @@ _later.refuse_unknown(FSDPModule)
 
 
 class UnshardHandle(TorchUnshardHandle):
-    """The handle that ``unshard(async_op=True)`` returns. The unsharding is complete by then."""
+    """The handle that ``unshard(async_op=True)`` returns."""
+
+    def __init__(self, state: State):
+        self._state: State | None = state
 
     def wait(self) -> None:
-        return None
+        """Makes the module hold whole parameters. Later work of the present stream sees them."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.show_unsharded()
 
 
 def _checked(modules: list[FSDPModule]) -> list[FSDPModule]:
@@ -325,7 +356,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 
 def share_comm_ctx(modules: list[FSDPModule]) -> None:
-    """Does nothing: there are no streams or buffers to share. Raises ValueError for modules that are not sharded."""
+    """Does nothing: all models of a device share its streams. Raises ValueError for modules that are not sharded."""
     for m in modules:
         if not isinstance(m, FSDPModule):
             raise ValueError(f"Expects list of FSDPModules but got {m}")
@@ -355,5 +386,5 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]
     reshard = [u.state.after_forward is AfterForward.RESHARD for u in units]
-    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.ahead.depth)
+    expected = _native.StepGraph.expected([u.state.name for u in units], boundaries, reshard, root.prefetch_depth)
     return _graph.of_model(expected, plan.memory_of(root, activations, optimizer))

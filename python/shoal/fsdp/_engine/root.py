@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch.autograd import Variable
 from shoal import _native
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._devices.ahead import Ahead
+from shoal.fsdp._devices.streams import Transfers, transfers
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.in_backward import OptimizerInBackward
@@ -62,12 +63,13 @@ class Root:
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
+        self.rows_event: Any = None  # of the program: rows have their values; None: the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
         self._found: InvalidArgument | None = None  # a write to a whole parameter, until ``raise_found``
         self._in_backward_optimizer: OptimizerInBackward | None = None
         self.added = Added(self)
-        self.ahead = Ahead(depth=1)
+        self.prefetch_depth = 1  # how many forwards or backwards a unit is unsharded ahead
         for index, s in enumerate(states):
             s.root, s.index = self, index
         self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states])
@@ -85,7 +87,12 @@ class Root:
     @property
     def slots(self) -> int:
         """The number of units whose whole gradients a rank may have in flight."""
-        return max((s.settings.max_input_buffers for s in self.states), default=2)
+        return max((min(s.settings.max_input_buffers or 2, 4) for s in self.states), default=2)
+
+    @property
+    def inputs(self) -> int:
+        """The number of units whose packed gradients may be under way in collectives. FSDP2's default is 1."""
+        return max((s.settings.max_input_buffers or 1 for s in self.states), default=1)
 
     @property
     def window_open(self) -> bool:
@@ -119,7 +126,8 @@ class Root:
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
-        self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots)
+        self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots, self.inputs)
+        self.transfers: list[Transfers] = [transfers.of(device) for device in {u.data.device for u in self.units}]
         self.complete = True
         self.replan()
 
@@ -140,7 +148,9 @@ class Root:
                     indices = [a.index for s in self._own(ahead) for a in s.units if a.place == place]
                     if indices:
                         lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
-            model.plan(self.ahead.depth, lists)
+            # Gathers begin in one order on all ranks.
+            alike = any(u.gathered is not None and u.gathered.gathers for u in units)
+            model.plan(self.prefetch_depth, lists, alike)
 
     def _own(self, modules: list[nn.Module]) -> list[StateSeam]:
         return [s for s in map(state_of, modules) if s is not None and s.root is self]
@@ -155,7 +165,6 @@ class Root:
         self.added.settle()
 
     def dissolve(self) -> None:
-        self.ahead.version_ends()
         for s in self.states:
             self.step.reshard(s.index)
             s.root = None
@@ -255,8 +264,16 @@ class Root:
         self.copies.clear()
         self.added.look()
 
-    def drop_prefetched(self) -> None:
-        self.ahead.version_ends()
+    def order_rows(self) -> None:
+        event, self.rows_event = self.rows_event, None
+        for t in self.transfers:
+            t.order_rows(event)
+
+    def begin_gather(self, unit: int, group: int) -> None:
+        self.states[unit].units[group].gathered.begin()
+
+    def drop_gather(self, unit: int, group: int) -> None:
+        self.states[unit].units[group].gathered.drop_begun()
 
     def show_rows(self, plain: bool) -> None:
         """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
@@ -325,8 +342,14 @@ class Root:
         self.states[unit].units[group].begin_reduce(reshard, everywhere)
 
     def finish_reduce(self, unit: int, group: int) -> None:
-        if not self.reductions.finish(self.states[unit].units[group]):
+        u = self.states[unit].units[group]
+        if u.reduces_by_collectives:
+            u.gathered.finish_reduce()
+        elif not self.reductions.finish(u):
             self._overtaken = True
+
+    def reduce_replicas(self, unit: int, group: int) -> None:
+        self.states[unit].units[group].gathered.reduce_replicas()
 
     def keep(self, unit: int, group: int, reshard: bool) -> None:
         s = self.states[unit]
@@ -338,10 +361,12 @@ class Root:
     def update(self, unit: int, group: int) -> None:
         if self._overtaken:  # the gradients of this unit are those of an earlier pass
             return
+        self.finish_transfers()
         self.in_backward_optimizer.update(self.states[unit].units[group])
 
     def finish_transfers(self) -> None:
-        self.ahead.finish_reductions()
+        for t in self.transfers:
+            t.finish()
 
     def samples_used(self, kept: bool) -> None:
         if self.samples is not None:
@@ -376,7 +401,10 @@ class Root:
                 warnings.warn(message, stacklevel=2)
         self._found, self._overtaken = None, False
         self.reductions.drop()
-        self.ahead.forget_reductions()
+        for u in self.units:
+            if u.gathered is not None:
+                with suppress(Exception):  # the exception may be that of this reduction
+                    u.gathered.drop_reductions()
 
     def forget_pending(self) -> None:
         for u in self.units:

@@ -23,10 +23,12 @@ class UnitSeam(Protocol):
     data: DataMesh
     parameters: list[ShardedParameter]
     all_reduce_hook: Callable[[torch.Tensor], None] | None
+    all_reduce_hook_stream: Any
     keeps_storage: bool
     scale: float
 
     def describe(self) -> None: ...
+    def accumulated(self, p: ShardedParameter) -> None: ...
     def in_arena(self, p: ShardedParameter) -> bool: ...
 
 
@@ -61,11 +63,12 @@ class RootSeam(Protocol):
     window_open: bool
     samples: int | None
     samples_kept: int
-    ahead: Any
+    prefetch_depth: int
     reductions: Any
     copies: dict[ShardedParameter, torch.Tensor]
     in_backward_optimizer: Any
 
     def note_left(self) -> None: ...
+    def replan(self) -> None: ...
     def open_window(self, caller: str) -> None: ...
     def still_on_meta(self) -> Exception: ...

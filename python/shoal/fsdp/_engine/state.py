@@ -190,10 +190,15 @@ class State:
         for p in (p for u in self.units for p in u.parameters if p.views.sharded is view):
             p.gradient.reserve()
 
-    def unshard(self) -> None:
+    def unshard(self, shows: bool = True) -> None:
         if self.root is None:
             self.lazy_init(preliminary=True)
-        self.root.step.unshard(self.index)
+        self.root.step.unshard(self.index, shows)
+
+    def show_unsharded(self) -> None:
+        """Waits for the gathers of an ``unshard`` that has not shown their results."""
+        if self.root is not None:
+            self.root.step.show_unsharded(self.index)
 
     def reshard(self) -> None:
         if self.root is not None:
@@ -212,8 +217,9 @@ class State:
             root.complete_models()
         root.preliminary, self.forwarding = False, True
         if settings.post_optim_event is not None:
-            event, settings.post_optim_event = settings.post_optim_event, None
-            (event.synchronize if hasattr(event, "synchronize") else event.wait)()
+            root.rows_event, settings.post_optim_event = settings.post_optim_event, None
+            if all(u.data.in_arena for u in root.units):
+                root.order_rows()
         recomputed = torch._C._current_graph_task_id() != -1
         if not recomputed:
             root.note_left()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +29,7 @@ class Unit:
         self.post_forward_mesh: DeviceMesh | None = None
         self.divide_factor: float | None = None
         self.all_reduce_hook: Callable[[torch.Tensor], None] | None = None
+        self.all_reduce_hook_stream: Any = None
         self.keeps_storage = False  # memory of gathered parameters stays allocated, at its address
         self.gathered: Gathered | None = None  # set if collectives gather or reduce some parameters
 
@@ -96,6 +97,7 @@ class Unit:
         root = self.state.root
         if root is not None and self.model is not None and self.model in root.models:
             root.step.set_group(self.state.index, self.state.units.index(self), self.group())
+            root.replan()
 
     def in_arena(self, p: ShardedParameter) -> bool:
         """Returns True if parameter ``p`` is read in the arena: no collective gathers it."""
@@ -112,13 +114,24 @@ class Unit:
 
     def group(self) -> _native.Group:
         """This unit as the step machine knows it: one of the groups of a call of fully_shard."""
-        collectives = self.gathered is not None and self.gathered.reduces
-        return _native.Group(self.place, self.index, not self.parameters, collectives, self.data.replicas > 1)
+        gathered = self.gathered
+        return _native.Group(
+            self.place,
+            self.index,
+            empty=not self.parameters,
+            collectives=self.reduces_by_collectives,
+            gathers=gathered is not None and gathered.gathers,
+            replicated=self.data.replicas > 1,
+        )
 
     @property
     def scale(self) -> float:
         part = self.state.settings.part
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.of))
+
+    @property
+    def reduces_by_collectives(self) -> bool:
+        return self.gathered is not None and self.gathered.reduces
 
     def begin_reduce(self, reshard: bool, everywhere: bool) -> None:
         """Publishes this rank's gradients, or their absence, once per backward pass and graph. ``everywhere``: over all replicas."""
@@ -126,8 +139,8 @@ class Unit:
         if s.settings.share is not None:
             for p in self.parameters:
                 p.gradient.weigh(s.settings.share)
-        if self.gathered is not None and self.gathered.reduces:
-            self.gathered.reduce(everywhere)
+        if self.reduces_by_collectives:
+            self.gathered.begin_reduce(everywhere)
             self.model.backward_end(self.index, [], 1.0, True, reshard)
             return
         fresh = self.all_reduce_hook is not None
@@ -147,7 +160,10 @@ class Unit:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
         for p, gradient in done:
             p.gradient.add(gradient)
-            self.state.root.reductions.accumulated(p)
+            self.accumulated(p)
+
+    def accumulated(self, p: ShardedParameter) -> None:
+        self.state.root.reductions.accumulated(p)
 
     def _call_hook(self, gradients: list[tuple[ShardedParameter, torch.Tensor]]) -> None:
         """Calls the hook on all gradients as one flat tensor in the reduce dtype, as FSDP2 does."""

@@ -196,6 +196,24 @@ class ParameterGradient:
         self._partial, self._has_partial = None, False
         return target if present else None
 
+    # ---- reductions by collectives within a replica ----
+
+    @property
+    def has_partial(self) -> bool:
+        return self._has_partial
+
+    def add_partial(self, rows: torch.Tensor) -> None:
+        """Keeps the sum over a replica's gradients, this rank's rows, for a later reduction over all replicas."""
+        if self._partial is None:
+            self._partial, self._has_partial = rows.clone(), True
+        else:
+            self._partial += rows
+
+    def take_partial(self) -> torch.Tensor | None:
+        partial = self._partial
+        self._partial, self._has_partial = None, False
+        return partial
+
     def forget_reductions(self) -> None:
         """Drops pending reductions, after the engine has dropped them."""
         self._pending.clear()

@@ -144,6 +144,6 @@ def plan(
         before.detach(root.units)
     if root.in_backward_optimizer is not None:
         root.in_backward_optimizer.attach(root.units)
-    root.ahead.depth = 1 if prefetch is None else prefetch
+    root.prefetch_depth = 1 if prefetch is None else prefetch
     root.replan()
     return memory

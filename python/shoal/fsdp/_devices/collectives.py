@@ -1,0 +1,88 @@
+"""Collectives among the ranks of a mesh's shards or replicas, by torch's process group, Shoal's own group, or the program's own object.
+
+Each is put on the present stream, or runs in its backend's threads; its mark is where its result is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal._distributed.devices import Pending
+from shoal._distributed.single import all_gather_single, reduce_scatter_single
+from shoal.fsdp._devices.groups import groups
+from shoal.fsdp._devices.streams import Mark, Streams, WorkMark
+from shoal.fsdp._parameters.mesh import DataMesh
+
+# Dtypes that every backend gathers; all others are sent as bytes, because gloo supports few.
+_GATHERED_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class _OwnMark:
+    def __init__(self, pending: Pending):
+        self._pending = pending
+
+    def wait(self) -> None:
+        self._pending.finish()
+
+
+class Collectives:
+    """Those of one unit. The program may set ``all_gather`` and ``reduce_scatter``: torch's ``AllGather`` and ``ReduceScatter``."""
+
+    def __init__(self, label: str):
+        self.label = label
+        self.all_gather: Any = None
+        self.reduce_scatter: Any = None
+        self.reduce_group: Any = None  # a process group of reductions only, beside that of gathers
+
+    # ---- parameters ----
+
+    def gathered_memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns memory for the slices of all ranks."""
+        if self.all_gather is None:
+            return torch.empty((numel,), dtype=dtype, device=device)
+        return self.all_gather.allocate((numel,), dtype=dtype, device=device)
+
+    def gather(self, data: DataMesh, streams: Streams, out: torch.Tensor, piece: torch.Tensor) -> Mark:
+        """Gathers ``piece`` of each rank to ``out``. ``piece`` is this rank's part of ``out``, or lies elsewhere."""
+        if self.all_gather is not None:
+            self.all_gather(output_tensor=out, input_tensor=piece, group=data.shard_group, async_op=False)
+            return streams.mark()
+        group = groups.shards(data)
+        if group is not None:
+            return _OwnMark(group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self.label))
+        if out.dtype not in _GATHERED_AS_THEY_ARE:
+            out, piece = out.view(torch.uint8), piece.view(torch.uint8)
+        return _mark(streams, all_gather_single(out, piece, group=data.shard_group, async_op=streams.asynchronous))
+
+    # ---- gradients ----
+
+    def reduce_memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if self.reduce_scatter is None:
+            return torch.empty((numel,), dtype=dtype, device=device)
+        return self.reduce_scatter.allocate((numel,), dtype=dtype, device=device)
+
+    def reduce(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor) -> Mark:
+        """Adds up ``packed`` over the shards' ranks; ``out`` gets this rank's piece."""
+        if self.reduce_scatter is not None:
+            op = dist.ReduceOp.SUM
+            self.reduce_scatter(output_tensor=out, input_tensor=packed, group=data.shard_group, op=op, async_op=False)
+            return streams.mark()
+        group = groups.shards(data) if self.reduce_group is None else None
+        if group is not None:
+            return _OwnMark(group.reduce_scatter(packed, out, self.label))
+        process_group = data.shard_group if self.reduce_group is None else self.reduce_group
+        return _mark(streams, reduce_scatter_single(out, packed, group=process_group, async_op=streams.asynchronous))
+
+    def reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor) -> Mark:
+        """Adds up ``t`` over the replicas' ranks, in place."""
+        group = groups.replicas(data)
+        if group is not None:
+            return _OwnMark(group.all_reduce(t, self.label))
+        return _mark(streams, dist.all_reduce(t, group=data.mesh.get_group(data.replicate_dim), async_op=streams.asynchronous))
+
+
+def _mark(streams: Streams, work: Any) -> Mark:
+    return WorkMark(work) if streams.asynchronous else streams.mark()

@@ -1,0 +1,59 @@
+"""How a unit's slices lie in one buffer for a collective, one padded piece per rank, and how they come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
+
+def slice_bytes(p: ShardedParameter) -> int:
+    return p.padded_shape.numel() * p.compute_dtype.itemsize
+
+
+def source(p: ShardedParameter, data: DataMesh) -> torch.Tensor:
+    """This rank's slice to send: the parameter's own memory, if that is on the device and has the compute dtype."""
+    return p.own.to(device=data.device, dtype=p.compute_dtype).contiguous()
+
+
+def counts(p: ShardedParameter, data: DataMesh) -> list[int]:
+    """Bytes of each rank's slice."""
+    row = p.shape[1:].numel() * p.compute_dtype.itemsize
+    piece = p.padded_shape[0]
+    bounds = [min(r * piece, p.shape[0]) for r in range(data.shards + 1)]
+    return [(end - begin) * row for begin, end in pairwise(bounds)]
+
+
+def pack(parameters: Sequence[ShardedParameter], out: torch.Tensor) -> None:
+    """Writes this rank's slices to ``out``, one behind the other, in its dtype, each padded to the size of the first rank's."""
+    sizes = [p.padded_shape.numel() for p in parameters]
+    if any(p.own_shape != p.padded_shape for p in parameters):
+        out.zero_()  # the padding
+    slices = [part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(parameters, out.split(sizes), strict=True)]
+    torch._foreach_copy_(slices, [p.own for p in parameters], non_blocking=True)  # those of an offloaded unit come from the host
+
+
+def unpack(gathered: torch.Tensor, parameters: Sequence[ShardedParameter], wholes: Sequence[torch.Tensor], data: DataMesh) -> None:
+    """Copies gathered slices, one row per rank as ``pack`` made them, into the whole parameters."""
+    sizes = [p.padded_shape.numel() for p in parameters]
+    if all(p.dim == 0 and p.shape[0] % data.shards == 0 for p in parameters):
+        torch.split_with_sizes_copy(gathered, sizes, dim=1, out=[whole.view(data.shards, -1) for whole in wholes])
+        return
+    for p, whole, part in zip(parameters, wholes, gathered.split(sizes, dim=1), strict=True):
+        whole.copy_(joined(part, p.padded_shape, p.dim, p.compute_dtype).narrow(p.dim, 0, p.shape[p.dim]))
+
+
+def joined(gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Concatenates the pieces of all ranks, which have ``size`` each, along ``dim``."""
+    pieces = gathered.contiguous().view(dtype)
+    if dim == 0:
+        return pieces.view(times(size, len(pieces)))
+    return torch.cat([piece.view(size) for piece in pieces], dim=dim)
+
+
+def times(size: torch.Size, shards: int) -> tuple[int, ...]:
+    """The size of the concatenation on dim 0 of ``shards`` tensors of this size. Scalars are concatenated to a 1-D tensor."""
+    return (size[0] * shards, *size[1:]) if size else (shards,)

@@ -1,0 +1,178 @@
+"""The reduction of a unit's gradients by collectives: over its shards' ranks, then over its replicas', then into ``grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from shoal.fsdp._devices.collectives import Collectives
+from shoal.fsdp._devices.streams import Transfers
+from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.parameter import ShardedParameter
+
+
+class Target(Protocol):
+    """What a unit says about its reductions."""
+
+    data: DataMesh
+    scale: float
+    all_reduce_hook: Callable[[torch.Tensor], None] | None
+    all_reduce_hook_stream: Any
+
+    def accumulated(self, p: ShardedParameter) -> None:
+        """The parameter's ``grad`` has the result."""
+
+
+class Reduction:
+    """Gradients of one reduce dtype. It begins when it is made: the present stream packs them, as in FSDP2, because that frees them at
+    once; another one adds them up.
+
+    ``everywhere``: over all replicas; else the sums stay with the parameters until a later reduction includes them.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        collectives: Collectives,
+        target: Target,
+        work: Sequence[tuple[ShardedParameter, torch.Tensor]],
+        dtype: torch.dtype,
+        everywhere: bool,
+    ):
+        self._transfers, self._collectives, self._target = transfers, collectives, target
+        self.parameters = [p for p, _ in work]
+        self._everywhere = everywhere
+        data, streams = target.data, transfers.streams
+        # fp16 sums overflow, so a part of the division comes before the sum.
+        self._before = target.scale**0.5 if dtype == torch.float16 else 1.0
+        self._sizes = [p.padded_shape.numel() for p in self.parameters]
+        grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
+        self._packed: torch.Tensor | None = packed(self.parameters, grads, self._sizes, data, self._memory(sum(self._sizes) * data.shards, dtype))
+        del grads
+        mark = streams.mark()
+        if data.shards == 1:
+            self._out, self._mark = self._packed, mark
+            return
+        with streams.reduce:
+            mark.wait()
+            self._out = self._memory(sum(self._sizes), dtype)
+            self._mark = collectives.reduce(data, streams, self._out, self._packed)
+
+    def _memory(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        data = self._target.data
+        if data.shards == 1:
+            return torch.empty((numel,), dtype=dtype, device=data.device)
+        return self._collectives.reduce_memory(numel, dtype, data.device)
+
+    @property
+    def over_replicas(self) -> bool:
+        return self._everywhere and self._target.data.replicas > 1
+
+    def reduce_replicas(self) -> None:
+        """Begins the second part."""
+        streams = self._transfers.streams
+        self._free_packed()
+        with self._summed_on():
+            self._mark.wait()
+            self._add_partial()
+            summed = streams.mark()
+        with streams.replicas:
+            summed.wait()
+            self._mark = self._collectives.reduce_replicas(self._target.data, streams, self._out)
+
+    def finish(self) -> None:
+        """Accumulates this rank's rows of the sums into the parameters' ``grad``."""
+        streams, target = self._transfers.streams, self._target
+        self._free_packed()
+        if not self._everywhere:
+            with self._summed_on():
+                self._mark.wait()
+                self._keep_partial()
+            return
+        if self.over_replicas:
+            stream = streams.replicas
+        elif target.all_reduce_hook is not None and target.all_reduce_hook_stream is not None:
+            stream = streams.on(target.all_reduce_hook_stream)
+        else:
+            stream = self._summed_on()
+        with stream:
+            self._mark.wait()
+            self._accumulate()
+            self._transfers.accumulated()
+            done = streams.mark()
+        with self._summed_on():
+            done.wait()  # before the memory of the sums returns to this stream's pool
+        del self._out
+
+    def _summed_on(self) -> AbstractContextManager:
+        """The stream that allocated the memory of the sums over shards."""
+        return nullcontext() if self._target.data.shards == 1 else self._transfers.streams.reduce
+
+    def drop(self) -> None:
+        """Gives the result up, after an exception."""
+        self._mark.wait()
+        self._packed = self._out = None
+
+    def _free_packed(self) -> None:
+        """Returns the input's memory to the present stream, which allocated it."""
+        if self._packed is not None:
+            self._mark.wait()
+            self._packed = None
+
+    def _rows(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """This rank's rows per parameter, without padding."""
+        parts = zip(self.parameters, flat.split(self._sizes), strict=True)
+        return [part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in parts]
+
+    def _keep_partial(self) -> None:
+        for p, rows in zip(self.parameters, self._rows(self._out), strict=True):
+            p.gradient.add_partial(rows)
+
+    def _add_partial(self) -> None:
+        for p, rows in zip(self.parameters, self._rows(self._out), strict=True):
+            partial = p.gradient.take_partial()
+            if partial is not None:
+                rows += partial
+
+    def _accumulate(self) -> None:
+        target, out = self._target, self._out
+        factor = target.scale / self._before
+        if self._collectives.reduce_scatter is not None and target.data.shards > 1:
+            out = out * factor  # a copy, because the program's object may use its output's memory again
+        elif factor != 1:
+            out *= factor
+        if target.all_reduce_hook is not None:
+            target.all_reduce_hook(out)
+        for p, rows in zip(self.parameters, self._rows(out), strict=True):
+            local = rows.to(p.dtype)
+            if p.home != local.device:
+                pinned = p.pinned and p.views.sharded.grad is None and not p.views.sharded._backward_hooks
+                local = self._transfers.to_host(local, pinned)
+            p.gradient.add(p.dtensor(local.contiguous()))
+            target.accumulated(p)
+
+
+def packed(
+    parameters: Sequence[ShardedParameter], grads: list[torch.Tensor], sizes: Sequence[int], data: DataMesh, flat: torch.Tensor
+) -> torch.Tensor:
+    """Writes gradients to ``flat`` in its dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""
+    if data.shards == 1:
+        torch._foreach_copy_([part.view(g.shape) for part, g in zip(flat.split(list(sizes)), grads, strict=True)], grads)
+    elif all(p.dim == 0 for p in parameters):
+        grads = [g for g in grads if g.numel()]  # _chunk_cat refuses empty tensors
+        if len({g.dtype for g in grads}) > 1:
+            grads = [g.to(flat.dtype) for g in grads]
+        if grads:
+            torch._chunk_cat(grads, dim=0, num_chunks=data.shards, out=flat.view(data.shards, -1))
+    else:
+        flat.zero_()  # the padding
+        at = 0
+        for p, grad, size in zip(parameters, grads, sizes, strict=True):
+            row = flat.view(data.shards, -1).narrow(1, at, size)
+            at += size
+            for piece, chunk in zip(row, grad.split(p.padded_shape[p.dim], dim=p.dim), strict=False):
+                piece.view(p.padded_shape).narrow(p.dim, 0, chunk.shape[p.dim]).copy_(chunk)
+    return flat

@@ -1,0 +1,234 @@
+"""The streams of a device on which transfers run beside the program's computation, and the marks by which one waits for another.
+
+As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Streams
+are ordered by events, and the host never waits. So no tensor needs ``record_stream``: memory returns to a stream's pool only after that
+stream waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host
+waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+
+class Mark(Protocol):
+    """A point in the work of a stream, or of a backend's thread."""
+
+    def wait(self) -> None:
+        """Later work of the present stream begins after this point. Without streams, the host waits. May be called again."""
+
+
+class Streams(Protocol):
+    """The streams of one device. Entering one of the first four makes it the present stream."""
+
+    pack: AbstractContextManager
+    gather: AbstractContextManager
+    reduce: AbstractContextManager
+    replicas: AbstractContextManager
+    asynchronous: bool  # collectives return before they are done; else the present stream orders what follows them
+
+    def mark(self) -> Mark:
+        """Returns the end of the present stream's work so far."""
+
+    def of_event(self, event: Any) -> Mark:
+        """Returns the mark of an event that the program has recorded."""
+
+    def synchronize(self, mark: Mark) -> None:
+        """The host waits for a mark."""
+
+    def on(self, stream: Any) -> AbstractContextManager:
+        """Enters a stream of the program."""
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+DONE: Mark = _Done()
+
+
+class WorkMark:
+    """The end of a collective that runs in its backend's threads."""
+
+    def __init__(self, work: Any):
+        self._work = work
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+class HostStreams:
+    """The CPU: operations run at once, in the program's order."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        self.pack = self.gather = self.reduce = self.replicas = nullcontext()
+
+    def mark(self) -> Mark:
+        return DONE
+
+    def of_event(self, event: Any) -> Mark:
+        (event.synchronize if hasattr(event, "synchronize") else event.wait)()
+        return DONE
+
+    def synchronize(self, mark: Mark) -> None:
+        mark.wait()
+
+    def on(self, stream: Any) -> AbstractContextManager:
+        return nullcontext()
+
+
+class _Event:
+    def __init__(self, device: torch.device, handle: Any, event: Any):
+        self._device, self._handle, self._event = device, handle, event
+
+    def wait(self) -> None:
+        self._handle.current_stream(self._device).wait_event(self._event)
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+
+class _Stream:
+    """A stream as a context that can be entered again and again."""
+
+    def __init__(self, handle: Any, stream: Any):
+        self._handle, self._stream = handle, stream
+        self._entered: list[AbstractContextManager] = []
+
+    def __enter__(self) -> None:
+        context = self._handle.stream(self._stream)
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+class DeviceStreams:
+    """Streams of a CUDA device. As in FSDP2, those of shards have high priority, so that copies do not queue behind computation."""
+
+    asynchronous = False
+
+    def __init__(self, device: torch.device):
+        self._device, self._handle = device, torch.get_device_module(device)
+        self.pack, self.gather, self.reduce = (_Stream(self._handle, self._handle.Stream(device, priority=-1)) for _ in range(3))
+        self.replicas = _Stream(self._handle, self._handle.Stream(device))
+
+    def mark(self) -> Mark:
+        event = self._handle.Event()
+        event.record(self._handle.current_stream(self._device))
+        return self.of_event(event)
+
+    def of_event(self, event: Any) -> Mark:
+        return _Event(self._device, self._handle, event)
+
+    def synchronize(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def on(self, stream: Any) -> AbstractContextManager:
+        return self._handle.stream(stream)
+
+
+def open_streams(device: torch.device) -> Streams:
+    return HostStreams() if device.type == "cpu" else DeviceStreams(device)
+
+
+class Transfers:
+    """The transfers of one device: its streams, and the memory that they share with the program's stream.
+
+    All models on the device share them, so that the order of their transfers is the program's.
+    """
+
+    def __init__(self, streams: Streams):
+        self.streams = streams
+        self.rows: Mark = DONE  # the program's writes to rows, which gathers have to see
+        self._read: tuple[Mark, torch.Tensor] | None = None  # the buffer of the last gather of a forward, until it is unpacked
+        self._reduced: list[Mark] = []
+        self._on_host: list[Mark] = []
+
+    def order_rows(self, event: Any = None) -> None:
+        """Gathers from now on see rows as the present stream leaves them, or as they are at the program's ``event``."""
+        self.rows = self.streams.mark() if event is None else self.streams.of_event(event)
+
+    # ---- memory ----
+
+    def unpacked(self, buffer: torch.Tensor) -> None:
+        """Frees the buffer of a gather, from which the present stream has taken the parameters.
+
+        In forward, the next gather has begun before its unit is used, or begins now: the buffer is kept until the one after that, so that
+        its packing does not wait for this one. In backward it is freed at once, as in FSDP2.
+        """
+        if self.streams.asynchronous:
+            return  # the host has unpacked it
+        before, self._read = self._read, None
+        read = (self.streams.mark(), buffer)
+        if torch._C._current_graph_task_id() == -1:
+            self._read = read
+        else:
+            self._free(*read)
+        if before is not None:
+            self._free(*before)
+
+    def _free(self, read: Mark, buffer: torch.Tensor) -> None:
+        for stream in (self.streams.pack, self.streams.gather):
+            with stream:
+                read.wait()
+        del buffer
+
+    def end_forward(self) -> None:
+        """Frees the buffer that the last gather of a forward has kept."""
+        if self._read is not None:
+            self._free(*self._read)
+            self._read = None
+
+    # ---- the end of reductions ----
+
+    def accumulated(self) -> None:
+        """The present stream has accumulated gradients."""
+        self._reduced.append(self.streams.mark())
+
+    def to_host(self, gradient: torch.Tensor, pinned: bool) -> torch.Tensor:
+        """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish``."""
+        if not pinned or self.streams.asynchronous:
+            return gradient.to("cpu")
+        out = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+        out.copy_(gradient, non_blocking=True)
+        self._on_host.append(self.streams.mark())
+        return out
+
+    def finish(self) -> None:
+        """Later work of the present stream, and of the host where gradients lie there, sees all accumulated gradients."""
+        for mark in self._reduced:
+            mark.wait()
+        for mark in self._on_host:
+            self.streams.synchronize(mark)
+        self._reduced.clear()
+        self._on_host.clear()
+
+
+class AllTransfers:
+    """This process's transfers by device. ``opens`` is an attribute, so that tests can take streams of their own."""
+
+    def __init__(self) -> None:
+        self.opens: Callable[[torch.device], Streams] = open_streams
+        self._transfers: dict[torch.device, Transfers] = {}
+
+    def of(self, device: torch.device) -> Transfers:
+        if device not in self._transfers:
+            self._transfers[device] = Transfers(self.opens(device))
+        return self._transfers[device]
+
+    def forget(self) -> None:
+        self._transfers.clear()
+
+
+transfers = AllTransfers()
