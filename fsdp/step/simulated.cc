@@ -384,7 +384,7 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
   const auto unfinished = mine.published.size() - mine.finished;
   if (a.kind == Kind::kFinishReduce && unfinished > at(options_.slots)) wrong(rank, "more reductions are under way than there are slots");
   pass(mine, a);
-  Actions next = mine.machine.done(a);
+  Actions next = mine.machine.completed(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
     wrong(rank, "the machine's window is not that of the ranks");
   return next;

@@ -74,7 +74,7 @@ class Client {
   Client(Address address, std::unique_ptr<HttpPost> http, runtime::Duration timeout)
       : address_(std::move(address)), http_(std::move(http)), timeout_(timeout) {}
   // Asks the servers in turn until one answers, beginning with the last that did.
-  Result<nlohmann::json> ask(const std::string& path, const nlohmann::json& body);
+  Result<nlohmann::json> post(const std::string& path, const nlohmann::json& body);
 
   const Address address_;
   const std::unique_ptr<HttpPost> http_;

@@ -35,7 +35,7 @@ class Packages {
   // Stores a part. `from`: the connection that it came over. If two connections send the same package at once, the first complete one
   // stays.
   Result<actors::HasPackage> put(std::uint64_t from, const actors::PackagePart& part);
-  Result<actors::PackagePart> get(const actors::PackagePart& asked);
+  Result<actors::PackagePart> get(const actors::PackagePart& request);
   // Removes the incomplete packages of a closed connection.
   void closed(std::uint64_t from);
 

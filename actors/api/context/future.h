@@ -56,7 +56,7 @@ struct Results;
 template <class... T>
 struct Results<std::tuple<T...>> {
   using Type = std::tuple<Future<T>...>;
-  static Type of(const Reply& reply) {
+  static Type from_reply(const Reply& reply) {
     auto parts = reply.split(sizeof...(T));
     auto part = parts.begin();
     return Type{Future<T>(std::move(*part++))...};  // the elements of a braced list are evaluated in order
@@ -96,7 +96,7 @@ class [[nodiscard]] Future {
   auto results() const
     requires(actors::api::kNumResults<T> > 0)
   {
-    return actors::api::Results<T>::of(reply_);
+    return actors::api::Results<T>::from_reply(reply_);
   }
   // For a coroutine in Context::run: co_await future.async().
   Task<T> async() const { return actors::api::await<T>(reply_); }

@@ -31,7 +31,7 @@ class ProcessReporter {
 
  private:
   // Loop only.
-  ProcessReport report(const Inspect& asked);
+  ProcessReport report(const Inspect& request);
   std::vector<MetricFamily> metrics(bool last) const;
 
   SessionLoop& loop_;

@@ -155,9 +155,9 @@ def exit_code(error: SystemExit) -> int:
     return 1
 
 
-def made(session, creation) -> None:
+def report_constructed(session, creation) -> None:
     """Reports that the actor is made, before its first call. ``creation`` is None for an actor that makes itself."""
-    session.made()
+    session.report_constructed()
     if creation is not None:
         session.reply(creation, *serialize.dumps(None))
 

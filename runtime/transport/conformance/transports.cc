@@ -126,7 +126,7 @@ Result<std::shared_ptr<MessageLayer>> make_tls(int rank, int world_size, Exchang
     constexpr std::int64_t kDay = 24 * 3600;
     const auto authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
     const auto own = make_certificate(authority, "127.0.0.1", valid_from(std::time(nullptr), kDay)).value();
-    return Tls::make(Fingerprint::of(authority.certificate).value(), own).value();
+    return Tls::make(Fingerprint::from_certificate(authority.certificate).value(), own).value();
   }();
   auto options = tcp_options(rank, world_size, std::move(exchange));
   options.tls = tls;

@@ -65,8 +65,8 @@ class NcclDriver {
   Result<bool> advance_lane(NcclMessageLane& lane);
   Result<bool> advance(NcclOperation& operation, NcclChannel& channel);
   // The checks of a group that makes no progress: time limits, ranks that are gone.
-  Result<void> look();
-  Result<void> look_at(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
+  Result<void> check();
+  Result<void> check_operation(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
   // After a failure: completes what all ranks have begun, aborts the rest, and ends each operation with the cause.
   void close(const Error& cause);
   bool complete_begun();

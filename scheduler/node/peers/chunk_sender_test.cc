@@ -42,7 +42,7 @@ class ChunkSenderTest : public testing::Test, public runtime::PeerHandler {
 
   void on_request(Peer& peer, runtime::Request request, runtime::Responder responder) override {
     const auto offset = std::stoull(std::string(request.message.payload.view()));
-    parts_.ask(peer.number(), {[this, offset]() -> Result<ChunkSender::Part> {
+    parts_.enqueue(peer.number(), {[this, offset]() -> Result<ChunkSender::Part> {
                                  ++looked_up_;
                                  if (offset >= 100 * kPart) return fail(not_found("no such part"));
                                  SHOAL_TRY(Fd memory, runtime::duplicate(memory_));
