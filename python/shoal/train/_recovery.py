@@ -37,7 +37,7 @@ def may_come_of_a_death(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """A survivor's words: its part of the decision about the step under way."""
+    """A survivor's message to the others, from which all decide alike whether the step under way counts."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     num_reports: int = 0
