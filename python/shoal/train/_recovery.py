@@ -210,7 +210,7 @@ class Record:
         self._begun = self.protection.step
 
     def leave(self) -> None:
-        """The other workers have everything that this worker had."""
+        """Called when this worker leaves. Drops what an undone change would need, since the others have everything that this worker had."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.before is not None:
             prepared.before.forget()
