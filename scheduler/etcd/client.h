@@ -57,8 +57,8 @@ class Client {
   static Result<std::unique_ptr<Client>> open(const Address& address, runtime::Duration timeout);
   void set_timeout(runtime::Duration timeout) { timeout_ = timeout; }
 
-  // Returns Unavailable if its outcome is unknown: it may have happened, or may still happen. Returns ResourceExhausted if etcd has no
-  // space left.
+  // Returns Unavailable if the transaction's outcome is unknown: etcd may have made it, or may still make it. Returns ResourceExhausted if
+  // etcd has no space left.
   Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
                        const nlohmann::json& otherwise = nlohmann::json::array());
   // Keys from `from` up to `end`, at most `limit`.

@@ -1,6 +1,6 @@
-// Zip files of folders in the session folder, which drivers leave for hosts that lack these folders. A package is named by the hash of its
-// content, which is checked, and exists as a whole or not at all. Unused packages are removed when room is short. Loop thread only, since
-// parts are small.
+// Packages: zip files of folders, which drivers send to the head for hosts that lack these folders. The head keeps them in its session
+// folder. A package is named by the hash of its content, which is checked, and exists as a whole or not at all. Unused packages are removed
+// when room is short. Loop thread only, since parts are small.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The part of CBOR (RFC 8949) for arguments and results: a fast writer, and a reader for untrusted bytes.
 //
-// The reader passes each byte once and never the end; lengths are checked against the remaining bytes before any allocation. It reports
-// its first error with the byte's position. Neither throws.
+// The reader reads each byte once and never beyond the end. It checks lengths against the remaining bytes before any allocation, and
+// reports its first error with the byte's position. Neither throws.
 #pragma once
 
 #include <array>

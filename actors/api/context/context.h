@@ -65,13 +65,13 @@ class Context {
     SHOAL_TRY(auto handles, spawn_gang<T>(count, true, options, args...));
     return Mesh<T>(hub_, std::move(handles));
   }
-  // An actor that another process spawned. This handle does not count.
+  // An actor that another process spawned. This handle does not count, so it does not keep the actor alive.
   template <actors::api::Actor T>
   Result<Handle<T>> handle(ActorId id) {
     return Handle<T>::from_id(hub_, id);
   }
-  // The living actor of this name, in any job; this handle does not count. Returns NotFound/NoSuchName if there is none, InvalidArgument if
-  // it is of another class.
+  // The living actor of this name, in any job; this handle does not count. Returns NotFound/NoSuchName if there is none, and
+  // InvalidArgument if the actor is of another class.
   template <actors::api::Actor T>
   Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
     SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));

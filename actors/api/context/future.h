@@ -4,8 +4,9 @@
 // add", "actor Counter(3f..)", "rank 1".
 //
 // As an argument of a call it stands for its value, unless the parameter is a Future. There, and inside other values (a vector, a class's
-// field), it is a reference: the receiver waits for the value or passes it on. The object lives while any process holds a reference, and
-// the process of its call or put() lives.
+// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of the process that made
+// the call or put(). The node keeps it while any process holds a reference, also after the end of that process. If the process ends before
+// the value is there, the future fails as Unavailable/OwnerDied.
 #pragma once
 
 #include <string>

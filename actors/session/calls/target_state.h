@@ -46,7 +46,7 @@ struct ConnectionEnded {
 // It is time to connect again, since no report has explained the end of the last connection.
 struct RedialDue {
   Error why;
-  bool unreachable = false;  // it has been broken for ActorCalls::Options::unreachable_after
+  bool unreachable = false;  // there was no connection for ActorCalls::Options::unreachable_after
 };
 struct GraceOver {};
 // The events. ActorRow is the head's report on the actor.

@@ -71,8 +71,8 @@ class TaskPool {
   ValueFuture submit(Task task);
   // The number that the next submitted task will get; 0 if tasks have no numbers (note_in).
   std::uint64_t next_number() const { return next_task_ == nullptr ? 0 : *next_task_; }
-  // Adds a worker: an actor whose method `run` runs a task. If `created` fails, the first waiting task loses an attempt. `node`: the
-  // worker's node, if tasks are spread and it is known.
+  // Adds a worker: an actor whose method `run` runs a task. `created`: the answer to its construction. If that fails, the first waiting
+  // task loses an attempt. `node`: the worker's node, if tasks are spread and it is known.
   void add(ActorId worker, const ValueFuture& created, NodeId node = {});
   // If tasks are spread: the nodes in `roomy` that should get a worker, in the order of their turns. They have no worker yet. There are as
   // many as waiting tasks without a starting worker, plus one.

@@ -310,7 +310,7 @@ class ActorOwnership:
         actor = self._made.pop(actor_id, None)
         if actor is None:
             return
-        with contextlib.suppress(Exception):  # no head answers; the request is sent once the actor is placed
+        with contextlib.suppress(Exception):  # no head answers, so the call below ends the actor once it is placed
             if session.withdraw(actor_id):
                 self._kept.pop(actor_id, None)
                 return

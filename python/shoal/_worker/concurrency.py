@@ -187,7 +187,7 @@ class _OnThreads(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
-        self._calls: dict[CallInfo, list] = {}  # unfinished calls, each with the list it was handed on in
+        self._calls: dict[CallInfo, list] = {}  # unfinished calls, each with the list by which begin() got it
         self._fewer, self._awaited = threading.Condition(), False  # notified when _calls shrinks, if a thread waits for that
         self._releasing: threading.Thread | None = None
 

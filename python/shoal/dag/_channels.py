@@ -1,5 +1,5 @@
-"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of the node,
-which the reader maps and releases."""
+"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of
+the node, which the reader maps and releases."""
 
 from __future__ import annotations
 

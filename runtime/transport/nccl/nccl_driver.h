@@ -58,7 +58,7 @@ class NcclDriver {
   // ---- the thread ----
   void run();
   void take_submitted();
-  // Returns true after progress.
+  // Advances all operations; after a failure closes the group. Returns true if any made progress.
   bool step();
   Result<bool> advance_all();
   Result<bool> advance_collectives();

@@ -123,8 +123,8 @@ bool Replicas::evict(std::uint64_t bytes) {
     if (const auto freed = copies_.evict(object)) {
       out += *freed;
       table_.drop(object);
-      // A process reads the replica, so it stays.
     } else {
+      // A process reads the replica: put back the memory that was dropped above.
       finish(object, copies_.for_readers(object));
     }
   }
