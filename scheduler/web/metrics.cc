@@ -55,7 +55,7 @@ void Metrics::call_nodes(const std::shared_ptr<Pull>& pull, const std::vector<ac
                          else
                            pull->sums.silent();
                          answered();
-                      });
+                       });
   }
   answered();
 }

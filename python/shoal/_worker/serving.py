@@ -19,7 +19,7 @@ from shoal._objects.values import put
 from shoal._worker.ending import ActorExit, take_graph_calls, unless_left
 from shoal.exceptions import TaskCancelledError
 
-__all__ = ["LATER", "arguments", "end", "exit_code", "fail_creation", "made", "refuse", "reply"]
+__all__ = ["LATER", "arguments", "end", "exit_code", "fail_creation", "refuse", "reply", "report_constructed"]
 
 LATER = object()  # result of a built-in method whose call another thread answers
 

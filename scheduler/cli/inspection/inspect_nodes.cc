@@ -40,7 +40,7 @@ Result<InspectionReply> inspect_nodes(ClusterConnection& cluster, Inspect::What 
                             if (p.silent) out.silent.push_back({row.id, p.worker, p.pid, p.silent->message()});
                           }
                           out.nodes.push_back(*std::move(reported));
-                       });
+                        });
     }
     cluster.context->run_until([&] { return waiting == 0; }, 3 * kPatience);
   }

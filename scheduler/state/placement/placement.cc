@@ -237,9 +237,9 @@ std::string explain(const std::vector<Resources>& given, const NodeResources& ro
     const std::string which = strategy == Strategy::kStrictPack ? " on one node"
                               : wants.size() > 1                ? fmt::format(" (number {} of {})", i + 1, wants.size())
                                                                 : "";
-    return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
-                       whole == nullptr ? want.missing_in(left.free_on(*nearest))
-                                        : in_use(want, left.free_on(*nearest), whole->at(nearest->first)));
+    return fmt::format(
+        "needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
+        whole == nullptr ? want.missing_in(left.free_on(*nearest)) : in_use(want, left.free_on(*nearest), whole->at(nearest->first)));
   }
   return strategy == Strategy::kStrictSpread ? "needs a node of its own for each, and too few have room" : "fits";
 }
