@@ -12,7 +12,7 @@ import sys
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
-def asked(variable="SHOAL_FSDP"):
+def is_on(variable="SHOAL_FSDP"):
     """Returns True if the variable is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
     value = os.environ.get(variable, "")
     if (word := value.strip().lower()) not in _ON + _OFF:
@@ -36,7 +36,7 @@ def switch_on():
 
 
 def _import_shoal(module):
-    if not asked():  # the program has switched it off since
+    if not is_on():  # the program has switched it off since
         return
     try:
         import shoal.fsdp  # noqa: F401
@@ -85,7 +85,7 @@ class _TorchXla:
     """Finds torch_xla, and loads ``shoal.spmd`` for it when it is imported."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch_xla" or not asked("SHOAL_SPMD"):
+        if name != "torch_xla" or not is_on("SHOAL_SPMD"):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -104,7 +104,7 @@ class _TorchXla:
 
     def find_distributions(self, context):
         """importlib.metadata asks; shoal.spmd.install() answers from then on."""
-        if context.name not in ("torch_xla", "torch-xla") or "torch_xla" in sys.modules or not asked("SHOAL_SPMD"):
+        if context.name not in ("torch_xla", "torch-xla") or "torch_xla" in sys.modules or not is_on("SHOAL_SPMD"):
             return []
         from shoal.spmd._names.install import Metadata
 

@@ -101,7 +101,7 @@ def test_the_error_names_only_the_cycle():
 
 @pytest.mark.parametrize(("limit", "in_flight"), [(1, 1), (1_000_000, 1), (1_000_000, 10), (100, 1000), (65_000, 3)])
 def test_channels_have_room_for_all_open_executions(limit, in_flight):
-    layout = Layout.of("x", 1, limit, in_flight)
+    layout = Layout.for_limit("x", 1, limit, in_flight)
     assert layout.capacity & (layout.capacity - 1) == 0
     assert layout.limit >= limit
     assert layout.limit + 96 <= layout.capacity // 2 - 8  # the largest record of a ring
@@ -111,7 +111,7 @@ def test_channels_have_room_for_all_open_executions(limit, in_flight):
 
 @pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 10), (128, 10), (2, 5000), (4000, 10)])
 def test_default_channel_sizes_fit_the_nodes_memory(count, in_flight):
-    layout = Layout.of("x", count, Layout.default_limit(count, in_flight), in_flight)
+    layout = Layout.for_limit("x", count, Layout.default_limit(count, in_flight), in_flight)
     assert layout.limit >= 256
     assert layout.limit == 1_000_000 or count * in_flight > 20
     assert count * layout.capacity <= 320 << 20
@@ -119,7 +119,7 @@ def test_default_channel_sizes_fit_the_nodes_memory(count, in_flight):
 
 def test_channels_beyond_the_largest_are_refused():
     with pytest.raises(InvalidArgument, match="_buffer_size_bytes"):
-        Layout.of("x", 1, 1 << 29, 10)
+        Layout.for_limit("x", 1, 1 << 29, 10)
 
 
 def test_nested_nodes_in_arguments_are_filled():

@@ -18,11 +18,11 @@ def offers(*devices, **fields):
 
 def test_ranks_with_a_device_each_use_nccl():
     assert choose(offers("a", "b")) == Choice("nccl")
-    assert choose(offers("a", "b", asked="nccl")) == Choice("nccl")
+    assert choose(offers("a", "b", requested="nccl")) == Choice("nccl")
 
 
 def test_the_variable_chooses_the_process_group():
-    assert choose(offers("a", "b", asked="process_group")).transport == "process_group"
+    assert choose(offers("a", "b", requested="process_group")).transport == "process_group"
 
 
 def test_meshes_have_the_process_group_unless_the_variable_names_another_transport(monkeypatch):
@@ -31,12 +31,12 @@ def test_meshes_have_the_process_group_unless_the_variable_names_another_transpo
     DeviceGroups().opens((0, 1), 0, torch.device("cuda"))
     assert asked == ["process_group"]
     assert choose(offers("a", "b"), default="process_group").transport == "process_group"
-    assert choose(offers("a", "b", asked="nccl"), default="process_group") == Choice("nccl")
+    assert choose(offers("a", "b", requested="nccl"), default="process_group") == Choice("nccl")
 
 
 def test_ranks_that_ask_for_different_transports_get_an_error():
     with pytest.raises(InvalidArgument, match=r"rank 0 has SHOAL_DEVICE_TRANSPORT=nccl, and rank 1 \(none\)"):
-        choose([Offer(0, "a", asked="nccl"), Offer(0, "b")])
+        choose([Offer(0, "a", requested="nccl"), Offer(0, "b")])
 
 
 def test_one_rank_without_nccl_moves_all_to_the_process_group():
@@ -44,7 +44,7 @@ def test_one_rank_without_nccl_moves_all_to_the_process_group():
     assert choose(mixed).transport == "process_group"
     assert choose(mixed).why.startswith("rank 1: NCCL could not be loaded")
     with pytest.raises(Unavailable, match="SHOAL_DEVICE_TRANSPORT=nccl cannot be used: rank 1: NCCL could not be loaded"):
-        choose([replace(offer, asked="nccl") for offer in mixed])
+        choose([replace(offer, requested="nccl") for offer in mixed])
 
 
 def test_a_rank_without_a_device_names_what_is_missing():
@@ -54,7 +54,7 @@ def test_a_rank_without_a_device_names_what_is_missing():
 def test_ranks_that_share_a_device_copy_between_their_processes():
     assert choose(offers("a", "b", "a", visible=["a", "b"])) == Choice("cuda_ipc")
     with pytest.raises(Unavailable, match="ranks 0 and 2 have one device, which NCCL refuses"):
-        choose(offers("a", "b", "a", asked="nccl"))
+        choose(offers("a", "b", "a", requested="nccl"))
 
 
 def test_copies_between_processes_need_one_host_kernels_and_few_ranks():
@@ -63,14 +63,14 @@ def test_copies_between_processes_need_one_host_kernels_and_few_ranks():
     )
     assert "rank 0: no nvcc" in choose(offers("a", "a", no_kernels="no nvcc")).why
     assert "at most 16 ranks" in choose(offers(*["a"] * 17)).why
-    assert choose(offers("a", "b", visible=["a", "b"], asked="cuda_ipc")) == Choice("cuda_ipc")
+    assert choose(offers("a", "b", visible=["a", "b"], requested="cuda_ipc")) == Choice("cuda_ipc")
     with pytest.raises(Unavailable, match="rank 0 does not see the device of rank 1"):
-        choose(offers("a", "b", asked="cuda_ipc"))
+        choose(offers("a", "b", requested="cuda_ipc"))
 
 
 def test_an_unknown_transport_is_refused_with_the_known_ones():
     with pytest.raises(InvalidArgument, match="SHOAL_DEVICE_TRANSPORT=gloo"):
-        choose(offers("a", asked="gloo"))
+        choose(offers("a", requested="gloo"))
 
 
 class Recorder:

@@ -176,7 +176,7 @@ def test_a_hand_over_loses_nothing_that_a_pool_wanted_meanwhile(pools):
         return SimpleNamespace(id=task, function=function, raised=None)
 
     pool.native = Wanting(condemned=["forced"], ended=["unmade"], raised=[judgement(7, 1), judgement(8, 2)])
-    pool.judges = {1: Retries.of(3, True), 2: Retries.of(3, False)}
+    pool.judges = {1: Retries.from_options(3, True), 2: Retries.from_options(3, False)}
     pool.workers = {who: SimpleNamespace(_ref=SimpleNamespace(ready=False)) for who in ("unmade", "busy")}
     pools._pools["one"] = pool
     assert pools.hand_over(time.monotonic() + 1000.0)
@@ -199,7 +199,7 @@ def test_a_needed_worker_is_asked_again(pools, monkeypatch):
     words, again = leaves(pools, "w"), []
     words.made, words._ref.ready = None, True
     monkeypatch.setattr(pool, "load", lambda words: words.made if words.made is None else (words.made, ()))
-    monkeypatch.setattr(FunctionPool, "ask", lambda _, leaving: again.append(leaving.worker))
+    monkeypatch.setattr(FunctionPool, "request_report", lambda _, leaving: again.append(leaving.worker))
     for _ in range(2):
         pools.see_off()
     assert again == ["w", "w"]
@@ -216,7 +216,7 @@ def test_suspended_time_does_not_count(pools):
 
 def test_a_function_can_be_called_while_its_pool_starts(pools, monkeypatch):
     """As when the garbage collector runs user code at that point."""
-    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
+    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.from_options(0, False), pool=None)
     found = []
 
     class Begins:
@@ -247,7 +247,7 @@ def test_an_interrupted_pool_with_workers_is_attended(pools, monkeypatch, begun)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(pool, "_Pool", Interrupted)
-    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.of(0, False), pool=None)
+    function = SimpleNamespace(resources={"CPU": 1.0}, placed=({}, {}, None), name="f", retries=Retries.from_options(0, False), pool=None)
     with pytest.raises(KeyboardInterrupt):
         pools._pool_of(function)
     assert len(pools._pools) == len(pools._numbered) == begun

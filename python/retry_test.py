@@ -29,7 +29,7 @@ def test_an_attempt_that_ends_before_its_caller_continues_is_judged(monkeypatch)
     awaited = SimpleNamespace(number=lambda callback: judge.append(callback), forget=lambda _: None, readiness=None)
     monkeypatch.setattr(retry, "callbacks", lambda: awaited)
     monkeypatch.setattr(retry, "when_ready", lambda *_: None)
-    call = MethodAttempts(None, SimpleNamespace(id="a"), "m", None, [], Retries.of(3, True), attempts=Attempts())
+    call = MethodAttempts(None, SimpleNamespace(id="a"), "m", None, [], Retries.from_options(3, True), attempts=Attempts())
     call.start()
     judging[0].join(60)
     assert settled == [attempt]

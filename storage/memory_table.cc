@@ -372,7 +372,7 @@ void MemoryTable::end_job(JobId job) {
   for (auto it = objects_.begin(); it != objects_.end();) {
     it = it->first.first == job ? erase(it) : std::next(it);
   }
-  for (auto& got : take_waiting([&](JobId of, const Waiting&) { return of == job; })) got(fail(job_ended()));
+  for (auto& got : take_waiting([&](JobId waiting_job, const Waiting&) { return waiting_job == job; })) got(fail(job_ended()));
 }
 
 }  // namespace shoal::storage

@@ -51,7 +51,7 @@ std::vector<ReferenceTable::Object> ReferenceTable::contained(Object outer) cons
 // Iterates over `freed` instead of recursing, so that long chains of contained objects need no stack.
 void ReferenceTable::settle(Object object, Freed& freed) {
   std::size_t next = freed.size();
-  const auto look = [&](Object at) {
+  const auto visit = [&](Object at) {
     const auto it = entries_.find(at);
     if (it == entries_.end()) return;
     Entry& entry = it->second;
@@ -61,13 +61,13 @@ void ReferenceTable::settle(Object object, Freed& freed) {
     if (entry.was_held) freed.push_back(at);
     entries_.erase(it);
   };
-  look(object);
+  visit(object);
   for (; next < freed.size(); ++next) {
     const auto inner = contained_.extract(freed[next]);
     if (inner.empty()) continue;
     for (const Object& o : inner.mapped()) {
       if (const auto it = entries_.find(o); it != entries_.end()) --it->second.objects;
-      look(o);
+      visit(o);
     }
   }
 }

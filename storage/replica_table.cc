@@ -21,9 +21,9 @@ void ReplicaTable::begun(Object object, std::uint64_t bytes, std::uint64_t here,
   if (it == replicas_.end()) return;
   Replica& r = it->second;
   r.bytes = bytes;
-  r.asked = r.here = std::min(here, bytes);
+  r.requested = r.here = std::min(here, bytes);
   r.contains = std::move(contains);
-  if (r.asked < bytes) homes_[object.home].begun[r.transfer] = object;
+  if (r.requested < bytes) homes_[object.home].begun[r.transfer] = object;
 }
 
 std::vector<ReplicaTable::Piece> ReplicaTable::next() {
@@ -32,9 +32,9 @@ std::vector<ReplicaTable::Piece> ReplicaTable::next() {
     while (!home.begun.empty() && home.under_way < options_.max_under_way) {
       const auto [number, object] = *home.begun.begin();
       Replica& r = replicas_.at(object);
-      const Piece piece{object, number, r.asked, std::min(options_.piece_bytes, *r.bytes - r.asked)};
-      r.asked += piece.bytes;
-      if (r.asked == *r.bytes) home.begun.erase(number);
+      const Piece piece{object, number, r.requested, std::min(options_.piece_bytes, *r.bytes - r.requested)};
+      r.requested += piece.bytes;
+      if (r.requested == *r.bytes) home.begun.erase(number);
       home.under_way += piece.bytes;
       out.push_back(piece);
     }

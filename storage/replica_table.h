@@ -65,7 +65,7 @@ class ReplicaTable {
     std::uint64_t transfer = 0;
     std::set<WorkerId> wanted_by;
     std::optional<std::uint64_t> bytes;  // set by begun()
-    std::uint64_t asked = 0, here = 0;
+    std::uint64_t requested = 0, here = 0;
     std::vector<Object> contains;
   };
   void forget_if_idle(NodeId home);

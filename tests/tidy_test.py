@@ -115,6 +115,14 @@ def test_cpp_folders_include_in_one_direction() -> None:
     demand(ratchet.of_circles(*project(), "folder_circles"), advice)
 
 
+def test_files_that_comments_name_exist() -> None:
+    advice = (
+        "A comment names a source file that does not exist. A path begins at the repository's root, at any folder on the file's way, or at "
+        "the comment's folder. A file of another project stands in angle brackets: <sys/socket.h>."
+    )
+    demand(project()[0].lost_paths, advice)
+
+
 def test_commands_print_through_their_output_file() -> None:
     printing = re.compile(r"\bstd::(?:v?f?printf|fwrite|f?puts|cout|cerr)\b")
     paths = [path for path in (ROOT / "scheduler" / "cli").rglob("*.[ch]*") if path.name not in ("output.cc", "output.h")]
@@ -387,6 +395,20 @@ def test_an_include_of_a_room_above_is_found() -> None:
         }
     )
     assert s.wrong_includes == ['actors/a.cc:2: #include "fsdp/..', 'fsdp/a.h:1: #include "scheduler/..']
+
+
+def test_a_lost_path_in_a_comment_is_found() -> None:
+    s = survey(
+        {
+            "a/b/c/d.h": "// As a/b/c/d.h, b/c/d.h, c/d.h and ../c/d.h.\n// But not\n// b/d.h: see c/e.cc, or <sys/e.h> and /usr/a/e.h.\n",
+            "a/b/e.py": '"""Runs c/d.h, and `c/f.py`."""\nx = "c/g.py"  # not ../d.h\n',
+            "a/BUILD": "# As a/b/f.capnp.\n",
+            "README.md": "See a/b/f.h.\n",
+        }
+    )
+    assert s.lost_paths == [
+        *("a/b/c/d.h:3: b/d.h", "a/b/c/d.h:3: c/e.cc", "a/b/e.py:1: c/f.py", "a/b/e.py:2: ../d.h", "a/BUILD:1: a/b/f.capnp")
+    ]
 
 
 # ---- the command ----

@@ -100,7 +100,8 @@ Result<void> Session::connect_driver() {
                     .with_reason(why.reason())
                     .with_hint("the node beside a head starts it again when it dies; `shoal status` shows the result, and what to do"));
   }
-  SHOAL_TRY(const Message reply, head_.ask_once(Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job})));
+  SHOAL_TRY(const Message reply,
+            head_.request_once(Method::kRegisterDriver, to_bytes(RegisterDriver{options_.name, getpid(), options_.job})));
   SHOAL_TRY(const auto registered, from_bytes<RegisteredDriver>(reply.body));
   loop_.own([&] {
     identity_.job = registered.job;

@@ -13,7 +13,7 @@ std::uint64_t next_use() {
 
 }  // namespace
 
-Result<std::shared_ptr<SharedMemory>> SharedMemory::of(Fd memory, std::size_t bytes) {
+Result<std::shared_ptr<SharedMemory>> SharedMemory::from_fd(Fd memory, std::size_t bytes) {
   auto out = std::make_shared<SharedMemory>(std::move(memory), bytes);
   SHOAL_OK(out->mapping());
   return out;
@@ -35,13 +35,13 @@ Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::mapping() {
 
 Result<std::shared_ptr<const runtime::Mapping>> SharedMemory::copy() {
   struct Copy {
-    std::shared_ptr<const runtime::Mapping> of;  // keeps the memory from being spilled
+    std::shared_ptr<const runtime::Mapping> original;  // keeps the memory from being spilled
     runtime::Mapping own;
   };
-  SHOAL_TRY(auto of, mapping());
+  SHOAL_TRY(auto original, mapping());
   const std::lock_guard lock(mutex_);
   SHOAL_TRY(auto own, runtime::map(memory_, bytes_, runtime::Access::kCopyOnWrite));
-  auto out = std::make_shared<const Copy>(std::move(of), std::move(own));
+  auto out = std::make_shared<const Copy>(std::move(original), std::move(own));
   return std::shared_ptr<const runtime::Mapping>(out, &out->own);
 }
 

@@ -19,7 +19,7 @@ namespace shoal::actors {
 
 class SharedMemory {
  public:
-  static Result<std::shared_ptr<SharedMemory>> of(Fd memory, std::size_t bytes);
+  static Result<std::shared_ptr<SharedMemory>> from_fd(Fd memory, std::size_t bytes);
   SharedMemory(Fd memory, std::size_t bytes) : bytes_(bytes), memory_(std::move(memory)) {}
   ~SharedMemory();
 

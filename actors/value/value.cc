@@ -71,7 +71,7 @@ std::size_t Value::total_bytes() const {
   return std::accumulate(all.begin(), all.end(), std::size_t{0});
 }
 
-Result<Value> Value::of(std::span<const std::span<const std::byte>> pieces, Kind kind, ValueMemory* memory) {
+Result<Value> Value::from_pieces(std::span<const std::span<const std::byte>> pieces, Kind kind, ValueMemory* memory) {
   std::size_t total = 0;
   for (const auto& p : pieces) total += p.size();
   if (total > kMaxInlineBytes) return make_shared(pieces, kind, memory);
@@ -111,7 +111,7 @@ Result<Value> Value::make_shared(std::span<const std::span<const std::byte>> pie
   ValueMemory& from = memory != nullptr ? *memory : fresh;
   SHOAL_TRY(Fd filled, from.fill(total, parts));
   Value out;
-  SHOAL_TRY(out.more().memory, SharedMemory::of(std::move(filled), total));
+  SHOAL_TRY(out.more().memory, SharedMemory::from_fd(std::move(filled), total));
   out.memory()->referred = true;
   from.keeps(out.memory());
   out.set_sizes(sizes_of(pieces));
@@ -179,7 +179,7 @@ Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) con
 Result<Value> Value::from_memory(Fd memory) {
   SHOAL_TRY(const std::size_t bytes, runtime::memory_bytes(memory));
   Value out;
-  SHOAL_TRY(out.more().memory, SharedMemory::of(std::move(memory), bytes));
+  SHOAL_TRY(out.more().memory, SharedMemory::from_fd(std::move(memory), bytes));
   SHOAL_TRY(const auto mapping, out.memory()->mapping());
   const auto bad = [] { return fail(invalid_argument("a shared memory has no value's header")); };
   MemoryHeader header{};

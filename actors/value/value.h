@@ -63,9 +63,10 @@ class Value {
   Value() = default;
   // Copies the pieces: the head first, then the buffers. Values beyond kMaxInlineBytes go to a shared memory.
   static Result<Value> make(const Pieces& pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr) {
-    return of(pieces, kind, memory);
+    return from_pieces(pieces, kind, memory);
   }
-  static Result<Value> of(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult, ValueMemory* memory = nullptr);
+  static Result<Value> from_pieces(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult,
+                                   ValueMemory* memory = nullptr);
   // Makes a value in shared memory, whatever its size: for objects that the node keeps. `memory`: null makes a new memory.
   static Result<Value> make_shared(std::span<const std::span<const std::byte>> pieces, Kind kind = Kind::kResult,
                                    ValueMemory* memory = nullptr);

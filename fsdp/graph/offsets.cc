@@ -26,13 +26,13 @@ Offsets place(const StepGraph& graph, const std::vector<Buffer>& buffers) {
     for (const auto j : placed) {
       if (!apart(buffers[i], buffers[j]) && !apart(buffers[j], buffers[i])) beside.push_back(j);
     }
-    std::sort(beside.begin(), beside.end(), [&](std::size_t a, std::size_t b) { return out.of[a] < out.of[b]; });
+    std::sort(beside.begin(), beside.end(), [&](std::size_t a, std::size_t b) { return out.by_buffer[a] < out.by_buffer[b]; });
     std::size_t at = 0;
     for (const auto j : beside) {
-      if (at + buffers[i].bytes <= out.of[j]) break;
-      at = std::max(at, (out.of[j] + buffers[j].bytes + kAlignment - 1) / kAlignment * kAlignment);
+      if (at + buffers[i].bytes <= out.by_buffer[j]) break;
+      at = std::max(at, (out.by_buffer[j] + buffers[j].bytes + kAlignment - 1) / kAlignment * kAlignment);
     }
-    out.of[i] = at;
+    out.by_buffer[i] = at;
     out.bytes = std::max(out.bytes, at + buffers[i].bytes);
     placed.push_back(i);
   }

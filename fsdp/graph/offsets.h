@@ -16,8 +16,8 @@ struct Buffer {
 };
 
 struct Offsets {
-  std::vector<std::size_t> of;  // by buffer, multiples of 64
-  std::size_t bytes = 0;        // size of the block
+  std::vector<std::size_t> by_buffer;  // multiples of 64
+  std::size_t bytes = 0;               // size of the block
 };
 
 // Two buffers share bytes only if the graph orders the end of one before the begin of the other. The largest are placed first, each as low

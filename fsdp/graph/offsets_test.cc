@@ -15,13 +15,13 @@ StepGraph three() {
 
 TEST(Offsets, BuffersOfOneTimeLieSideBySide) {
   const auto at = place(three(), {{100, 0, 1}, {100, 1, 2}});
-  EXPECT_NE(at.of[0], at.of[1]);
+  EXPECT_NE(at.by_buffer[0], at.by_buffer[1]);
   EXPECT_EQ(at.bytes, 128u + 100u);
 }
 
 TEST(Offsets, BuffersOfDifferentTimesShareBytes) {
   const auto at = place(three(), {{100, 0, 0}, {60, 1, 1}, {100, 2, 2}});
-  EXPECT_EQ(at.of, (std::vector<std::size_t>{0, 0, 0}));
+  EXPECT_EQ(at.by_buffer, (std::vector<std::size_t>{0, 0, 0}));
   EXPECT_EQ(at.bytes, 100u);
 }
 
@@ -37,7 +37,7 @@ TEST(Offsets, MemoryThatOutlivesTheStepIsNotShared) {
 
 TEST(Offsets, AGapIsFilled) {
   const auto at = place(three(), {{256, 0, 2}, {128, 0, 1}, {64, 2, 2}, {64, 0, 0}});
-  EXPECT_EQ(at.of[2], at.of[1]);  // behind the buffer of 256 bytes, in the bytes of the buffer of 128
+  EXPECT_EQ(at.by_buffer[2], at.by_buffer[1]);  // behind the buffer of 256 bytes, in the bytes of the buffer of 128
   EXPECT_EQ(at.bytes, 256u + 128u + 64u);
 }
 

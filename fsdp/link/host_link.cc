@@ -72,7 +72,7 @@ void HostLink::post(std::vector<std::byte> message, To to) {
 }
 
 void HostLink::update() {
-  const Words words = Words::of(model_.control.rank(model_.rank));
+  const Words words = Words::load(model_.control.rank(model_.rank));
   if (last_words_ == words) return;
   last_words_ = words;
   post(encode(words));

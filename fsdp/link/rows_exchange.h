@@ -20,7 +20,7 @@ class RowsExchange {
   // `arrived` is called after rows were stored, on the thread that calls advance().
   RowsExchange(LinkModel model, runtime::MessageLayer& layer, std::function<void()> arrived);
 
-  // Any thread. Queues this rank's rows of a version, unit by unit. They stay unchanged until sent().
+  // Any thread. Queues this rank's rows of a version, unit by unit. The caller leaves them unchanged until sent() is true.
   void send(std::uint64_t version, const std::vector<std::uint32_t>& order);
   // Any thread. True when all queued rows are sent.
   bool sent() const { return unsent_.load(std::memory_order_acquire) == 0; }

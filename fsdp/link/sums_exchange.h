@@ -37,7 +37,7 @@ class SumsExchange {
     std::uint64_t sequence;
     std::uint32_t unit;
     bool everywhere;
-    std::size_t unsent;  // owners that it is not sent to yet
+    std::size_t unsent;  // number of owners to which this publication is not sent yet
     bool dropped = false;
   };
   struct Lane {  // to one owner

@@ -37,8 +37,8 @@ bool take(std::span<const std::byte>& from, T& value) {
 
 }  // namespace
 
-Words Words::of(const Control::RankWords& w) {
-  return {w.fingerprint.load(), w.entered.load(), w.done.load(),     w.published.load(),
+Words Words::load(const Control::RankWords& w) {
+  return {w.fingerprint.load(), w.entered.load(), w.left.load(),     w.published.load(),
           w.consumed.load(),    w.waiting.load(), w.looks.load(),    w.joined.load(),
           w.place.load(),       w.summed.load(),  w.recorded.load(), {w.parts[0].load(), w.parts[1].load()}};
 }
@@ -54,7 +54,7 @@ void Words::store(Control::RankWords& w) const {
   w.consumed.store(consumed);
   w.published.store(published);
   w.entered.store(entered);
-  w.done.store(done);
+  w.left.store(left);
   w.summed.store(summed);
   w.recorded.store(recorded);
 }

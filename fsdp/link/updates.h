@@ -16,12 +16,12 @@ enum class UpdateKind : std::uint32_t { kWords, kPublication, kStuck, kGone, kPu
 
 // A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write.
 struct Words {
-  std::uint64_t fingerprint = 0, entered = 0, done = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0,
+  std::uint64_t fingerprint = 0, entered = 0, left = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0,
                 summed = 0, recorded = 0;
   std::uint64_t parts[2] = {0, 0};
   bool operator==(const Words&) const = default;
 
-  static Words of(const Control::RankWords& words);
+  static Words load(const Control::RankWords& words);
   // Stores them. Words that permit other ranks something are stored after those that they refer to.
   void store(Control::RankWords& words) const;
 };

@@ -29,7 +29,7 @@ class Control {
   struct alignas(64) RankWords {
     std::atomic<std::uint64_t> fingerprint;  // hash of the model, 0 until set
     std::atomic<std::uint64_t> entered;      // version for which this rank's rows are final
-    std::atomic<std::uint64_t> done;         // version that this rank no longer reads
+    std::atomic<std::uint64_t> left;         // version that this rank no longer reads
     std::atomic<std::uint64_t> published;    // number of publications, above its attempt's first number (reducer.h)
     std::atomic<std::uint64_t> consumed;     // number of reductions as owner of its rows, above its attempt's first number
     std::atomic<std::uint64_t> waiting;      // number of the rank's current wait, from 1; 0 when it does not wait

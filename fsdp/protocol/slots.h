@@ -29,9 +29,9 @@ class Slots {
   // The origin of a slot's gradients, or sums: a rank of this host, or a block of another host's ranks.
   struct Leaf {
     Block ranks;
-    int place = 0;  // in the tree of additions
+    int place = 0;  // in the tree by which leaves are added up
     int host = 0;
-    bool is_sum = false;  // true: of several ranks
+    bool is_sum = false;  // true: a sum of several ranks' gradients
   };
 
   // `memory` has bytes(..) bytes. `host`: the host of this process.

@@ -18,7 +18,7 @@ bool VersionGate::enter() {
 bool VersionGate::leave() {
   if (phase_ != Phase::kReading) return false;
   phase_ = Phase::kLeaving;
-  control_.rank(rank_).done.store(version_, std::memory_order_release);
+  control_.rank(rank_).left.store(version_, std::memory_order_release);
   return true;
 }
 
@@ -30,7 +30,7 @@ void VersionGate::open() {
 
 bool VersionGate::others_left() const {
   for (int r = 0; phase_ == Phase::kReading && r < world_size_; ++r) {
-    if (control_.rank(r).done.load(std::memory_order_acquire) >= version_) return true;
+    if (control_.rank(r).left.load(std::memory_order_acquire) >= version_) return true;
   }
   return false;
 }

@@ -37,7 +37,7 @@ class VersionGate {
   // Declares that this rank reads version() no more. Returns true if a word was stored; the caller then notifies the page.
   bool leave();
   // True when no rank reads version() any more. Called after leave(); then open() opens the window.
-  bool writable() const { return slowest(&Control::RankWords::done) >= version_; }
+  bool writable() const { return slowest(&Control::RankWords::left) >= version_; }
   void open();
 
   // True when another rank has left the version that this rank reads.
@@ -45,7 +45,7 @@ class VersionGate {
 
   // The first rank whose word keeps readable(), or writable(), false; -1: none. Messages about waits name it.
   int missing_to_read() const { return behind(&Control::RankWords::entered); }
-  int missing_to_write() const { return behind(&Control::RankWords::done); }
+  int missing_to_write() const { return behind(&Control::RankWords::left); }
 
  private:
   using Word = std::atomic<std::uint64_t> Control::RankWords::*;

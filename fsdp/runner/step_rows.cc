@@ -56,8 +56,8 @@ RowsPlan plan_rows(const StepGraph& graph, const std::vector<std::size_t>& own_n
     }
   }
   const Offsets offsets = place(graph, buffers);
-  out.gradient.assign(offsets.of.begin(), offsets.of.begin() + static_cast<std::ptrdiff_t>(num_units));
-  out.moments.assign(offsets.of.begin() + static_cast<std::ptrdiff_t>(num_units), offsets.of.end());
+  out.gradient.assign(offsets.by_buffer.begin(), offsets.by_buffer.begin() + static_cast<std::ptrdiff_t>(num_units));
+  out.moments.assign(offsets.by_buffer.begin() + static_cast<std::ptrdiff_t>(num_units), offsets.by_buffer.end());
   out.bytes = offsets.bytes;
   return out;
 }

@@ -59,7 +59,7 @@ class StepRunner {
   static Result<std::unique_ptr<StepRunner>> make(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options);
 
   // Runs one step. Every rank runs the same graph. After an error this rank's part of the model is lost: further steps fail with the same
-  // cause. So do the other ranks' waits, unless the cause was another rank's death.
+  // cause, and the other ranks' waits with it. If the cause is a rank's death, each rank's wait fails with that death by itself.
   Result<void> run(StepProgram& program);
 
   const StepGraph& graph() const { return graph_; }

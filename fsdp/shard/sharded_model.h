@@ -40,7 +40,7 @@ class ShardedModel {
   // `control` and `slots` are the model's memories, of control_bytes and slot_bytes bytes, which the ranks of a host share.
   ShardedModel(int rank, Grid grid, Units units, runtime::Mapping control, runtime::Mapping slots, std::shared_ptr<runtime::Clock> clock,
                Options options);
-  ~ShardedModel();  // leaves
+  ~ShardedModel();  // leaves: waits of other ranks that still need this one fail
 
   static std::size_t control_bytes(const Units& units, int world_size) { return Control::bytes(world_size, units.size()); }
   static std::size_t slot_bytes(const Units& units, const Hosts& hosts, int rank, int slots);

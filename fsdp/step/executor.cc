@@ -24,7 +24,7 @@ Result<void> carry_out(StepMachine& machine, Executor& executor, const Actions& 
   for (const Action& a : actions) {
     if (!machine.is_due(a)) continue;
     SHOAL_OK(executor.run(a));
-    const auto followed = carry_out(machine, executor, machine.done(a));
+    const auto followed = carry_out(machine, executor, machine.completed(a));
     // At a forward's end the views still have to change; a dead peer is an error of the next begin.
     if (!followed && a.kind != Action::Kind::kForwardEnd) return followed;
   }

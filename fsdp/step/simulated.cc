@@ -445,7 +445,7 @@ Actions SimulatedRanks::apply(int rank, const Action& a) {
       break;
   }
   pass(mine, a);
-  Actions next = mine.machine.done(a);
+  Actions next = mine.machine.completed(a);
   if (mine.machine.window_open() != (mine.entered == mine.left && !mine.leaving))
     wrong(rank, "the machine's window is not that of the ranks");
   return next;

@@ -204,7 +204,7 @@ void StepMachine::finish_transfers(Actions& out) {
 
 bool StepMachine::is_reducing(int unit, int group) const {
   const auto& reducing = reducing_[at(units_[at(unit)].groups[at(group)].model)];
-  return std::any_of(reducing.begin(), reducing.end(), [&](const Reduction& r) { return r.is_of(unit, group); });
+  return std::any_of(reducing.begin(), reducing.end(), [&](const Reduction& r) { return r.matches(unit, group); });
 }
 
 void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
@@ -599,7 +599,7 @@ bool StepMachine::is_due(const Action& a) const {
   }
 }
 
-Actions StepMachine::done(const Action& a) {
+Actions StepMachine::completed(const Action& a) {
   switch (a.kind) {
     case Kind::kCheckRows:
       running_ = a.unit;
@@ -673,7 +673,7 @@ Actions StepMachine::done(const Action& a) {
       }
       auto& reducing = reducing_[at(a.model)];
       const auto found =
-          std::find_if(reducing.begin(), reducing.end(), [&](const Reduction& r) { return !r.begun && r.is_of(a.unit, a.group); });
+          std::find_if(reducing.begin(), reducing.end(), [&](const Reduction& r) { return !r.begun && r.matches(a.unit, a.group); });
       if (found != reducing.end()) found->begun = true;
       return out;
     }

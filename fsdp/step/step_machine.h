@@ -134,7 +134,7 @@ class StepMachine {
   // False where the action would change nothing.
   bool is_due(const Action& action) const;
   // Returns the actions that follow this one at once: unshards of the schedule.
-  Actions done(const Action& action);
+  Actions completed(const Action& action);
   // After kEnter: what this rank unshards ahead in the model as long as its step passes the boundaries of the schedule. Null: nothing.
   void follow(int model, std::shared_ptr<const Schedule> schedule) { following_[at(model)] = {std::move(schedule), 0}; }
   // One of these actions has failed, and the rest will not be carried out.
@@ -184,7 +184,7 @@ class StepMachine {
   struct Reduction {
     int unit, group;
     bool begun = false;  // false: the action that begins it is not done
-    bool is_of(int a, int b) const { return unit == a && group == b; }
+    bool matches(int a, int b) const { return unit == a && group == b; }
   };
 
   // A reduction by collectives: among the ranks of the shards, then among those of the replicas, if it is to reach these.

@@ -15,11 +15,11 @@ MetricsRecorder& recorder() {
 namespace {
 
 struct Metric {
-  MetricsRecorder::Metric* of;
+  MetricsRecorder::Metric* metric;
 };
 
 struct Series {
-  MetricsRecorder::Series* of;
+  MetricsRecorder::Series* series;
   const std::vector<double>* bounds;
 };
 
@@ -35,18 +35,18 @@ Metric metric(const std::string& kind, const std::string& name, const std::strin
 void bind_metrics(nb::module_& m) {
   nb::class_<Series>(m, "MetricSeries")
       .def(
-          "add", [](Series& s, double value) { s.of->add(value); }, nb::arg("value"))
+          "add", [](Series& s, double value) { s.series->add(value); }, nb::arg("value"))
       .def(
-          "set", [](Series& s, double value) { s.of->set(value); }, nb::arg("value"))
-      .def("observe", [](Series& s, double value) { s.of->observe(value, *s.bounds); }, nb::arg("value"));
+          "set", [](Series& s, double value) { s.series->set(value); }, nb::arg("value"))
+      .def("observe", [](Series& s, double value) { s.series->observe(value, *s.bounds); }, nb::arg("value"));
   nb::class_<Metric>(m, "Metric")
       .def(nb::new_(&metric), nb::arg("kind"), nb::arg("name"), nb::arg("help"), nb::arg("bounds"))
       .def(
           "series",
           [](Metric& metric, const std::vector<std::pair<std::string, std::string>>& tags) -> std::optional<Series> {
-            auto* const series = recorder().series(*metric.of, tags);
+            auto* const series = recorder().series(*metric.metric, tags);
             if (series == nullptr) return std::nullopt;
-            return Series{series, &metric.of->bounds};
+            return Series{series, &metric.metric->bounds};
           },
           nb::arg("tags"), "None when this process has too many.");
   m.attr("MAX_METRIC_SERIES") = MetricsRecorder::kMaxSeries;

@@ -158,7 +158,7 @@ class TaskPool:
         The result of a call of the `function` of that number; its code is deps[0].
         """
 
-    def add(self, actor: str, made: Ref, node: str = '') -> None:
+    def add(self, actor: str, created: Ref, node: str = '') -> None:
         """`node`: its intended node, in a pool that spreads."""
 
     def next_nodes(self, roomy: Sequence[str]) -> list[str]:
@@ -372,7 +372,7 @@ class Session:
         A number for the items of a call that yields and that will be made next.
         """
 
-    def follow_stream(self, stream: int, done: Ref) -> None:
+    def follow_stream(self, stream: int, answer: Ref) -> None:
         """Ends the stream's items when `done` is ready."""
 
     def next_item(self, stream: int) -> Ref:
@@ -420,7 +420,7 @@ class Session:
     def serve(self) -> None:
         """Takes calls from now on, for next_call."""
 
-    def made(self) -> None:
+    def report_constructed(self) -> None:
         """The actor of this worker is made and may begin with its calls."""
 
     def leave(self) -> None:
@@ -522,7 +522,7 @@ class Tally:
     """Counts ready references among some."""
 
     @property
-    def of(self) -> int: ...
+    def total(self) -> int: ...
 
     @property
     def ready(self) -> int: ...

@@ -27,5 +27,5 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def _encodable(text: str) -> str:
-    """Names of files may hold lone surrogates, which UTF-8 lacks."""
+    """Escapes lone surrogates, which names of files may hold and UTF-8 lacks."""
     return text.encode("utf-8", "backslashreplace").decode()

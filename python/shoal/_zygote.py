@@ -83,7 +83,8 @@ def _import_torch() -> None:
 
 
 def _can_be_forked(env: dict[str, str]) -> bool:
-    """Asked before the fork: a forked process has one thread, and there torch does not report a CUDA context. ``env``: the worker's."""
+    """True if a fork of this process can become the worker with the variables ``env``. To be called before the fork: a forked process
+    always has one thread, and torch does not report a CUDA context there."""
     torch = sys.modules.get("torch")
     if torch is None:
         return _has_one_thread()

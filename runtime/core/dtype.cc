@@ -33,7 +33,7 @@ constexpr std::array<Named, kNumDTypes> kDTypes = {{{"float32", 4},
                                                     {"float8_e4m3fnuz", 1},
                                                     {"float8_e5m2fnuz", 1}}};
 
-const Named& of(DType dtype) {
+const Named& named(DType dtype) {
   const auto i = static_cast<std::size_t>(dtype);
   SHOAL_CHECK(i < kDTypes.size(), "no such dtype");
   return kDTypes[i];
@@ -48,7 +48,7 @@ std::optional<DType> find_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-const char* dtype_name(DType dtype) { return of(dtype).name; }
-std::size_t dtype_bytes(DType dtype) { return of(dtype).bytes; }
+const char* dtype_name(DType dtype) { return named(dtype).name; }
+std::size_t dtype_bytes(DType dtype) { return named(dtype).bytes; }
 
 }  // namespace shoal

@@ -5,7 +5,7 @@
 
 namespace shoal::runtime {
 
-void BusyPoller::look_at(std::shared_ptr<PollSource> polled) { awake_.push_back({std::move(polled)}); }
+void BusyPoller::add_ring(std::shared_ptr<PollSource> polled) { awake_.push_back({std::move(polled)}); }
 
 void BusyPoller::remove(const PollSource& polled) {
   const auto it = std::find_if(awake_.begin(), awake_.end(), [&](const Awake& a) { return a.polled.get() == &polled; });
@@ -24,7 +24,7 @@ void BusyPoller::remove(std::size_t index) {
 }
 
 // A ring's poll() may add to awake_ and remove from it.
-bool BusyPoller::look() {
+bool BusyPoller::poll_rings() {
   for (int i = 0; i < kAtOnce && !awake_.empty(); ++i) {
     next_ = (next_ + 1) % awake_.size();
     Awake& awake = awake_[next_];

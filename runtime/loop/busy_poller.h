@@ -30,7 +30,7 @@ class PollSource {
 class BusyPoller {
  public:
   // Polls `polled` from now on, until its prepare_to_sleep() returns true or remove() is called.
-  void look_at(std::shared_ptr<PollSource> polled);
+  void add_ring(std::shared_ptr<PollSource> polled);
   // Adds a socket that epoll reports as well. Polling it is a system call, so only busy_poll() does.
   void add_socket(std::shared_ptr<PollSource> polled) { sockets_.push_back(std::move(polled)); }
   void remove(const PollSource& polled);
@@ -38,7 +38,7 @@ class BusyPoller {
 
   // Polls up to kAtOnce awake rings, continuing after the one polled last, until one had work. Returns false if none had. Sockets are
   // polled by busy_poll() only.
-  bool look();
+  bool poll_rings();
   // Polls repeatedly while that pays (Spin). Ends once something had work. `between` runs every few looks, or at each look if there is
   // nothing to poll; when it returns true, the polling ends, too.
   template <class Between>
@@ -52,7 +52,7 @@ class BusyPoller {
     return spin.run(
         [&] {
           const bool due = ++looks % every == 0;
-          return look() || (due && between()) || (sockets && (due || !memory) && poll_next_socket());
+          return poll_rings() || (due && between()) || (sockets && (due || !memory) && poll_next_socket());
         },
         at_most);
   }
@@ -60,7 +60,7 @@ class BusyPoller {
   bool prepare_to_sleep();
 
  private:
-  static constexpr int kAtOnce = 8;  // rings polled by one look()
+  static constexpr int kAtOnce = 8;  // rings polled by one poll_rings()
   static constexpr int kLooksBetween = 32;
   static constexpr int kSocketLooksBetween = 8;
   static constexpr std::size_t kFewSockets = 8;  // sockets that are polled; with more of them, epoll is as fast

@@ -33,7 +33,7 @@ class BusyPollerTest : public testing::Test {
  protected:
   std::shared_ptr<Box> add() {
     auto out = std::make_shared<Box>();
-    loop_.busy_poller().look_at(out);
+    loop_.busy_poller().add_ring(out);
     return out;
   }
   Loop loop_;
@@ -61,8 +61,8 @@ TEST_F(BusyPollerTest, TheLoopSleepsOnlyAfterEachHasDozed) {
   loop_.run_one(1ms);
   EXPECT_TRUE(loop_.busy_poller().empty());
   EXPECT_EQ(a->dozed + b->dozed, 2);
-  loop_.busy_poller().look_at(a);
-  loop_.busy_poller().look_at(b);
+  loop_.busy_poller().add_ring(a);
+  loop_.busy_poller().add_ring(b);
   a->waiting = 1;
   EXPECT_FALSE(loop_.busy_poller().prepare_to_sleep());
   loop_.run_one(1h);  // returns without a sleep
@@ -120,7 +120,7 @@ TEST_F(BusyPollerTest, ASocketIsLookedAtOnlyWhileThereIsNothingElseToDo) {
   for (int i = 0; i < 20; ++i) loop_.post([&] { ++handled; });
   while (handled < 20) loop_.run_one(1h, Loop::Idle::kSpin);
   EXPECT_EQ(socket->polls, 0);
-  EXPECT_FALSE(loop_.busy_poller().look());
+  EXPECT_FALSE(loop_.busy_poller().poll_rings());
   EXPECT_FALSE(loop_.poll_one());
   EXPECT_EQ(socket->polls, 0);
   socket->waiting = 1;

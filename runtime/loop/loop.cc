@@ -23,10 +23,10 @@ struct Loop::Impl {
   int in_a_row = 0;  // number of times in a row that the busy poller had work, so that `io` had no turn
 
   bool found_in_memory() {
-    if (++in_a_row < kInARow && busy_poller.look()) return true;
+    if (++in_a_row < kInARow && busy_poller.poll_rings()) return true;
     const bool others = in_a_row == kInARow;
     in_a_row = 0;
-    return others && (io.poll_one() > 0 || busy_poller.look());
+    return others && (io.poll_one() > 0 || busy_poller.poll_rings());
   }
 };
 
@@ -43,7 +43,7 @@ void Loop::run_one(std::chrono::nanoseconds limit, Idle idle) {
   if (idle == Idle::kSleep && busy_poller.empty()) return static_cast<void>(impl_->io.run_one_for(limit));
   if (impl_->found_in_memory()) return;
   if (idle == Idle::kSpin && busy_poller.busy_poll([this] { return impl_->io.poll_one() > 0; }, limit)) return;
-  if (!busy_poller.prepare_to_sleep()) return static_cast<void>(busy_poller.look());
+  if (!busy_poller.prepare_to_sleep()) return static_cast<void>(busy_poller.poll_rings());
   impl_->io.run_one_for(limit);
 }
 

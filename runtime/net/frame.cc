@@ -39,7 +39,7 @@ Result<void> check_size(const Frame& frame, const FrameLimits& limits) {
 
 std::size_t Frame::wire_bytes() const { return FrameHeader::kBytes + body.size() + payload.size(); }
 
-FrameHeader FrameHeader::of(const Frame& frame) {
+FrameHeader FrameHeader::for_frame(const Frame& frame) {
   return {
       static_cast<std::uint32_t>(frame.body.size()), static_cast<std::uint32_t>(frame.payload.size()), frame.id, frame.method, frame.kind,
       static_cast<std::uint8_t>(frame.fds.size())};

@@ -69,7 +69,7 @@ struct FrameHeader {
   FrameKind kind = FrameKind::kNotice;
   std::uint8_t num_fds = 0;
 
-  static FrameHeader of(const Frame& frame);
+  static FrameHeader for_frame(const Frame& frame);
   std::array<std::byte, kBytes> encode() const;
 };
 

@@ -132,7 +132,7 @@ class RingReader final : public Ring {
  private:
   std::uint64_t read_ = 0, next_ = 0;
   std::uint64_t published_ = 0;  // the value of read_ that the writer can see
-  std::uint64_t written_ = 0;    // last seen value
+  std::uint64_t written_ = 0;    // the writer's position when this end last read it
 };
 
 }  // namespace shoal::runtime

@@ -51,7 +51,7 @@ bool Spin::goes_on() {
   return !preempted(back - now, back);
 }
 
-// `away`: the time that the offer of the core took. look() is not included, because it may process what it finds.
+// `away`: the time that the offer of the core took. poll() is not included, because it may process what it finds.
 bool Spin::preempted(Clock::duration away, Clock::time_point now) {
   const bool preempted = away > options_.preempted, again = std::exchange(was_preempted_, preempted) && preempted;
   if (preempted) away_ += away;

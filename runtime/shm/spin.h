@@ -46,17 +46,17 @@ class Spin {
   // Returns true if the next run is worthwhile. Call it once per sleep, because it counts calls.
   bool should_spin();
 
-  // Calls look() until it returns true, the limit or `at_most` has passed, or the core was lost twice. Returns the last result.
-  template <class Look>
-  bool run(Look&& look, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
+  // Calls poll() until it returns true, the limit or `at_most` has passed, or the core was lost twice. Returns the last result.
+  template <class Poll>
+  bool run(Poll&& poll, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     begin(at_most);
     do {
       for (int i = 0; i < looks_; ++i) {
-        if (look()) return found();
+        if (poll()) return found();
         cpu_relax();
       }
     } while (goes_on());
-    return look();
+    return poll();
   }
 
  private:

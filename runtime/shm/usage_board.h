@@ -32,7 +32,7 @@ class UsageBoard {
   struct Usage {
     std::uint64_t kept = 0, spilled = 0;
   };
-  Usage of(std::size_t member) const { return {words_[1 + member].kept, words_[1 + member].spilled}; }
+  Usage usage(std::size_t member) const { return {words_[1 + member].kept, words_[1 + member].spilled}; }
   Usage total() const;
 
  private:

@@ -23,7 +23,7 @@ TEST(UsageBoard, AddsUpItsMembersReports) {
   EXPECT_EQ(there.limit(), 1000u);
   EXPECT_EQ(here.total().kept, 120u);
   EXPECT_EQ(here.total().spilled, 4u);
-  EXPECT_EQ(here.of(2).kept, 20u);
+  EXPECT_EQ(here.usage(2).kept, 20u);
   here.clear(2);
   EXPECT_EQ(there.total().kept, 100u);
   EXPECT_EQ(there.total().spilled, 0u);

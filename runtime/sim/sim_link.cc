@@ -117,7 +117,7 @@ void Link::deliver(int to, Parcel parcel) {
     case Kind::kHello:
       return to == 1 ? greet_caller(parcel.hello) : greet_listener(parcel.hello);
     case Kind::kFrame: {
-      const auto header = decode_header(FrameHeader::of(parcel.frame).encode().data(), fabric_.options_.limits);
+      const auto header = decode_header(FrameHeader::for_frame(parcel.frame).encode().data(), fabric_.options_.limits);
       if (header) return e.handler->on_frame(std::move(parcel.frame));
       push(1 - to, {Kind::kClose, {}, {}, broke()});
       return close(to, header.error());

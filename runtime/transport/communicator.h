@@ -1,5 +1,5 @@
-// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. choice/make_communicator.h chooses the
-// transport.
+// Communication among the ranks of a group: collectives, point-to-point messages, and one-sided reads. choice/make_communicator.h chooses
+// the transport.
 //
 // Every rank calls the collectives in the same order; they begin in this order. Sends and receives have an order only within each pair of
 // ranks. Each call returns its Work at once; the operation uses the buffers until the Work is done. A failure (a dead rank, diverging

@@ -54,9 +54,9 @@ std::vector<std::size_t> begins_of(const std::vector<std::size_t>& counts) {
 std::string describe(const Entry& e) {
   std::string out = fmt::format("{} {}", collective_name(e.kind), e.sequence);
   if (e.kind != Collective::kBarrier && e.kind != Collective::kNone) {
-    const std::string of = reduces(e.kind) ? std::string(reduce_op_name(e.op)) + " of " : "";
+    const std::string op = reduces(e.kind) ? std::string(reduce_op_name(e.op)) + " of " : "";
     const std::string size = e.kind == Collective::kAllToAll ? "" : fmt::format("{} bytes of ", e.bytes);
-    out += fmt::format(" ({}{}{}{})", of, size, dtype_name(e.dtype), e.root >= 0 ? fmt::format(" from rank {}", e.root) : "");
+    out += fmt::format(" ({}{}{}{})", op, size, dtype_name(e.dtype), e.root >= 0 ? fmt::format(" from rank {}", e.root) : "");
   }
   if (!e.label.empty()) out += fmt::format(" '{}'", e.label);
   return out + fmt::format(", step {}", e.step);

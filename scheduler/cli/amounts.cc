@@ -20,7 +20,7 @@ Result<actors::Resources> parse_amounts(const std::vector<std::string>& words, s
     }
     amounts[word.substr(0, equals)] = amount;
   }
-  return actors::Resources::of(amounts);
+  return actors::Resources::from_amounts(amounts);
 }
 
 Result<std::map<std::string, std::string>> parse_labels(const std::vector<std::string>& words) {

@@ -63,7 +63,7 @@ Result<void> Client::reconnect(runtime::Duration patience) {
   }
 }
 
-Result<Message> Client::ask(actors::Method method, Bytes body, runtime::Duration timeout) {
+Result<Message> Client::request(actors::Method method, Bytes body, runtime::Duration timeout) {
   std::optional<Result<Message>> answer;
   peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, [&](Result<Message> r) { answer.emplace(std::move(r)); });
   context_.run_until([&] { return answer.has_value(); }, timeout + std::chrono::seconds(5));

@@ -43,19 +43,19 @@ class Client final : public runtime::PeerHandler {
   // Called after a failed request. Returns true if the head had died and the next one answers. The caller may then repeat the request.
   bool is_back() { return closed() && reconnect(kNextHead).has_value(); }
 
-  Result<runtime::Message> ask(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
+  Result<runtime::Message> request(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
   // Sends a request without waiting; `answered` runs later, while the context's loop runs.
-  void ask_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
+  void request_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
     peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));
   }
   template <class Reply>
-  Result<Reply> ask_for(actors::Method method, Bytes body) {
-    SHOAL_TRY(const runtime::Message reply, ask(method, std::move(body)));
+  Result<Reply> request_for(actors::Method method, Bytes body) {
+    SHOAL_TRY(const runtime::Message reply, request(method, std::move(body)));
     return actors::from_bytes<Reply>(reply.body);
   }
   Result<actors::ListReply> list(actors::ListRequest::What what, JobId job = {}) {
     return actors::list_all({what, job},
-                            [this](Bytes request) { return ask_for<actors::ListReply>(actors::Method::kList, std::move(request)); });
+                            [this](Bytes request) { return request_for<actors::ListReply>(actors::Method::kList, std::move(request)); });
   }
   void set_on_notice(OnNotice on_notice) { on_notice_ = std::move(on_notice); }
   bool closed() const { return closed_.has_value(); }

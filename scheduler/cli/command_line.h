@@ -54,7 +54,7 @@ class CommandLine {
   int run(int argc, char** argv);
 
  private:
-  // Moves the words of the command into command_. Returns the number of words that are left.
+  // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
   int print_parse_error(const CLI::ParseError& error) const;

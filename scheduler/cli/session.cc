@@ -65,7 +65,7 @@ bool ask_to_end(const SessionFolder& folder, const actors::Credentials& credenti
         const auto info = folder.info();  // read each time, as it names the leader
         if (!info) return true;
         if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero()))
-          answered = (*client)->ask(Method::kShutdown, {}, std::chrono::seconds(2)).has_value();
+          answered = (*client)->request(Method::kShutdown, {}, std::chrono::seconds(2)).has_value();
         return answered || (info->store.empty() ? !has_head(folder) : folder.processes().empty());
       },
       kElectionSeconds, 50'000);

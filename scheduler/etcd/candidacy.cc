@@ -160,8 +160,8 @@ class EtcdCandidacy final : public Candidacy {
     } else if (now - lease_.kept >= options_.keep_every || !lease_.was_kept) {
       keep_lease();
     }
-    if (lease_.id != 0) look();
-    return leading_ ? options_.keep_every / (lease_.was_kept ? 1 : 4) : options_.look_every;
+    if (lease_.id != 0) read_leader();
+    return leading_ ? options_.keep_every / (lease_.was_kept ? 1 : 4) : options_.check_every;
   }
 
   void keep_lease() {
@@ -185,7 +185,7 @@ class EtcdCandidacy final : public Candidacy {
     if (leading_) leads_until_ = lease_.proven_until;
   }
 
-  void look() {
+  void read_leader() {
     const auto seen = client_->txn(
         json::array(), json::array({range(leader_key(address_)), range_below(address_.key("heads/")), range(address_.key("ended"))}));
     if (!seen) return log_->warn("etcd: {}", seen.error().message());

@@ -182,7 +182,7 @@ Result<std::unique_ptr<Client>> Client::open(const Address& address, runtime::Du
   return std::unique_ptr<Client>(new Client(address, std::move(http), timeout));
 }
 
-Result<json> Client::ask(const std::string& path, const json& body) {
+Result<json> Client::post(const std::string& path, const json& body) {
   const std::string text = body.dump();
   Error last = unavailable("no etcd answers");
   for (std::size_t i = 0; i < address_.servers.size(); ++i) {
@@ -202,7 +202,7 @@ Result<json> Client::ask(const std::string& path, const json& body) {
 }
 
 Result<TxnReply> Client::txn(const json& compare, const json& then, const json& otherwise) {
-  SHOAL_TRY(const json reply, ask("kv/txn", {{"compare", compare}, {"success", then}, {"failure", otherwise}}));
+  SHOAL_TRY(const json reply, post("kv/txn", {{"compare", compare}, {"success", then}, {"failure", otherwise}}));
   TxnReply out;
   const auto succeeded = reply.find("succeeded");
   out.succeeded = succeeded != reply.end() && succeeded->is_boolean() && succeeded->get<bool>();
@@ -213,34 +213,35 @@ Result<TxnReply> Client::txn(const json& compare, const json& then, const json& 
       out.ranges.push_back(at == r.end() ? std::vector<KeyValue>() : pairs_in(*at));
     }
   }
-  const std::size_t asked = out.succeeded ? then.size() : otherwise.size();
-  if (out.ranges.size() != asked)
+  const std::size_t expected = out.succeeded ? then.size() : otherwise.size();
+  if (out.ranges.size() != expected)
     return fail(
-        internal("etcd answers a transaction of " + std::to_string(asked) + " operations with " + std::to_string(out.ranges.size())));
+        internal("etcd answers a transaction of " + std::to_string(expected) + " operations with " + std::to_string(out.ranges.size())));
   return out;
 }
 
 Result<std::vector<KeyValue>> Client::range(const std::string& from, const std::string& end, std::int64_t limit) {
-  SHOAL_TRY(const json reply, ask("kv/range", {{"key", to_base64(from)}, {"range_end", to_base64(end)}, {"limit", std::to_string(limit)}}));
+  SHOAL_TRY(const json reply,
+            post("kv/range", {{"key", to_base64(from)}, {"range_end", to_base64(end)}, {"limit", std::to_string(limit)}}));
   return pairs_in(reply);
 }
 
 Result<std::int64_t> Client::grant(std::int64_t ttl_s) {
-  SHOAL_TRY(const json reply, ask("lease/grant", {{"TTL", std::to_string(ttl_s)}}));
+  SHOAL_TRY(const json reply, post("lease/grant", {{"TTL", std::to_string(ttl_s)}}));
   const auto lease = number_in(reply, "ID");
   if (lease == 0) return fail(internal("etcd granted no lease"));
   return lease;
 }
 
 Result<std::optional<std::int64_t>> Client::keep_alive(std::int64_t lease) {
-  SHOAL_TRY(const json reply, ask("lease/keepalive", {{"ID", std::to_string(lease)}}));
+  SHOAL_TRY(const json reply, post("lease/keepalive", {{"ID", std::to_string(lease)}}));
   const auto result = reply.find("result");
   const auto left = result == reply.end() ? 0 : number_in(*result, "TTL");
   return left > 0 ? std::optional(left) : std::nullopt;
 }
 
-Result<void> Client::revoke(std::int64_t lease) { return unless_gone(ask("lease/revoke", {{"ID", std::to_string(lease)}})); }
+Result<void> Client::revoke(std::int64_t lease) { return unless_gone(post("lease/revoke", {{"ID", std::to_string(lease)}})); }
 
-Result<void> Client::compact(std::int64_t revision) { return unless_gone(ask("kv/compaction", {{"revision", std::to_string(revision)}})); }
+Result<void> Client::compact(std::int64_t revision) { return unless_gone(post("kv/compaction", {{"revision", std::to_string(revision)}})); }
 
 }  // namespace shoal::scheduler::etcd

@@ -57,8 +57,8 @@ class Client {
   static Result<std::unique_ptr<Client>> open(const Address& address, runtime::Duration timeout);
   void set_timeout(runtime::Duration timeout) { timeout_ = timeout; }
 
-  // Returns Unavailable if its outcome is unknown: it may have happened, or may still happen. Returns ResourceExhausted if etcd has no
-  // space left.
+  // Returns Unavailable if the transaction's outcome is unknown: etcd may have made it, or may still make it. Returns ResourceExhausted if
+  // etcd has no space left.
   Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
                        const nlohmann::json& otherwise = nlohmann::json::array());
   // Keys from `from` up to `end`, at most `limit`.
@@ -74,7 +74,7 @@ class Client {
   Client(Address address, std::unique_ptr<HttpPost> http, runtime::Duration timeout)
       : address_(std::move(address)), http_(std::move(http)), timeout_(timeout) {}
   // Asks the servers in turn until one answers, beginning with the last that did.
-  Result<nlohmann::json> ask(const std::string& path, const nlohmann::json& body);
+  Result<nlohmann::json> post(const std::string& path, const nlohmann::json& body);
 
   const Address address_;
   const std::unique_ptr<HttpPost> http_;

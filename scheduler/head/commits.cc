@@ -16,19 +16,19 @@ Commits::Commits(runtime::Clock& clock, ClusterState& state, Store& store, Fence
     : clock_(clock), state_(state), store_(store), fence_(fence), log_(std::move(log)), options_(options), perform_(std::move(perform)) {}
 
 void Commits::answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result) {
-  Answer answer{std::move(responder), std::move(result), effect, std::exchange(made_, std::nullopt)};
+  Answer answer{std::move(responder), std::move(result), effect, std::exchange(created_, std::nullopt)};
   const bool waits = unsaved_ ? answer.depends() : busy_ || due_ != Due::kNone;
   if (!waits) return answer.responder->answer(std::move(answer.result));
   hold(std::move(answer));
 }
 
-void Commits::await(Made made) { hold({std::nullopt, runtime::Message(), actors::Effect::kChange, std::move(made)}); }
+void Commits::await(Created created) { hold({std::nullopt, runtime::Message(), actors::Effect::kChange, std::move(created)}); }
 
 void Commits::hold(Answer answer) {
-  if (answer.made) {
-    if (!answer.made->actors.empty()) unstored_.insert(answer.made->actors.front().value);
-    for (const GroupId id : answer.made->groups) unstored_.insert(id.value);
-    for (const ActorId id : answer.made->hosted) unstored_.insert(id.value);
+  if (answer.created) {
+    if (!answer.created->actors.empty()) unstored_.insert(answer.created->actors.front().value);
+    for (const GroupId id : answer.created->groups) unstored_.insert(id.value);
+    for (const ActorId id : answer.created->hosted) unstored_.insert(id.value);
   }
   effects_.push_back(std::move(answer));
 }
@@ -81,12 +81,12 @@ std::vector<Commits::Answer> Commits::take_refusable() {
 bool Commits::refuse_some(const Error& why) {
   auto refused = take_refusable();
   if (refused.empty()) return true;
-  Made made;
+  Created created;
   for (const auto& answer : refused) {
-    if (answer.made) made.add(*answer.made);
+    if (answer.created) created.add(*answer.created);
   }
   state_.advance(clock_.now(), clock_.unix_millis());
-  const Undone undone = state_.step(RequestsUndone{made, why});
+  const Undone undone = state_.step(RequestsUndone{created, why});
   settle();
   for (Effects* effects : {&committing_, &effects_}) {
     std::erase_if(*effects, [&](const Effect& effect) {
@@ -100,7 +100,7 @@ bool Commits::refuse_some(const Error& why) {
   for (const ActorId id : undone.hosted) perform_(AnswerHosted{id, fail(why)});
   for (auto& answer : refused) {
     if (!answer.responder) continue;
-    if (answer.made) {
+    if (answer.created) {
       answer.responder->fail(why);
     } else {
       answer.responder->fail(Error(why.code(), why.message() + "; what was asked for is done once the state can be stored")

@@ -42,11 +42,11 @@ class Commits {
   // Answers a request. One without effect on the stored state is answered at once, unless its answer may show changes that are not stored
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
-  // `made` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
+  // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
   // exists. Without a call, the request has changed something that is not undone.
-  void set_made(Made made) { made_ = std::move(made); }
+  void set_created(Created created) { created_ = std::move(created); }
   // The same for a request that an action answers (AnswerHosted).
-  void await(Made made);
+  void await(Created created);
   // Returns true if a request made this actor or group, and it is not stored. A gang is named by its first actor.
   bool unstored(ActorId id) const { return contains(id.value); }
   bool unstored(GroupId id) const { return contains(id.value); }
@@ -63,10 +63,10 @@ class Commits {
     std::optional<runtime::Responder> responder;  // not set if an action answers the request
     Result<runtime::Message> result;
     actors::Effect effect;
-    std::optional<Made> made;
+    std::optional<Created> created;
 
     // Returns true if the answer would state, or depends on, what is not stored.
-    bool depends() const { return effect != actors::Effect::kNone && result && !(made && made->empty()); }
+    bool depends() const { return effect != actors::Effect::kNone && result && !(created && created->empty()); }
     bool refusable() const { return depends() && effect == actors::Effect::kChange; }
   };
   using Effect = std::variant<Action, Answer>;
@@ -99,7 +99,7 @@ class Commits {
   // A commit is under way, or its effects take place at present.
   bool busy_ = false;
   Due due_ = Due::kNone;  // when the next commit begins
-  std::optional<Made> made_;
+  std::optional<Created> created_;
   std::unordered_set<std::uint64_t> unstored_, storing_;  // ids of what requests have made; storing_: in the commit under way, or failed
   std::optional<Unsaved> unsaved_;                        // set while the last commit is one that failed
   runtime::Timer flushing_, refusing_;

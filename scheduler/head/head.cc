@@ -70,7 +70,7 @@ void Head::set_heads(std::vector<std::string> endpoints) {
 void Head::tick() {
   if (fence_.fenced()) return;
   happened(Tick{});
-  node_watch_.look();
+  node_watch_.check();
   commits_.retry();
   check_ended();
   ticking_ = clock_.after(options_.tick, [this, due = clock_.now() + options_.tick] {
@@ -128,7 +128,7 @@ void Head::on_closed(Peer& peer, const Error& why) {
   }
   packages_.closed(peer.number());
   forget(peer.number());
-  node_watch_.look();
+  node_watch_.check();
 }
 
 // A node that lives and has no connection comes back, or is found dead.

@@ -85,7 +85,7 @@ class Head final : public runtime::PeerHandler {
   void answer_jobs();  // and placement groups
   void answer_actors();
   void take_notices();
-  Result<actors::ReportedMetrics> reported(const actors::Inspect& asked) const;
+  Result<actors::ReportedMetrics> reported(const actors::Inspect& request) const;
   Result<actors::RegisteredNode> register_node(Client& client, const actors::RegisterNode& node);
   Result<actors::RegisteredDriver> register_driver(Client& client, const actors::RegisterDriver& driver);
   Result<void> restore();

@@ -104,7 +104,7 @@ class HeadTest : public testing::Test, public runtime::PeerHandler {
     me.id = id;
     me.pid = 9999;  // a pid of another pid namespace
     me.endpoint = node.listener->endpoint().to_string();
-    me.resources = actors::Resources::of({{"CPU", 1}}).value();
+    me.resources = actors::Resources::from_amounts({{"CPU", 1}}).value();
     node.peer->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [](auto r) { EXPECT_TRUE(r); });
     world_.run_for(100ms);
     EXPECT_EQ(head_->state().node(id)->state, actors::NodeState::kAlive);

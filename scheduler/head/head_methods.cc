@@ -16,19 +16,19 @@ void Head::answer_cluster() {
   methods_.on<Method::kHeartbeat>([this](Client& client, Empty) { state_.step(NodeBeat{client.node}); });
   methods_.on<Method::kRegisterDriver>(
       [this](Client& client, const actors::RegisterDriver& driver) { return register_driver(client, driver); });
-  methods_.on<Method::kSignCertificate>([this](Client&, const actors::SignCertificate& asked) -> Result<actors::SignedCertificate> {
+  methods_.on<Method::kSignCertificate>([this](Client&, const actors::SignCertificate& request) -> Result<actors::SignedCertificate> {
     if (!options_.sign) {
       return fail(invalid_argument("this cluster lives on one host and has no certificates")
                       .with_hint("start it with: shoal start --head --host ADDRESS"));
     }
-    SHOAL_TRY(auto certificate, options_.sign(asked));
-    log_->info("host={} got a certificate", asked.host);
+    SHOAL_TRY(auto certificate, options_.sign(request));
+    log_->info("host={} got a certificate", request.host);
     return certificate;
   });
   methods_.on<Method::kPutPackage>(
       [this](Client& client, const actors::PackagePart& part) { return packages_.put(client.number(), part); });
   methods_.on<Method::kGetPackage>([this](Client&, const actors::PackagePart& part) { return packages_.get(part); });
-  methods_.on<Method::kInspect>([this](Client&, const actors::Inspect& asked) { return reported(asked); });
+  methods_.on<Method::kInspect>([this](Client&, const actors::Inspect& request) { return reported(request); });
   methods_.on<Method::kWatchNode>([this](Client& client, const actors::NodeRef& ref) -> Result<actors::ListReply> {
     const auto* row = state_.node(ref.node);
     if (row == nullptr) return fail(not_found("no node " + to_string(ref.node)));
@@ -65,7 +65,7 @@ void Head::answer_jobs() {
   methods_.on<Method::kSubmitJob>([this](Client& client, const actors::JobSpec& spec) -> Result<actors::JobRef> {
     SHOAL_TRY(const JobId job, state_.step(JobSubmitted{spec}));
     watchers_.watch(job, client.number());
-    commits_.set_made({.jobs = {job}});
+    commits_.set_created({.jobs = {job}});
     log_->info("job={} submitted name={} workers={}", to_string(job), spec.name, spec.num_workers);
     return actors::JobRef{job};
   });
@@ -85,7 +85,7 @@ void Head::answer_jobs() {
     SHOAL_OK(state_.step(GroupRequested{spec}));
     watchers_.watch(spec.id, client.number());
     if (again) commits_.perform(NotifyGroup{*state_.group(spec.id)});
-    commits_.set_made(again && !commits_.unstored(spec.id) ? Made() : Made{.groups = {spec.id}});
+    commits_.set_created(again && !commits_.unstored(spec.id) ? Created() : Created{.groups = {spec.id}});
     return {};
   });
   methods_.on<Method::kWatchGroup>([this](Client& client, const actors::GroupRef& ref) -> Result<actors::GroupRow> {
@@ -107,7 +107,7 @@ void Head::answer_actors() {
     SHOAL_TRY(const auto exists, state_.step(GangRequested{spec}));
     if (exists) {
       watchers_.watch(exists->row.id, client.number());
-      commits_.set_made(commits_.unstored(exists->row.id) ? Made{.actors = {exists->row.id}} : Made());
+      commits_.set_created(commits_.unstored(exists->row.id) ? Created{.actors = {exists->row.id}} : Created());
       return exists;
     }
     for (const auto& a : spec.actors) {
@@ -115,11 +115,11 @@ void Head::answer_actors() {
       // For a repeated request: updates so far went to an earlier connection, so the row is sent again.
       if (const auto* row = again ? state_.actor(a.id) : nullptr) commits_.perform(NotifyActor{*row});
     }
-    Made made;
+    Created created;
     if (!again || commits_.unstored(spec.actors.front().id)) {
-      for (const auto& a : spec.actors) made.actors.push_back(a.id);
+      for (const auto& a : spec.actors) created.actors.push_back(a.id);
     }
-    commits_.set_made(std::move(made));
+    commits_.set_created(std::move(created));
     log_->info("gang={} job={} actors={} class={}", to_string(spec.id), to_string(spec.job), spec.actors.size(), spec.actors[0].class_name);
     return std::nullopt;
   });
@@ -178,8 +178,8 @@ void Head::take_notices() {
   methods_.on_notice<Method::kSetAttributes>([this](Client&, const actors::SetAttributes& m) { state_.step(AttributesSet{m}); });
 }
 
-Result<actors::ReportedMetrics> Head::reported(const actors::Inspect& asked) const {
-  if (asked.what != actors::Inspect::What::kMetrics) return fail(unimplemented("the head reports metrics only; nodes report the rest"));
+Result<actors::ReportedMetrics> Head::reported(const actors::Inspect& request) const {
+  if (request.what != actors::Inspect::What::kMetrics) return fail(unimplemented("the head reports metrics only; nodes report the rest"));
   using actors::FamilyOf;
   using actors::MetricKind;
   actors::ReportedMetrics out{state_.metrics()};
@@ -257,7 +257,7 @@ Result<actors::RegisteredDriver> Head::register_driver(Client& client, const act
       happened(DriverGone{job});
     });
   }
-  commits_.set_made(job == driver.job ? Made() : Made{.jobs = {job}});
+  commits_.set_created(job == driver.job ? Created() : Created{.jobs = {job}});
   log_->info("job={} driver pid={} name={}", to_string(job), driver.pid, driver.name);
   // Prefers a node of the driver's host if the driver runs on the head's host. A driver on another host finds its host's node by itself.
   const auto of_its_host = [&](NodeId id) {

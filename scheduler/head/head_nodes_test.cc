@@ -12,7 +12,7 @@ TEST_F(HeadTest, AConnectionIsOneNodesAlone) {
   ASSERT_TRUE(world_.run_until([&] { return node != nullptr; }, 5s));
   std::vector<std::optional<Result<runtime::Message>>> answers(3);
   actors::RegisterNode me;
-  me.resources = actors::Resources::of({{"CPU", 1}}).value();
+  me.resources = actors::Resources::from_amounts({{"CPU", 1}}).value();
   for (std::size_t i = 0; i < answers.size(); ++i) {
     me.id = NodeId{i == 0 ? 1u : i};  // the second request repeats the first, with the same id
     node->call(actors::number(Method::kRegisterNode), {to_bytes(me), {}, {}}, 5s, [&, i](auto r) { answers[i] = std::move(r); });
@@ -85,7 +85,7 @@ TEST_F(HeadTest, AConnectionThatBreaksWhileAWorkerStartsIsNotTheWorkersEnd) {
   gang.id = world_.random().id<GangId>();
   gang.job = submit();
   gang.actors.emplace_back().id = world_.random().id<ActorId>();
-  gang.actors[0].resources = actors::Resources::of({{"CPU", 1}}).value();
+  gang.actors[0].resources = actors::Resources::from_amounts({{"CPU", 1}}).value();
   client_->call(actors::number(Method::kCreateGang), {to_bytes(gang), {}, {}}, 5s, [](Result<runtime::Message> r) { EXPECT_TRUE(r); });
   const auto starts = [this] {
     return std::count_if(held_.begin(), held_.end(), [](const auto& h) { return h.first == actors::number(Method::kStartWorker); });

@@ -62,7 +62,7 @@ TEST_F(HeadTest, ARequestThatIsRefusedWhileItWaitsForTheStoreHasNoEffectLater) {
   actors::GroupSpec group;
   group.id = GroupId{7};
   group.job = job;
-  group.bundles = {actors::Resources::of({{"CPU", 1}}).value()};
+  group.bundles = {actors::Resources::from_amounts({{"CPU", 1}}).value()};
   call(Method::kCreateGroup, to_bytes(group), grouped);
   call(Method::kStopJob, to_bytes(actors::StopJob{job, false}), stopped);
   world_.run_for(3s);
@@ -86,7 +86,7 @@ TEST_F(HeadTest, ARefusedRequestDoesNotGetTheRoomOfAnother) {
   store_.locked = true;
   holds_ = true;  // records what the node is asked for
   actors::JobSpec runs = waiting();
-  runs.resources = actors::Resources::of({{"CPU", 1}}).value();  // all of the node
+  runs.resources = actors::Resources::from_amounts({{"CPU", 1}}).value();  // all of the node
   std::array<std::optional<Result<runtime::Message>>, 3> submitted;
   for (auto& answer : submitted) call(Method::kSubmitJob, to_bytes(runs), answer);
   world_.run_for(3s);
@@ -127,7 +127,7 @@ TEST_F(HeadTest, ARepeatedRequestGetsTheAnswerOfTheFirst) {
     actors::GroupSpec out;
     out.id = GroupId{id};
     out.job = job;
-    out.bundles = {actors::Resources::of({{"CPU", 1}}).value()};
+    out.bundles = {actors::Resources::from_amounts({{"CPU", 1}}).value()};
     return out;
   };
   using Answers = std::array<std::optional<Result<runtime::Message>>, 4>;
@@ -275,7 +275,7 @@ TEST_F(HeadTest, AnAnnouncedEndIsAnsweredOnceItIsStoredAndNeverRefused) {
   gang.id = world_.random().id<GangId>();
   gang.job = submit();
   gang.actors.emplace_back().id = world_.random().id<ActorId>();
-  gang.actors[0].resources = actors::Resources::of({{"CPU", 1}}).value();
+  gang.actors[0].resources = actors::Resources::from_amounts({{"CPU", 1}}).value();
   std::optional<Result<runtime::Message>> created, held, left, left_late;
   call(Method::kCreateGang, to_bytes(gang), created);
   world_.run_for(200ms);

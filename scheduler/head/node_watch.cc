@@ -39,7 +39,7 @@ void NodeWatch::watch_if_near(const actors::RegisterNode& node) {
 
 // A node listens as long as its process lives, so a refused connection proves that the process has ended. A host that does not answer, or a
 // process that gets no CPU, proves nothing: then missed heartbeats decide.
-void NodeWatch::look() {
+void NodeWatch::check() {
   for (auto it = missing_.begin(); it != missing_.end() && looked_for_.size() < kMostLooks;) {
     const NodeId id = *it;
     const auto* row = state_.node(id);

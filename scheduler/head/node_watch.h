@@ -38,7 +38,7 @@ class NodeWatch {
   // To be called when the connection of a node broke.
   void missing(NodeId node) { missing_.insert(node); }
   // Checks whether the nodes whose connection broke still listen.
-  void look();
+  void check();
 
  private:
   runtime::Network& network_;

@@ -171,22 +171,22 @@ void Packages::drop(std::uint64_t from, const std::string& name) {
   if (coming_.erase({from, name}) > 0) unlink(path(from, name).c_str());
 }
 
-Result<PackagePart> Packages::get(const PackagePart& asked) {
-  SHOAL_OK(check(asked));
+Result<PackagePart> Packages::get(const PackagePart& request) {
+  SHOAL_OK(check(request));
   SHOAL_OK(open());
-  const auto it = kept_.find(asked.name);
-  if (it == kept_.end()) return fail(lacks(asked.name));
+  const auto it = kept_.find(request.name);
+  if (it == kept_.end()) return fail(lacks(request.name));
   it->second.last = clock_.now();
-  if (asked.offset > it->second.bytes) return fail(invalid_argument("a part was requested beyond the package's end"));
-  PackagePart out{asked.name, it->second.bytes, asked.offset,
-                  std::string(std::min<std::uint64_t>(PackagePart::kMaxBytes, it->second.bytes - asked.offset), '\0')};
-  const Fd fd(::open(path(asked.name).c_str(), O_RDONLY | O_CLOEXEC));
+  if (request.offset > it->second.bytes) return fail(invalid_argument("a part was requested beyond the package's end"));
+  PackagePart out{request.name, it->second.bytes, request.offset,
+                  std::string(std::min<std::uint64_t>(PackagePart::kMaxBytes, it->second.bytes - request.offset), '\0')};
+  const Fd fd(::open(path(request.name).c_str(), O_RDONLY | O_CLOEXEC));
   for (std::size_t done = 0; done < out.data.size();) {
-    const ssize_t n = fd ? pread(fd.get(), out.data.data() + done, out.data.size() - done, static_cast<off_t>(asked.offset + done)) : -1;
+    const ssize_t n = fd ? pread(fd.get(), out.data.data() + done, out.data.size() - done, static_cast<off_t>(request.offset + done)) : -1;
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {  // the file was removed or cannot be read
       kept_.erase(it);
-      return fail(lacks(asked.name));
+      return fail(lacks(request.name));
     }
     done += static_cast<std::size_t>(n);
   }

@@ -1,6 +1,6 @@
-// Zip files of folders in the session folder, which drivers leave for hosts that lack these folders. A package is named by the hash of its
-// content, which is checked, and exists as a whole or not at all. Unused packages are removed when room is short. Loop thread only, since
-// parts are small.
+// Packages: zip files of folders, which drivers send to the head for hosts that lack these folders. The head keeps them in its session
+// folder. A package is named by the hash of its content, which is checked, and exists as a whole or not at all. Unused packages are removed
+// when room is short. Loop thread only, since parts are small.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class Packages {
   // Stores a part. `from`: the connection that it came over. If two connections send the same package at once, the first complete one
   // stays.
   Result<actors::HasPackage> put(std::uint64_t from, const actors::PackagePart& part);
-  Result<actors::PackagePart> get(const actors::PackagePart& asked);
+  Result<actors::PackagePart> get(const actors::PackagePart& request);
   // Removes the incomplete packages of a closed connection.
   void closed(std::uint64_t from);
 

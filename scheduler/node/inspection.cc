@@ -79,11 +79,11 @@ void join_objects(actors::NodeReport& node) {
   }
 }
 
-void Inspection::ask(runtime::Peer& peer, actors::ProcessReport who) {
+void Inspection::request_report(runtime::Peer& peer, actors::ProcessReport who) {
   ++waiting_;
   ++asked_processes_;
-  peer.call(actors::number(actors::Method::kInspect), {to_bytes(asked_), {}, {}},
-            asked_.what == actors::Inspect::What::kMetrics ? kMetricsPatience : kPatience,
+  peer.call(actors::number(actors::Method::kInspect), {to_bytes(request_), {}, {}},
+            request_.what == actors::Inspect::What::kMetrics ? kMetricsPatience : kPatience,
             [self = shared_from_this(), who = std::move(who)](Result<runtime::Message> answer) mutable {
               self->received(std::move(who), std::move(answer));
             });

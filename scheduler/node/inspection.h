@@ -30,8 +30,8 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   // Limit of the rows of all processes together. A process whose answer exceeds it is cut to an equal share of this number.
   static constexpr std::size_t kMaxRows = 100'000;
 
-  Inspection(actors::NodeReport begun, actors::Inspect asked, runtime::Responder responder)
-      : reported_(std::move(begun)), asked_(asked), responder_(std::move(responder)) {}
+  Inspection(actors::NodeReport begun, actors::Inspect request, runtime::Responder responder)
+      : reported_(std::move(begun)), request_(request), responder_(std::move(responder)) {}
 
   // `each` is called with each process's answer when that arrives, and may take its contents. `all` is called with the whole report before
   // it is sent.
@@ -40,7 +40,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
     all_ = std::move(all);
   }
   // Sends the request to a process. `who`: the process's row, still without its answer.
-  void ask(runtime::Peer& peer, actors::ProcessReport who);
+  void request_report(runtime::Peer& peer, actors::ProcessReport who);
   // Cuts tasks and objects to `rows` each. Ended calls are cut first, and count as forgotten, since a process keeps only the last of them
   // anyway.
   static void leave(actors::ProcessReport& process, std::size_t rows);
@@ -54,7 +54,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   void finish();
 
   actors::NodeReport reported_;
-  const actors::Inspect asked_;
+  const actors::Inspect request_;
   std::optional<runtime::Responder> responder_;
   std::function<void(actors::ProcessReport&)> each_;
   std::function<void(actors::NodeReport&)> all_;

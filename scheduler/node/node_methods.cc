@@ -97,10 +97,11 @@ void Node::answer_nodes() {
     cancel_here(cancel, std::move(responder));
     return {};
   });
-  methods_.of_nodes.on<Method::kPullObject>([this](Sender& sender, const actors::PullObject& asked, Responder& responder) -> Result<void> {
-    objects_.pull(asked, sender.peer, std::move(responder));
-    return {};
-  });
+  methods_.of_nodes.on<Method::kPullObject>(
+      [this](Sender& sender, const actors::PullObject& request, Responder& responder) -> Result<void> {
+        objects_.pull(request, sender.peer, std::move(responder));
+        return {};
+      });
 }
 
 void Node::answer_clients() {
@@ -117,11 +118,11 @@ void Node::answer_clients() {
     reports_.metrics().reported(w->spec.worker, {w->spec.job, w->role, w->pid}, std::move(last.metrics));
     return {};
   });
-  methods_.of_clients.on<Method::kInspect>([this](Sender&, const actors::Inspect& asked, Responder& responder) -> Result<void> {
+  methods_.of_clients.on<Method::kInspect>([this](Sender&, const actors::Inspect& request, Responder& responder) -> Result<void> {
     actors::NodeReport begun;
     begun.node = id_;
     begun.pid = options_.pid;
-    reports_.inspect(std::move(begun), asked, std::move(responder));
+    reports_.inspect(std::move(begun), request, std::move(responder));
     return {};
   });
   methods_.of_clients.on<Method::kCancelResult>(

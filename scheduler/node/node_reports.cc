@@ -9,14 +9,14 @@ namespace {
 constexpr const char* kRuntimeEnv = "SHOAL_RUNTIME_ENV";  // set by python/shoal/_runtime_env/environment.py
 }  // namespace
 
-void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked, runtime::Responder responder) {
+void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& request, runtime::Responder responder) {
   if (const auto board = usage_.board()) {
     begun.kept_bytes = board->total().kept;
     begun.spilled_bytes = board->total().spilled;
     begun.limit_bytes = board->limit();
   }
-  if (asked.what == actors::Inspect::What::kObjects) begun.objects = report_objects(memory_, objects_.references());
-  if (asked.what == actors::Inspect::What::kEnvironments) {
+  if (request.what == actors::Inspect::What::kObjects) begun.objects = report_objects(memory_, objects_.references());
+  if (request.what == actors::Inspect::What::kEnvironments) {
     std::map<std::string, std::uint32_t> counts;
     for (const auto& [id, w] : workers_.all()) {
       for (const auto& [name, value] : w.spec.launch.env) {
@@ -25,11 +25,11 @@ void NodeReports::inspect(actors::NodeReport begun, const actors::Inspect& asked
     }
     for (const auto& [text, processes] : counts) begun.environments.push_back({text, processes});
   }
-  const auto inspection = std::make_shared<Inspection>(std::move(begun), asked, std::move(responder));
-  if (asked.what == actors::Inspect::What::kMetrics) measure(*inspection);
+  const auto inspection = std::make_shared<Inspection>(std::move(begun), request, std::move(responder));
+  if (request.what == actors::Inspect::What::kMetrics) measure(*inspection);
   for (const auto& [id, w] : workers_.all()) {
-    if (w.peer == nullptr || asked.what == actors::Inspect::What::kEnvironments) continue;
-    inspection->ask(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
+    if (w.peer == nullptr || request.what == actors::Inspect::What::kEnvironments) continue;
+    inspection->request_report(*w.peer, {id, w.spec.job, w.pid, w.role, {}, {}, 0, {}});
   }
   inspection->sent_to_all();
 }

@@ -31,7 +31,7 @@ class NodeReports {
 
   MetricsBook& metrics() { return metrics_; }
   // Answers an inspection. `begun`: the report, which has only the node's id and pid so far.
-  void inspect(actors::NodeReport begun, const actors::Inspect& asked, runtime::Responder responder);
+  void inspect(actors::NodeReport begun, const actors::Inspect& request, runtime::Responder responder);
 
  private:
   void measure(Inspection& inspection);

@@ -52,11 +52,11 @@ int refuse_head(RoleProcess& w, int ready_fd, const Error& why) {
 // Signs the certificates of joining hosts, where the session has an authority.
 void sign_with_authority(RoleProcess& w, Head::Options& options) {
   if (!w.folder.has_tls()) return;
-  options.sign = [&w](const actors::SignCertificate& asked) -> Result<actors::SignedCertificate> {
+  options.sign = [&w](const actors::SignCertificate& request) -> Result<actors::SignedCertificate> {
     SHOAL_TRY(const auto authority, w.folder.authority());
     const auto now = w.clock->unix_millis() / 1000;
     const auto validity = runtime::valid_from(now, runtime::kCertificateSeconds);
-    SHOAL_TRY(auto certificate, runtime::sign_certificate(authority, asked.request, asked.host, validity));
+    SHOAL_TRY(auto certificate, runtime::sign_certificate(authority, request.request, request.host, validity));
     return actors::SignedCertificate{std::move(certificate), w.credentials.data_tls};
   };
 }
@@ -156,7 +156,7 @@ class OneOfSeveral {
     std::string authority;
     if (w_.folder.has_tls()) {
       SHOAL_TRY(const auto signs, w_.folder.authority());
-      SHOAL_TRY(const auto print, runtime::Fingerprint::of(signs.certificate));
+      SHOAL_TRY(const auto print, runtime::Fingerprint::from_certificate(signs.certificate));
       authority = " " + print.to_string();
     }
     etcd::CandidacyOptions o;

@@ -48,7 +48,7 @@ Result<std::unique_ptr<State>> State::open(RoleProcess& process, bool fsync) {
 
 void Http::metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
   if (request.method != "GET") return reply->send(405, web::error_body(invalid_argument("this path does not support that method")));
-  metrics_.ask([reply](const Result<std::shared_ptr<const web::Metrics::Scrape>>& all) {
+  metrics_.collect([reply](const Result<std::shared_ptr<const web::Metrics::Scrape>>& all) {
     if (!all) return reply->fail(all.error());
     reply->send_text(web::kExpositionType, (*all)->text);
   });

@@ -60,7 +60,7 @@ class Looks {
     waiting_.push_back(std::move(measured));
     if (waiting_.size() > 1) return;
     const auto seen = std::make_shared<Machine>();
-    side_.run([seen, folder] { *seen = look_at_machine(folder); },
+    side_.run([seen, folder] { *seen = read_machine(folder); },
               [this, seen] {
                 for (const auto& tell : std::exchange(waiting_, {})) tell(metrics_of(*seen));
               });
@@ -156,7 +156,8 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
 actors::Resources detect_resources() {
   const auto memory = static_cast<double>(runtime::machine_memory().total);
   const auto gpus = static_cast<double>(count_devices("/dev", std::getenv("CUDA_VISIBLE_DEVICES")));
-  return actors::Resources::of({{"CPU", runtime::usable_cpus()}, {"memory", memory}, {"GPU", gpus}}).value_or(actors::Resources());
+  return actors::Resources::from_amounts({{"CPU", runtime::usable_cpus()}, {"memory", memory}, {"GPU", gpus}})
+      .value_or(actors::Resources());
 }
 
 int run_node(const NodeRole& role) {

@@ -39,13 +39,13 @@ struct HeadRole {
 };
 int run_head(const HeadRole& role);
 
-// Limits at which a node ends workers because memory runs out (node/memory_monitor.h).
+// Limits at which a node ends workers because memory runs out (node/processes/memory_monitor.h).
 struct MemoryRule {
   double threshold = 0.95;  // a share of the memory; 0 or 1: never
   std::uint64_t limit = 0;  // bytes for all its workers together; 0: the machine's memory
 };
 
-// How long a signal may stop a worker before its node ends it; 0: for ever (node/stopped_workers.h).
+// How long a signal may stop a worker before its node ends it; 0: for ever (node/processes/stopped_workers.h).
 inline constexpr std::chrono::seconds kStoppedWorkerLimit(60);
 
 // How long a node goes on without a head; 0: for ever (node/head_absence.h). A head's host that restarts, or a repaired network, comes back

@@ -23,7 +23,7 @@ using actors::Resources;
 using actors::WorkerState;
 using actors::WorkerUpdate;
 
-inline Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
+inline Resources of(const std::map<std::string, double>& amounts) { return Resources::from_amounts(amounts).value(); }
 
 // Drives a cluster: nodes join and fall silent, workers start and die.
 class ClusterStateTest : public testing::Test {

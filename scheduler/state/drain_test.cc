@@ -14,7 +14,7 @@ using actors::NodeScheduling;
 using actors::Resources;
 using actors::WorkerState;
 
-Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
+Resources of(const std::map<std::string, double>& amounts) { return Resources::from_amounts(amounts).value(); }
 
 class DrainTest : public testing::Test {
  protected:

@@ -84,11 +84,11 @@ bool end_actors_in(Parts& s, const Worker& worker, std::int32_t shell_code, cons
 }
 
 void end_made_by(Parts& s, const Worker& worker, const Error& why) {
-  const auto made = s.gangs.take_made_by(worker.row.id);
-  if (made.empty()) return;
+  const auto created = s.gangs.take_made_by(worker.row.id);
+  if (created.empty()) return;
   const auto creator = s.actors.find(worker.actor);
   const Error over = creator_ended(creator == s.actors.end() ? nullptr : &creator->second, why);
-  for (const GangId id : made) {
+  for (const GangId id : created) {
     const std::vector<actors::ActorSpec> members = s.gangs.at(id).spec.actors;
     for (const auto& a : members) {
       if (s.actors.living(a.id) != nullptr) end_actor(s, a.id, over);  // no row for a member that died long ago

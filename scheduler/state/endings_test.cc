@@ -45,7 +45,7 @@ TEST_F(EndingsTest, ADriverThatReportsAnExceptionFailsItsJob) {
   EXPECT_EQ(known_exit_code(*state_.job(failed)), 1);
   EXPECT_EQ(state_.job(failed)->cause->message(), "its program failed: ValueError: mine");
   EXPECT_EQ(state_.job(in_order)->state, JobState::kSucceeded);
-  EXPECT_FALSE(known_exit_code(*state_.job(in_order)));  // its parent alone has it
+  EXPECT_FALSE(known_exit_code(*state_.job(in_order)));  // only its parent learns the code
   is(node, 55, WorkerState::kExited, failed, 137, unavailable("driver (pid 100) ended"));
   EXPECT_EQ(known_exit_code(*state_.job(failed)), 1);
 }

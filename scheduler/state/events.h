@@ -165,18 +165,18 @@ Result<void> on(Parts& s, const GroupRequested& event);
 void on(Parts& s, const GroupRemoved& event);
 
 // ---- requests that are refused while what they have made waits to be stored
-struct Made {
+struct Created {
   std::vector<ActorId> actors = {};  // all members of gangs
   std::vector<JobId> jobs = {};
   std::vector<GroupId> groups = {};
   std::vector<ActorId> hosted = {};  // in existing processes
 
   bool empty() const { return actors.empty() && jobs.empty() && groups.empty() && hosted.empty(); }
-  void add(const Made& other);
+  void add(const Created& other);
 };
 // All of it ends because of `why`, as if it had not been asked for. A gang in existing processes ends as a whole.
 struct RequestsUndone {
-  const Made& made;
+  const Created& created;
   const Error& why;
 };
 // The head drops the actions that start these workers, and refuses the requests of these hosted actors.

@@ -102,7 +102,7 @@ void warn(Parts& s, const Pending& p, const std::string& why) {
 
 }  // namespace
 
-// It becomes part of a row, so a text that would be too long loses what users can do without: the end of a name, or of a list.
+// The reason becomes part of a row, whose texts are bounded. A longer one loses what users can do without: the end of a name, or of a list.
 std::string why(const Parts& s, const Pending& p) {
   constexpr std::size_t kMax = actors::RowBounds::kMaxText;
   if (held_up(s, p)) {

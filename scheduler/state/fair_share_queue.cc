@@ -14,7 +14,7 @@ void Shares::gives(JobId job, const Resources& what) {
   if (held.empty()) held_.erase(job);
 }
 
-double Shares::of(JobId job, const ResourceSums& all) const {
+double Shares::dominant(JobId job, const ResourceSums& all) const {
   const auto it = held_.find(job);
   double out = 0;
   if (it == held_.end()) return out;

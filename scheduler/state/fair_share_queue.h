@@ -25,7 +25,7 @@ class Shares {
   void gives(JobId job, const actors::Resources& what);
   const std::map<JobId, ResourceSums>& held() const { return held_; }
   // The job's share of `all`, the sum over all nodes.
-  double of(JobId job, const ResourceSums& all) const;
+  double dominant(JobId job, const ResourceSums& all) const;
 
  private:
   std::map<JobId, ResourceSums> held_;  // no entry for jobs that hold nothing
@@ -45,7 +45,7 @@ class FairShareQueue {
     std::vector<std::size_t> indices;
     std::size_t next = 0;
   };
-  void line_up(JobId job, const Line& line) { heads_.emplace(shares_.of(job, all_), line.indices[line.next], job); }
+  void line_up(JobId job, const Line& line) { heads_.emplace(shares_.dominant(job, all_), line.indices[line.next], job); }
 
   const Shares& shares_;
   const ResourceSums& all_;

@@ -27,11 +27,12 @@ inline std::vector<Record> many_rows(const ManyRows& how) {
     node.row.state = how.node_state;
     node.row.host = "node-" + std::to_string(i) + ".rack-of-many.row-of-racks.cluster.datacenter.example.org";
     node.row.endpoint = node.row.host + ":7000";
-    node.row.total = Resources::of({{"CPU", 64}, {"memory", 1e12}, {"object_store_memory", 3e11}, {"node:" + node.row.host, 1}}).value();
+    node.row.total =
+        Resources::from_amounts({{"CPU", 64}, {"memory", 1e12}, {"object_store_memory", 3e11}, {"node:" + node.row.host, 1}}).value();
     node.row.labels = {{"rack", std::string(i % 20 == 0 ? 60'000 : 10, 'r')}};
     put(TableName::kNodes, i, node);
   }
-  const Resources absent = Resources::of({{"absent", 1}}).value();
+  const Resources absent = Resources::from_amounts({{"absent", 1}}).value();
   for (std::uint64_t i = 1; i <= how.jobs; ++i) {
     rows::Job job;
     job.row.id = JobId{i};
@@ -50,7 +51,7 @@ inline std::vector<Record> many_rows(const ManyRows& how) {
     gang.spec.job = how.owner ? how.owner : JobId{i % 100 + 1};
     const bool alike = i + 200 <= how.actors;
     const std::string name = alike ? "Trainer" : "Kind" + std::to_string(i);
-    gang.spec.actors = {{ActorId{i}, name, alike ? absent : Resources::of({{"absent", static_cast<double>(i)}}).value()}};
+    gang.spec.actors = {{ActorId{i}, name, alike ? absent : Resources::from_amounts({{"absent", static_cast<double>(i)}}).value()}};
     gang.order = i;
     put(TableName::kGangs, i, gang);
     actors::ActorRow actor;

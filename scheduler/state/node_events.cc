@@ -114,7 +114,7 @@ void drain_nodes(Parts& s) {
       return w.second.row.node == node_id && w.second.row.state != WorkerState::kExited;
     });
     if (busy && s.turn.now < node.drain_until) continue;
-    s.nodes.ask_to_leave(id);
+    s.nodes.set_leave_sent(id);
     s.turn.act(EndNodeOn{id});
   }
 }
@@ -192,7 +192,7 @@ void on(Parts& s, const Tick&) {
   for (const NodeId id : s.nodes.silent(now, options.node_timeout)) on(s, NodeLost{id, silent});
   while (const auto job = s.jobs.take_unattached(now)) on(s, DriverGone{*job});
   drain_nodes(s);
-  look_at_windows(s);
+  check_windows(s);
   const auto rested = [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now; };
   if (std::ranges::any_of(s.queue.entries, rested)) place_pending(s);
   explain_pending(s);

@@ -243,9 +243,9 @@ Placeable placeable(const NodeTable& nodes, const Group& group, const NodeResour
   return out;
 }
 
-std::optional<std::vector<NodeId>> place(const Placeable& asked, Strategy strategy, const Load& load) {
-  for (const Allowed& room : asked.rooms) {
-    if (auto nodes = place(asked.wants, *room, strategy, load)) return nodes;
+std::optional<std::vector<NodeId>> place(const Placeable& request, Strategy strategy, const Load& load) {
+  for (const Allowed& room : request.rooms) {
+    if (auto nodes = place(request.wants, *room, strategy, load)) return nodes;
   }
   return std::nullopt;
 }

@@ -28,7 +28,7 @@ struct Placeable {
   std::vector<Allowed> rooms;
 };
 // As place() of placement.h, in the first room that holds all wants.
-std::optional<std::vector<NodeId>> place(const Placeable& asked, actors::Strategy strategy, const Load& load = {});
+std::optional<std::vector<NodeId>> place(const Placeable& request, actors::Strategy strategy, const Load& load = {});
 Placeable placeable(const NodeTable& nodes, const rows::Group& group, const NodeResources& room);
 
 // Fails if the gang names a node or a placement group that could never hold it.

@@ -77,7 +77,7 @@ void place_pending(Parts& s) {
   }
 }
 
-void look_at_windows(Parts& s) {
+void check_windows(Parts& s) {
   auto& entries = s.queue.entries;
   auto& window = s.queue.window;
   const auto now = s.turn.now;
@@ -167,12 +167,12 @@ bool wanted_back(const Parts& s, JobId job) {
     lends = true;
   }
   if (!lends) return false;
-  const double ours = s.shares.of(job, s.nodes.index().all());
+  const double ours = s.shares.dominant(job, s.nodes.index().all());
   int looks = 0;
   return std::any_of(s.queue.entries.begin(), s.queue.entries.end(), [&](const Pending& p) {
     if (p.waits_in_group() || s.turn.now < p.not_before || looks == kMaxPendingLooks) return false;
     const JobId theirs = job_of(s, p);
-    if (theirs != job && s.shares.of(theirs, s.nodes.index().all()) >= ours) return false;
+    if (theirs != job && s.shares.dominant(theirs, s.nodes.index().all()) >= ours) return false;
     ++looks;
     return fits(s, p, lent);
   });

@@ -21,7 +21,7 @@ void place_after(Parts& s, const End& end) {
   place_pending(s);
 }
 // Opens and closes windows.
-void look_at_windows(Parts& s);
+void check_windows(Parts& s);
 
 // A gang's entry for the end of the queue.
 Pending waiting(const Parts& s, const rows::Gang& gang);

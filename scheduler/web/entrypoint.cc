@@ -148,7 +148,7 @@ Result<actors::JobSpec> job_spec(const JobRequest& request, const Surroundings& 
   }
   SHOAL_TRY(const Environment env, read_environment(s.runtime_env));
   actors::JobSpec spec;
-  SHOAL_TRY(spec.resources, actors::Resources::of(request.resources));
+  SHOAL_TRY(spec.resources, actors::Resources::from_amounts(request.resources));
   const auto& has_name = s.metadata.find("job_name");
   spec.name = has_name != s.metadata.end() ? has_name->second : s.entrypoint.substr(0, 60);
   spec.submission = s;

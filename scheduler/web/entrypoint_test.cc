@@ -40,7 +40,7 @@ TEST(Entrypoint, ItsRuntimeEnvIsAroundIt) {
   EXPECT_EQ(env["PYTHONPATH"], "/tmp:/old");
   EXPECT_EQ(env["SHOAL_RUNTIME_ENV"].find("working_dir"), std::string::npos);  // used in place: its actors get no copy
   EXPECT_EQ(spec.name, "mine");
-  EXPECT_EQ(spec.resources, actors::Resources::of({{"CPU", 2}, {"slot", 1}}).value());
+  EXPECT_EQ(spec.resources, actors::Resources::from_amounts({{"CPU", 2}, {"slot", 1}}).value());
   const auto by_python = spec_of(R"({"entrypoint": "x", "runtime_env": {"pip": ["six"]}})").value();
   EXPECT_EQ(by_python.launch.argv[0], kAround.python);
   EXPECT_EQ(env_of(by_python)["SHOAL_RUNTIME_ENV"], R"({"pip":["six"]})");

@@ -68,13 +68,13 @@ void Gateway::connect() {
                    });
 }
 
-void Gateway::ask(Method method, Bytes bytes, Answer answer) {
+void Gateway::call_head(Method method, Bytes bytes, Answer answer) {
   if (!*alive_) return answer(fail(cancelled("the cluster ends")));
   if (!head_) {
     const auto shared = std::make_shared<Bytes>(std::move(bytes));
     waiting_.push_back([this, method, shared, answer = std::move(answer)](const Error* why) mutable {
       if (why != nullptr) return answer(fail(*why));
-      ask(method, std::move(*shared), std::move(answer));
+      call_head(method, std::move(*shared), std::move(answer));
     });
     return connect();
   }
@@ -82,8 +82,8 @@ void Gateway::ask(Method method, Bytes bytes, Answer answer) {
 }
 
 void Gateway::list_page(const ListRequest& request, Rows rows) {
-  ask(Method::kList, to_bytes(request),
-      [rows = std::move(rows)](Result<Message> r) { rows(r ? from_bytes<ListReply>(r->body) : Result<ListReply>(fail(r.error()))); });
+  call_head(Method::kList, to_bytes(request),
+            [rows = std::move(rows)](Result<Message> r) { rows(r ? from_bytes<ListReply>(r->body) : Result<ListReply>(fail(r.error()))); });
 }
 
 void Gateway::list(ListRequest::What what, JobId job, Rows rows) {
@@ -106,7 +106,7 @@ void Gateway::list_after(ListRequest request, std::shared_ptr<ListReply> sofar, 
 }
 
 void Gateway::find_node(NodeId node, std::function<void(Result<actors::NodeRow>)> found) {
-  ask(Method::kWatchNode, to_bytes(actors::NodeRef{node}), [found = std::move(found)](Result<Message> r) {
+  call_head(Method::kWatchNode, to_bytes(actors::NodeRef{node}), [found = std::move(found)](Result<Message> r) {
     const auto reply = r ? from_bytes<ListReply>(r->body) : Result<ListReply>(fail(r.error()));
     if (!reply) return found(fail(reply.error()));
     if (reply->nodes.empty()) return found(fail(data_loss("the answer about a node has no row")));
@@ -125,7 +125,7 @@ void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::fun
     if (it == r->jobs.end() && r->last != 0) return find_job_after(r->last, id, found);
     if (it == r->jobs.end()) return found(fail(not_found("no job " + id).with_hint("see shoal list jobs")));
     // Fetches the whole row, because a list has only the first line of a cause.
-    ask(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
+    call_head(Method::kWatchJob, to_bytes(actors::JobRef{it->id}), [found, row = *it](Result<Message> whole) {
       auto read = whole ? from_bytes<actors::JobRow>(whole->body) : Result<actors::JobRow>(fail(whole.error()));
       found(read ? *std::move(read) : row);
     });
@@ -189,7 +189,7 @@ class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_
   std::unique_ptr<Peer> peer_;
 };
 
-void Gateway::ask_node(const std::string& endpoint, Method method, Bytes bytes, runtime::Duration patience, Answer answer) {
+void Gateway::call_node(const std::string& endpoint, Method method, Bytes bytes, runtime::Duration patience, Answer answer) {
   later_calls_.push_back([this, endpoint, method, shared = std::make_shared<Bytes>(std::move(bytes)), patience,
                           until = clock_.now() + 2 * patience, answer = std::move(answer)](const Error* why) {
     if (why != nullptr) return answer(fail(*why));
@@ -229,7 +229,7 @@ void Gateway::read_log(const WorkerRow& worker, std::uint16_t stream, std::funct
       find_node(at, [kept, text, why = said.error()](Result<actors::NodeRow> now) { is_gone(now) ? text(kept()) : text(fail(why)); });
     };
     const actors::ReadLog what{worker.id, stream, options_.max_log_bytes};
-    ask_node(node->endpoint, Method::kReadLog, to_bytes(what), options_.timeout, answered);
+    call_node(node->endpoint, Method::kReadLog, to_bytes(what), options_.timeout, answered);
   });
 }
 
@@ -271,7 +271,7 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
  public:
   Tail(Gateway& gateway, JobId job, std::shared_ptr<Reader> reader) : gateway_(gateway), job_(job), reader_(std::move(reader)) {}
 
-  void look() {
+  void poll() {
     if (reader_->gone()) return finish();
     gateway_.list(ListRequest::What::kWorkers, job_, [self = shared_from_this()](Result<ListReply> r) {
       if (!r) return self->finish();
@@ -287,10 +287,10 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
  private:
   // Waits until the job has a process, or ended without one.
   void wait_for_it() {
-    gateway_.ask(Method::kWatchJob, to_bytes(actors::JobRef{job_}), [self = shared_from_this()](Result<Message> r) {
+    gateway_.call_head(Method::kWatchJob, to_bytes(actors::JobRef{job_}), [self = shared_from_this()](Result<Message> r) {
       const auto row = r ? from_bytes<actors::JobRow>(r->body) : Result<actors::JobRow>(fail(r.error()));
       if (!row || actors::ended(row->state)) return self->finish();
-      self->again_ = self->gateway_.clock_.after(self->gateway_.options_.look_again, [self] { self->look(); });
+      self->again_ = self->gateway_.clock_.after(self->gateway_.options_.poll_interval, [self] { self->poll(); });
     });
   }
 
@@ -364,7 +364,7 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
 void Gateway::follow_logs(JobId job, std::shared_ptr<Reader> reader) {
   const auto tail = std::make_shared<Tail>(*this, job, std::move(reader));
   tails_.insert(tail);
-  tail->look();
+  tail->poll();
 }
 
 Gateway::~Gateway() {

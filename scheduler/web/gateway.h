@@ -23,8 +23,8 @@ class Gateway final : public runtime::PeerHandler {
     runtime::Endpoint head;
     std::string logs;  // folder of the session's logs, for workers of dead nodes
     runtime::Duration timeout = std::chrono::seconds(10);
-    runtime::Duration look_again = std::chrono::milliseconds(200);  // interval of checks whether a job has a process
-    std::size_t max_log_bytes = 16u << 20;                          // limit of a log's text, per stream of a process
+    runtime::Duration poll_interval = std::chrono::milliseconds(200);  // interval of checks whether a job has a process
+    std::size_t max_log_bytes = 16u << 20;                             // limit of a log's text, per stream of a process
     // Calls to nodes at a time; further ones wait. A slow call does not count, so that answers do not wait behind silent nodes. There are
     // up to three times as many slow ones.
     std::size_t max_node_calls = 256;
@@ -35,7 +35,7 @@ class Gateway final : public runtime::PeerHandler {
   ~Gateway();
 
   using Answer = std::function<void(Result<runtime::Message>)>;
-  void ask(actors::Method method, Bytes body, Answer answer);
+  void call_head(actors::Method method, Bytes body, Answer answer);
   using Rows = std::function<void(Result<actors::ListReply>)>;
   // Asks for one page of rows, or for all of them, page after page.
   void list_page(const actors::ListRequest& request, Rows rows);
@@ -44,7 +44,7 @@ class Gateway final : public runtime::PeerHandler {
   void find_node(NodeId node, std::function<void(Result<actors::NodeRow>)> found);
   // Asks a node on a separate connection, for up to `patience`. A call that waits for others to end gets DeadlineExceeded after twice the
   // patience: many silent nodes together take no longer.
-  void ask_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
+  void call_node(const std::string& endpoint, actors::Method method, Bytes body, runtime::Duration patience, Answer answer);
   // Finds a job by submission id or job id. `found` gets NotFound if there is none.
   void find_job(const std::string& id, std::function<void(Result<actors::JobRow>)> found);
 

@@ -77,7 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void begin() {
     limit_ = server_->clock.after(server_->options.request_time, [self = shared_from_this()] {
-      if (!self->asked_) self->refuse({408, "the request did not arrive in time"});
+      if (!self->received_) self->refuse({408, "the request did not arrive in time"});
     });
     read();
   }
@@ -110,7 +110,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   bool gone() const { return server_ == nullptr; }
   // Returns true if no request has arrived, or the one that has is refused or answered.
-  bool idle() const { return !asked_ || refused_ || (last_ && !writing_); }
+  bool idle() const { return !received_ || refused_ || (last_ && !writing_); }
 
   void close() {
     if (!server_) return;
@@ -133,22 +133,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void arrived(std::error_code error, std::size_t bytes) {
     if (!server_) return;
     if (error) return close();
-    if (!asked_) {
+    if (!received_) {
       if (const auto refusal = parser_.feed({buffer_.data(), bytes})) return refuse(*refusal);
       if (parser_.expects_continue() && !std::exchange(continue_sent_, true)) {
         unsent_ += "HTTP/1.1 100 Continue\r\n\r\n";
         flush();
       }
-      if (parser_.complete()) ask();
+      if (parser_.complete()) handle_request();
     }
     if (server_) read();  // also detects that the client left
   }
 
-  void ask();
+  void handle_request();
   bool takes_chunks() const { return parser_.request().takes_chunks; }
 
   void refuse(const Refusal& refusal) {
-    asked_ = refused_ = true;
+    received_ = refused_ = true;
     send(refusal.status, "application/json", text_of({{"code", "Refused"}, {"reason", ""}, {"message", refusal.why}, {"hint", ""}}));
   }
 
@@ -185,7 +185,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string unsent_, sending_;
   std::function<void()> sent_;  // called once both are empty
   runtime::Timer limit_;
-  bool asked_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
+  bool received_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
 };
 
 class Connection::Reply final : public HttpReply {
@@ -225,8 +225,8 @@ class Connection::Reply final : public HttpReply {
   bool answered_ = false, begun_ = false, ended_ = false;
 };
 
-void Connection::ask() {
-  asked_ = true;
+void Connection::handle_request() {
+  received_ = true;
   limit_ = {};
   if (const auto refusal = server_->guard->check(parser_.request())) {
     server_->log->warn("http refused status={} why='{}'", refusal->status, refusal->why);

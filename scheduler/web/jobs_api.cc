@@ -44,7 +44,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
   Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
       : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}
 
-  void ask() {
+  void request_page() {
     gateway_.list_page(request_, [self = shared_from_this()](Result<ListReply> page) { self->take(std::move(page)); });
   }
 
@@ -70,7 +70,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
       reply_->write(shape_.after(*this) + "\n");
       return reply_->end();
     }
-    reply_->when_sent([self = shared_from_this()] { self->ask(); });
+    reply_->when_sent([self = shared_from_this()] { self->request_page(); });
   }
 
   void send(const ListReply& page) {
@@ -153,7 +153,7 @@ void JobsApi::jobs(const HttpRequest& request, Reply reply) {
     return out;
   };
   const Listing::Shape shape = {"[", rows, [](const Listing&) { return std::string("]"); }};
-  std::make_shared<Listing>(gateway_, ListRequest{ListRequest::What::kJobs, {}, 0}, SIZE_MAX, shape, std::move(reply))->ask();
+  std::make_shared<Listing>(gateway_, ListRequest{ListRequest::What::kJobs, {}, 0}, SIZE_MAX, shape, std::move(reply))->request_page();
 }
 
 void JobsApi::submit(const HttpRequest& request, Reply reply) {
@@ -161,7 +161,7 @@ void JobsApi::submit(const HttpRequest& request, Reply reply) {
   if (!wanted) return reply->fail(wanted.error());
   const auto spec = job_spec(*wanted, around_);
   if (!spec) return reply->fail(spec.error());
-  gateway_.ask(Method::kSubmitJob, to_bytes(*spec), [reply, id = spec->submission.id](Result<runtime::Message> r) {
+  gateway_.call_head(Method::kSubmitJob, to_bytes(*spec), [reply, id = spec->submission.id](Result<runtime::Message> r) {
     if (!r) return reply->fail(r.error());
     const auto job = actors::from_bytes<actors::JobRef>(r->body);
     if (!job) return reply->fail(job.error());
@@ -187,7 +187,7 @@ void JobsApi::job(const std::string& id, const std::string& what, const HttpRequ
       });
     }
     if (method == "GET") return reply->send(200, job_details(*row));
-    gateway_.ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}), [reply](Result<runtime::Message> r) {
+    gateway_.call_head(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}), [reply](Result<runtime::Message> r) {
       if (!r) return reply->fail(r.error());
       reply->send(200, {{"deleted", true}});
     });
@@ -196,7 +196,7 @@ void JobsApi::job(const std::string& id, const std::string& what, const HttpRequ
 
 void JobsApi::stop(const actors::JobRow& row, Reply reply) {
   if (actors::ended(row.state)) return reply->send(200, {{"stopped", false}});
-  gateway_.ask(Method::kStopJob, to_bytes(actors::StopJob{row.id, false}), [reply](Result<runtime::Message> r) {
+  gateway_.call_head(Method::kStopJob, to_bytes(actors::StopJob{row.id, false}), [reply](Result<runtime::Message> r) {
     if (!r) return reply->fail(r.error());
     reply->send(200, {{"stopped", true}});
   });
@@ -233,7 +233,7 @@ void JobsApi::list(const std::string& what, const HttpRequest& request, Reply re
   };
   std::make_shared<Listing>(gateway_, ListRequest{kind->second, {}, page->after}, page->limit,
                             Listing::Shape{"{\"rows\":[", rows_json, rest}, std::move(reply))
-      ->ask();
+      ->request_page();
 }
 
 }  // namespace shoal::scheduler::web

@@ -9,34 +9,34 @@ using actors::NodeReport;
 using actors::ReportedMetrics;
 using runtime::Message;
 
-void Metrics::ask(Callback reported) {
+void Metrics::collect(Callback reported) {
   if (kept_ && clock_.now() < kept_since_ + options_.keep) return reported(kept_);
   kept_.reset();
-  asked_.push_back(std::move(reported));
-  if (asked_.size() > 1) return;
+  callbacks_.push_back(std::move(reported));
+  if (callbacks_.size() > 1) return;
   const auto pull = std::make_shared<Pull>();
   pull->began = clock_.now();
-  gateway_.ask(actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
+  gateway_.call_head(actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), [this, alive = alive_, pull](Result<Message> r) {
     if (!*alive) return;
     if (!r) return finish(fail(r.error()));
     pull->of_head = std::move(r->payload);
     gateway_.list(actors::ListRequest::What::kNodes, {}, [this, alive, pull](Result<ListReply> rows) {
       if (!*alive) return;
       if (!rows) return finish(fail(rows.error()));
-      ask_nodes(pull, rows->nodes);
+      call_nodes(pull, rows->nodes);
     });
   });
 }
 
-void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes) {
+void Metrics::call_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes) {
   const auto answered = [this, pull] {
     if (--pull->waiting > 0) return;
-    const auto made = std::make_shared<Result<std::shared_ptr<const Scrape>>>();
-    auto work = [pull, made, seconds = std::chrono::duration<double>(clock_.now() - pull->began).count()] {
-      *made = scrape_of(*pull, seconds);
+    const auto scrape = std::make_shared<Result<std::shared_ptr<const Scrape>>>();
+    auto work = [pull, scrape, seconds = std::chrono::duration<double>(clock_.now() - pull->began).count()] {
+      *scrape = scrape_of(*pull, seconds);
     };
-    auto then = [this, alive = alive_, made] {
-      if (*alive) finish(std::move(*made));
+    auto then = [this, alive = alive_, scrape] {
+      if (*alive) finish(std::move(*scrape));
     };
     if (options_.aside) return options_.aside(std::move(work), std::move(then));
     work();
@@ -46,16 +46,16 @@ void Metrics::ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<act
   for (const auto& row : nodes) {
     if (row.state != actors::NodeState::kAlive) continue;
     ++pull->waiting;
-    gateway_.ask_node(row.endpoint, actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), options_.patience,
-                      [alive = alive_, pull, id = row.id, host = row.host, answered](Result<Message> r) {
-                        if (!*alive) return;
-                        auto reported = r ? from_bytes<NodeReport>(r->payload) : Result<NodeReport>(fail(r.error()));
-                        if (reported)
-                          pull->sums.of_node(id, host, reported->metrics);
-                        else
-                          pull->sums.silent();
-                        answered();
-                      });
+    gateway_.call_node(row.endpoint, actors::Method::kInspect, to_bytes(Inspect{Inspect::What::kMetrics}), options_.patience,
+                       [alive = alive_, pull, id = row.id, host = row.host, answered](Result<Message> r) {
+                         if (!*alive) return;
+                         auto reported = r ? from_bytes<NodeReport>(r->payload) : Result<NodeReport>(fail(r.error()));
+                         if (reported)
+                           pull->sums.of_node(id, host, reported->metrics);
+                         else
+                           pull->sums.silent();
+                         answered();
+                       });
   }
   answered();
 }
@@ -74,7 +74,7 @@ void Metrics::finish(Result<std::shared_ptr<const Scrape>> all) {
     kept_ = *all;
     kept_since_ = clock_.now();
   }
-  for (const auto& reported : std::exchange(asked_, {})) reported(all);
+  for (const auto& reported : std::exchange(callbacks_, {})) reported(all);
 }
 
 }  // namespace shoal::scheduler::web

@@ -38,7 +38,7 @@ class Metrics {
   using Callback = std::function<void(const Result<std::shared_ptr<const Scrape>>&)>;
   // Metrics of the whole cluster. Requests that arrive during a round of requests to the nodes (Pull) share its result. No callback runs
   // after destruction.
-  void ask(Callback reported);
+  void collect(Callback reported);
 
  private:
   // One round of requests to all nodes.
@@ -48,14 +48,14 @@ class Metrics {
     std::size_t waiting = 0;  // number of nodes without an answer yet
     runtime::TimePoint began;
   };
-  void ask_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes);
+  void call_nodes(const std::shared_ptr<Pull>& pull, const std::vector<actors::NodeRow>& nodes);
   static Result<std::shared_ptr<const Scrape>> scrape_of(Pull& pull, double seconds);
   void finish(Result<std::shared_ptr<const Scrape>> all);
 
   Gateway& gateway_;
   runtime::Clock& clock_;
   const Options options_;
-  std::vector<Callback> asked_;
+  std::vector<Callback> callbacks_;
   std::shared_ptr<const Scrape> kept_;
   runtime::TimePoint kept_since_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

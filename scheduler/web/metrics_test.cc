@@ -73,8 +73,8 @@ class MetricsTest : public testing::Test {
     dead.state = actors::NodeState::kDead;
     head_.rows.push_back(dead);
   }
-  void ask() {
-    metrics_->ask([this](const auto& all) { reported_.push_back(all ? (*all)->text : all.error().message()); });
+  void collect() {
+    metrics_->collect([this](const auto& all) { reported_.push_back(all ? (*all)->text : all.error().message()); });
   }
   bool says(const std::string& line) const { return !reported_.empty() && reported_.back().find(line + "\n") != std::string::npos; }
 
@@ -90,7 +90,7 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, HeadAndNodesAreAskedOnRequest) {
   world_.run_for(60s);
   EXPECT_EQ(head_.asked + a_.asked + b_.asked, 0);
-  ask();
+  collect();
   world_.run_for(500ms);
   ASSERT_EQ(reported_.size(), 1u);
   EXPECT_TRUE(says("head 1")) << reported_.back();
@@ -99,14 +99,14 @@ TEST_F(MetricsTest, HeadAndNodesAreAskedOnRequest) {
 }
 
 TEST_F(MetricsTest, SimultaneousRequestsShareOneAnswer) {
-  for (int i = 0; i < 10; ++i) ask();
+  for (int i = 0; i < 10; ++i) collect();
   world_.run_for(500ms);
-  ask();
+  collect();
   EXPECT_EQ(reported_.size(), 11u);
   EXPECT_EQ(head_.asked, 1);
   EXPECT_EQ(a_.asked, 1);
   world_.run_for(1s);
-  ask();
+  collect();
   world_.run_for(500ms);
   EXPECT_EQ(a_.asked, 2);
   EXPECT_TRUE(says("head 2"));
@@ -114,7 +114,7 @@ TEST_F(MetricsTest, SimultaneousRequestsShareOneAnswer) {
 
 TEST_F(MetricsTest, ASilentNodeIsLeftOutAndCounted) {
   b_.silent = true;
-  ask();
+  collect();
   world_.run_for(3s);
   EXPECT_TRUE(reported_.empty());
   world_.run_for(2s);
@@ -129,12 +129,12 @@ TEST_F(MetricsTest, NodesAreAskedOverABoundedNumberOfConnections) {
   gateway_ =
       std::make_unique<Gateway>(world_.clock(), *network_, Gateway::Options{.head = head_.endpoint(), .logs = "", .max_node_calls = 1});
   metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock());
-  ask();
+  collect();
   world_.run_for(500ms);
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 0")) << reported_.back();
   world_.run_for(1s);
   a_.silent = true;  // takes the only connection until its call is slow
-  ask();
+  collect();
   world_.run_for(2s);
   EXPECT_EQ(b_.asked, 2);
   world_.run_for(3s);
@@ -150,13 +150,13 @@ TEST_F(MetricsTest, ManySilentNodesDoNotHideTheOthers) {
   const auto rows = head_.rows;
   head_.rows.assign(3, rows[0]);  // as many as may be slow at a time
   head_.rows.push_back(rows[1]);
-  ask();
+  collect();
   world_.run_for(6s);
   EXPECT_TRUE(says("shoal_scrape_silent_nodes 3")) << reported_.back();
   EXPECT_EQ(b_.asked, 1);
   head_.rows.assign(20, rows[0]);
   const std::size_t before = a_.connections();
-  ask();
+  collect();
   world_.run_for(3s);
   EXPECT_EQ(a_.connections() - before, 3u);
   world_.run_for(6s);  // twice the patience for one
@@ -168,7 +168,7 @@ TEST_F(MetricsTest, ConnectionAndCallHaveOneTimeLimit) {
   b_.silent = true;
   world_.fabric().set_partitions(0, 60s);
   world_.fabric().partition("http", "b");
-  ask();
+  collect();
   world_.run_for(3s);
   world_.fabric().heal();
   world_.run_for(1500ms);
@@ -178,7 +178,7 @@ TEST_F(MetricsTest, ConnectionAndCallHaveOneTimeLimit) {
 
 TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
   b_.silent = true;
-  ask();
+  collect();
   world_.run_for(1s);
   metrics_.reset();
   gateway_.reset();  // fails the pending requests
@@ -188,7 +188,7 @@ TEST_F(MetricsTest, EndsWhileANodeIsAsked) {
 
 TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
   head_.silent = true;
-  ask();
+  collect();
   world_.run_for(1s);
   metrics_.reset();
   gateway_.reset();
@@ -198,12 +198,12 @@ TEST_F(MetricsTest, EndsWhileTheHeadIsAsked) {
 
 TEST_F(MetricsTest, WithoutAHeadEveryRequestGetsTheReason) {
   head_.silent = true;
-  ask();
-  ask();
+  collect();
+  collect();
   world_.run_for(30s);
   EXPECT_EQ(reported_.size(), 2u);
   head_.silent = false;
-  ask();
+  collect();
   world_.run_for(500ms);
   EXPECT_TRUE(says("head 1"));
 }
@@ -212,9 +212,9 @@ TEST_F(MetricsTest, TheTextIsMadeBesideTheLoop) {
   std::vector<std::pair<std::function<void()>, std::function<void()>>> aside;
   metrics_ = std::make_unique<Metrics>(*gateway_, world_.clock(),
                                        Metrics::Options{.aside = [&](auto work, auto then) { aside.emplace_back(work, then); }});
-  ask();
+  collect();
   world_.run_for(500ms);
-  ask();
+  collect();
   EXPECT_TRUE(reported_.empty());
   ASSERT_EQ(aside.size(), 1u);
   aside[0].first();
@@ -224,7 +224,7 @@ TEST_F(MetricsTest, TheTextIsMadeBesideTheLoop) {
   EXPECT_TRUE(says("head 1"));
   aside.clear();
   world_.run_for(2s);
-  ask();
+  collect();
   world_.run_for(500ms);
   metrics_.reset();  // no request waits any more
   ASSERT_EQ(aside.size(), 1u);

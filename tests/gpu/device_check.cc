@@ -28,8 +28,8 @@
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
 #include "runtime/shm/memory.h"
-#include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/choice/make_communicator.h"
+#include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 
 namespace shoal {

@@ -250,7 +250,7 @@ def test_the_variable_works_for_any_import_order(shoal_command, first):
 @pytest.mark.parametrize(("value", "on"), [("False", False), ("off", False), ("NO", False), ("On", True), ("yes", True), ("true", True)])
 def test_the_variable_is_on_or_off_in_words(monkeypatch, value, on):
     monkeypatch.setenv("SHOAL_FSDP", value)
-    assert _shoal_switch.asked() is on
+    assert _shoal_switch.is_on() is on
 
 
 @pytest.mark.parametrize(("value", "said"), [("off", "torch.distributed.fsdp"), ("2", "SHOAL_FSDP is 1, true, on or yes, or 0")])

@@ -366,14 +366,14 @@ class HeadsTest : public testing::Test {
 };
 
 TEST_F(HeadsTest, WallClockJumpsExpireNoLease) {
-  const auto epoch = cluster_.heads().etcd().epoch();
+  const auto term = cluster_.heads().etcd().term();
   const auto nodes = cluster_.state().alive_nodes();
   for (int i = 0; i < 100; ++i) {
     for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).set_wall_ahead(i % 2 == 0 ? 24h * i : -24h * i);
     cluster_.run_for(200ms);
     ASSERT_TRUE(cluster_.head_runs());
   }
-  EXPECT_EQ(cluster_.heads().etcd().epoch(), epoch);
+  EXPECT_EQ(cluster_.heads().etcd().term(), term);
   EXPECT_EQ(cluster_.state().alive_nodes(), nodes);
 }
 
@@ -382,7 +382,7 @@ TEST_F(HeadsTest, ALeaderSuspendedBeyondItsLeaseStopsLeading) {
   auto& driver = cluster_.new_driver_on_node(0);
   ASSERT_TRUE(cluster_.run_until([&] { return driver.joined(); }));
   for (int i = 0; i < 5; ++i) {
-    const auto epoch = cluster_.heads().etcd().epoch();
+    const auto term = cluster_.heads().etcd().term();
     for (const auto& host : {"head", "head1"}) {
       if (!cluster_.heads().leads(host)) continue;
       cluster_.clock_of(host).stand_still();
@@ -391,12 +391,12 @@ TEST_F(HeadsTest, ALeaderSuspendedBeyondItsLeaseStopsLeading) {
       }
       break;
     }
-    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.heads().etcd().epoch() > epoch && cluster_.head_runs(); }));
+    ASSERT_TRUE(cluster_.run_until([&] { return cluster_.heads().etcd().term() > term && cluster_.head_runs(); }));
     ASSERT_TRUE(cluster_.run_until([&] { return cluster_.state().alive_nodes().size() == 3; }));
     cluster_.heal();
     for (const auto& host : cluster_.hosts()) cluster_.clock_of(host).go_on();
     cluster_.run_for(10s);
-    EXPECT_EQ(cluster_.heads().etcd().epoch(), epoch + 1);
+    EXPECT_EQ(cluster_.heads().etcd().term(), term + 1);
     EXPECT_EQ(cluster_.not_kept(), "");
     EXPECT_TRUE(cluster_.run_until([&] { return cluster_.disagreement().empty(); }, 60s)) << cluster_.disagreement();
     EXPECT_TRUE(cluster_.run_until([&] { return cluster_.store_agrees(); }));

@@ -20,7 +20,7 @@ constexpr runtime::Duration kConnectTimeout = 5s, kControlTimeout = 30s, kReconn
 
 Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 
-actors::Resources of_cpus(double cpus) { return actors::Resources::of({{"CPU", cpus}}).value(); }
+actors::Resources of_cpus(double cpus) { return actors::Resources::from_amounts({{"CPU", cpus}}).value(); }
 
 }  // namespace
 

@@ -30,33 +30,33 @@ void SimEtcd::ask(const std::string& host, std::function<void()> at_server, std:
   });
 }
 
-void SimEtcd::lead(const std::string& host, pid_t who, std::uint64_t epoch, std::function<void(std::optional<std::uint64_t>)> answered) {
+void SimEtcd::lead(const std::string& host, pid_t who, std::uint64_t term, std::function<void(std::optional<std::uint64_t>)> answered) {
   auto reply = std::make_shared<std::uint64_t>(0);
   ask(
       host,
-      [this, who, epoch, reply] {
+      [this, who, term, reply] {
         const auto now = world_.clock().now();
         const bool free = now >= until_;
-        if (free && epoch != 0) return;  // the lease of this head has run out: it never leads again
+        if (free && term != 0) return;  // the lease of this head has run out: it never leads again
         if (!free && leader_ != who) return;
         if (free) {
           leader_ = who;
-          ++epoch_;
+          ++term_;
         }
         until_ = now + kLease;
-        *reply = epoch_;
+        *reply = term_;
       },
       [reply, answered = std::move(answered)](bool received) { answered(received ? std::optional(*reply) : std::nullopt); });
 }
 
-void SimEtcd::commit(const std::string& host, std::uint64_t epoch, std::vector<scheduler::Record> records,
+void SimEtcd::commit(const std::string& host, std::uint64_t term, std::vector<scheduler::Record> records,
                      std::function<void(std::optional<bool>)> answered) {
   auto reply = std::make_shared<bool>(false);
   auto shared = std::make_shared<std::vector<scheduler::Record>>(std::move(records));
   ask(
       host,
-      [this, epoch, shared, reply] {
-        if (epoch != epoch_ || world_.clock().now() >= until_) return;
+      [this, term, shared, reply] {
+        if (term != term_ || world_.clock().now() >= until_) return;
         disk_->commit(*shared, [](Result<void>) {});
         for (const auto& r : *shared) kept_.insert({r.table, r.id});
         *reply = true;

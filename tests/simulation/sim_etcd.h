@@ -34,16 +34,16 @@ class SimEtcd {
 
   // ---- requests of heads; `answered` is called later, with nullopt when the outcome is unknown ----
 
-  // `who` asks to lead, or to go on leading. Answers with its epoch (the number of its leadership), or 0 if it does not lead. `epoch`: the
+  // `who` asks to lead, or to go on leading. Answers with its term (the number of its leadership), or 0 if it does not lead. `term`: the
   // asker's present one, 0 for a head that does not lead. A leader whose lease has run out gets 0 for ever.
-  void lead(const std::string& host, pid_t who, std::uint64_t epoch, std::function<void(std::optional<std::uint64_t>)> answered);
+  void lead(const std::string& host, pid_t who, std::uint64_t term, std::function<void(std::optional<std::uint64_t>)> answered);
   // Answers true if the rows were committed, false if this head does not lead.
-  void commit(const std::string& host, std::uint64_t epoch, std::vector<scheduler::Record> records,
+  void commit(const std::string& host, std::uint64_t term, std::vector<scheduler::Record> records,
               std::function<void(std::optional<bool>)> answered);
   Result<std::vector<scheduler::Record>> load() const { return disk_->load(); }
 
   // ---- state ----
-  std::uint64_t epoch() const { return epoch_; }
+  std::uint64_t term() const { return term_; }
   // True if this row was ever committed.
   bool kept(scheduler::TableName table, std::uint64_t id) const { return kept_.contains({table, id}); }
 
@@ -57,7 +57,7 @@ class SimEtcd {
   std::set<std::string> cut_;
   std::uint32_t lost_per_mille_ = 0, slow_per_mille_ = 0;
   pid_t leader_ = 0;
-  std::uint64_t epoch_ = 0;
+  std::uint64_t term_ = 0;
   runtime::TimePoint until_{};
   std::set<std::pair<scheduler::TableName, std::uint64_t>> kept_;
   std::map<std::uint64_t, runtime::Timer> under_way_;

@@ -8,13 +8,13 @@ using namespace std::chrono_literals;
 
 class SimHead::Client final : public scheduler::Store {
  public:
-  Client(SimEtcd& etcd, std::string host, std::uint64_t epoch) : etcd_(etcd), host_(std::move(host)), epoch_(epoch) {}
+  Client(SimEtcd& etcd, std::string host, std::uint64_t term) : etcd_(etcd), host_(std::move(host)), term_(term) {}
   ~Client() override { *alive_ = false; }
   void commit(const std::vector<scheduler::Record>& records, std::function<void(Result<void>)> done) override {
     SHOAL_CHECK(!std::exchange(busy_, true), "a commit before the one under way is over");
     std::vector<scheduler::Record> copy;
     for (const auto& r : records) copy.push_back({r.table, r.id, r.name, r.state, r.bytes.clone()});
-    etcd_.commit(host_, epoch_, std::move(copy), [this, alive = alive_, done = std::move(done)](std::optional<bool> kept) {
+    etcd_.commit(host_, term_, std::move(copy), [this, alive = alive_, done = std::move(done)](std::optional<bool> kept) {
       if (!*alive) return;
       busy_ = false;
       if (!kept) return done(fail(unavailable("nobody knows")));
@@ -26,7 +26,7 @@ class SimHead::Client final : public scheduler::Store {
  private:
   SimEtcd& etcd_;
   const std::string host_;
-  const std::uint64_t epoch_;
+  const std::uint64_t term_;
   bool busy_ = false;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
@@ -60,23 +60,23 @@ void SimHead::end() {
   head_.reset();
   store_.reset();
   network_.reset();
-  epoch_ = 0;
+  term_ = 0;
 }
 
 void SimHead::campaign() {
   const auto sent = clock_.now();
-  etcd_.lead(at_.host, network_->pid(), epoch_, [this, alive = alive_, sent](std::optional<std::uint64_t> epoch) {
+  etcd_.lead(at_.host, network_->pid(), term_, [this, alive = alive_, sent](std::optional<std::uint64_t> term) {
     if (!*alive) return;
-    if (epoch && *epoch != epoch_ && epoch_ != 0) return start_again();
-    if (epoch && *epoch != 0) leads_until_ = sent + SimEtcd::kProof;
-    if (epoch && *epoch != 0 && epoch_ == 0) elected(*epoch);
+    if (term && *term != term_ && term_ != 0) return start_again();
+    if (term && *term != 0) leads_until_ = sent + SimEtcd::kProof;
+    if (term && *term != 0 && term_ == 0) elected(*term);
     again_ = clock_.after(head_ ? 1s : 200ms, [this] { campaign(); });
   });
 }
 
-void SimHead::elected(std::uint64_t epoch) {
-  epoch_ = epoch;
-  store_ = std::make_unique<Client>(etcd_, at_.host, epoch);
+void SimHead::elected(std::uint64_t term) {
+  term_ = term;
+  store_ = std::make_unique<Client>(etcd_, at_.host, term);
   scheduler::Head::Options o;
   o.listen = {at_};
   o.session = "simulated";

@@ -24,14 +24,14 @@ class SimHead {
   const std::string& host() const { return at_.host; }
   // Null while this process is a follower. A head that exists may have lost the lease without knowing; the store refuses its commits then.
   const scheduler::Head* head() const { return head_.get(); }
-  std::uint64_t epoch() const { return epoch_; }
+  std::uint64_t term() const { return term_; }
 
  private:
   class Client;  // the store of `head_`, which commits to `etcd_`
   void begin();
   void end();
   void campaign();
-  void elected(std::uint64_t epoch);
+  void elected(std::uint64_t term);
   void start_again();
 
   runtime::SimWorld& world_;
@@ -44,7 +44,7 @@ class SimHead {
   std::unique_ptr<runtime::SimNetwork> network_;
   std::unique_ptr<scheduler::Store> store_;
   std::unique_ptr<scheduler::Head> head_;
-  std::uint64_t epoch_ = 0;
+  std::uint64_t term_ = 0;
   runtime::TimePoint leads_until_{};
   runtime::Timer again_, restarting_;
   std::shared_ptr<bool> alive_;  // false once this process has ended

@@ -31,7 +31,7 @@ SimHeads::~SimHeads() {
 const scheduler::Head* SimHeads::leader() const {
   if (several_.empty()) return head_.get();
   for (const auto& h : several_) {
-    if (h && h->head() && h->epoch() == etcd_.epoch()) return h->head();
+    if (h && h->head() && h->term() == etcd_.term()) return h->head();
   }
   return nullptr;
 }

@@ -24,7 +24,7 @@ void SimNodes::boot(std::size_t i) {
   h.launcher = std::make_unique<SimLauncher>(world_, processes_, name);
   h.launcher->set_faults(launch_faults_);
   scheduler::Node::Options o;
-  o.resources = actors::Resources::of({{"CPU", options_.cpus}}).value();
+  o.resources = actors::Resources::from_amounts({{"CPU", options_.cpus}}).value();
   o.host = name;
   o.pid = pid;
   o.head.endpoints = options_.heads;

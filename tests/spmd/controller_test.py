@@ -110,12 +110,12 @@ rows = torch.tensor([6, 1], device=device)
 def indexed(k):
     return [t[rows - k], t[torch.tensor([k, 3])]]
 indexed(0), t[t[:, 0] > 20]
-asked, ask = [], processes.controller.ask
-processes.controller.ask = lambda item: asked.append(item[0]) or ask(item)
+asked, query = [], processes.controller.query
+processes.controller.query = lambda item: asked.append(item[0]) or query(item)
 found = indexed(1)
 assert asked == [], asked
 found.append(t[t[:, 0] > 5])
-processes.controller.ask = ask
+processes.controller.query = query
 assert asked, found
 assert [f.tolist() for f in found] == [values[i].tolist() for i in ([5, 0], [1, 3], slice(2, 8))], found
 
@@ -208,10 +208,10 @@ q = torch.randn(1, 2, 4, 8).to(device)
 def constant(q):
     return torch.nn.functional.scaled_dot_product_attention(q, q, q) + torch.nn.functional.dropout(q, 0.0)
 constant(q)
-asked, ask = [], controller.ask
-controller.ask = lambda item: asked.append(item[0]) or ask(item)
+asked, query = [], controller.query
+controller.query = lambda item: asked.append(item[0]) or query(item)
 constant(q)
-controller.ask = ask
+controller.query = query
 assert asked == [], asked
 
 # The controller forgets plans and templates beyond a bound.

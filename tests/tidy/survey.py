@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidy import cpp_scan, python_scan
-from tidy.sentences import faults, sentences
+from tidy.sentences import blocks, faults, sentences
 
 CPP = (".cc", ".h", ".cu")
 SOURCES = (*CPP, ".py", ".capnp", ".sh")
@@ -26,6 +26,8 @@ INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*["<]([\w/-]+)/[^">/]+[">]', re.MULTILINE)
 PRIVATE = re.compile(r"^ *(?:(?:from|import) shoal[\w.]*\._[a-z].*|from shoal[\w.]* import (?:.*\W)?_[a-z]\w*)", re.MULTILINE)
 TEST_FILE = re.compile(r"_tests?(_\d+)?\.cc$|_fixture\.h$|/tested_\w+\.h$")
+# A source file that a comment names with a folder. Its first folder follows no part of a longer path, and no "<" as in <sys/socket.h>.
+CITED = re.compile(r"(?<![\w./<>{}*$~-])(?:[\w.-]+/)+[\w.-]*\w\.(?:h|cc|cu|py|capnp|sh)\b(?![/*])")
 # The top-level folders whose headers each of them may include, besides its own (ARCHITECTURE.md, "Folders").
 BELOW = {
     "runtime": (),
@@ -82,6 +84,7 @@ class Survey:
     num_sentences: int = 0
     unreadable: Places = field(default_factory=list)
     wrong_includes: Places = field(default_factory=list)
+    lost_paths: Places = field(default_factory=list)  # names of files in comments without such a file
     places: dict[str, dict[str, Places]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))  # by rule and key
     sizes: dict[str, dict[str, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # by rule and key: size, place
     circles: list[list[str]] = field(default_factory=list)  # Python modules
@@ -108,10 +111,13 @@ def survey(sources: dict[str, str]) -> Survey:
     edges: dict[str, set[str]] = defaultdict(set)
     num_files: dict[str, int] = defaultdict(int)
     folders: dict[str, set[str]] = defaultdict(set)
+    ends = {path[begin:] for path in sources for begin in (0, *(slash.end() for slash in re.finditer("/", path)))}
     for path, text in sources.items():
         try:
             tree = ast.parse(text) if path.endswith((".py", *STARLARK)) else None
             add_sentences(s, path, text, tree)
+            if not path.endswith(".md"):  # documents_test.py has the paths of documents
+                add_lost_paths(s, path, text, tree, sources, ends)
             if path.endswith(SOURCES):
                 num_files[path.rpartition("/")[0]] += 1
             if path.endswith((*CPP, ".py")):
@@ -145,6 +151,14 @@ def add_sentences(s: Survey, path: str, text: str, tree: ast.Module | None) -> N
         s.num_words += len(sentence.split())
         for rule in faults(sentence):
             s.places[rule][path.rpartition("/")[0] or "."].append(f"{path}:{line}: {sentence}")
+
+
+def add_lost_paths(s: Survey, path: str, text: str, tree: ast.Module | None, sources: dict[str, str], ends: set[str]) -> None:
+    """Finds paths in comments that are neither the end of a source's path (`ends`) nor lead to a source from the comment's folder."""
+    for first, block in blocks(path, text, tree):
+        for found in CITED.finditer(block):
+            if found[0] not in ends and os.path.normpath(f"{path}/../{found[0]}") not in sources:
+                s.lost_paths.append(f"{path}:{first + block.count(chr(10), 0, found.start())}: {found[0]}")
 
 
 def add_sizes(s: Survey, path: str, text: str, tree: ast.Module | None) -> None:

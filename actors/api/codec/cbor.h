@@ -1,7 +1,7 @@
 // The part of CBOR (RFC 8949) for arguments and results: a fast writer, and a reader for untrusted bytes.
 //
-// The reader passes each byte once and never the end; lengths are checked against the remaining bytes before any allocation. It reports
-// its first error with the byte's position. Neither throws.
+// The reader reads each byte once and never beyond the end. It checks lengths against the remaining bytes before any allocation, and
+// reports its first error with the byte's position. Neither throws.
 #pragma once
 
 #include <array>
@@ -66,10 +66,10 @@ class CborWriter {
   std::span<const std::byte> written() const { return {begin(), size_}; }
 
   // Records that the written items refer to this object, which `hold` keeps.
-  enum class Of { kValue, kActor };
-  void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold, Of of = Of::kValue) {
+  enum class Target { kValue, kActor };
+  void refers_to(const ObjectKey& object, std::shared_ptr<const void> hold, Target target = Target::kValue) {
     if (refs_ == nullptr) refs_ = std::make_unique<Refs>();
-    refs_->to_values |= of == Of::kValue;
+    refs_->to_values |= target == Target::kValue;
     refs_->objects.push_back(object);
     refs_->holds.push_back(std::move(hold));
   }

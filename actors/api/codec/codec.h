@@ -1,9 +1,10 @@
-// Arguments and results, to Values (encode.h) and back (decode.h): the types on both ways.
+// The types of arguments and results: how they become Values (encode.h) and are read back (decode.h).
 //
 // The value head is a CBOR array with one item per parameter (items.h). A parameter of type Bytes or std::span<const std::byte> has a null
 // item there. Its bytes are a buffer after the head, in the same order. An argument that is a future is a reference: its item is the index
 // of a value that the call carries besides its arguments. Futures for parameters of type Future, and inside other values, stay references
-// (api/future.h). A result is an array of one item (void: of none). A tuple (with no tuple in it) is several values (Value::make_many).
+// (api/context/future.h). A result is an array of one item (void: of none). A tuple (with no tuple in it) is several values
+// (Value::make_many).
 //
 // Received bytes are checked against the parameters' types. Bytes that do not fit, or nest deeper than kMaxDepth, give InvalidArgument with
 // the argument's position and the method's name.
@@ -77,7 +78,7 @@ template <class... T>
   requires(!kIsTuple<std::remove_cvref_t<T>> && ...)
 inline constexpr std::size_t kNumResults<std::tuple<T...>> = sizeof...(T);
 
-// True for an argument whose value may not be here: Future<T> (api/future.h).
+// True for an argument whose value may not be here: Future<T> (api/context/future.h).
 template <class A>
 struct ReferenceTo {
   static constexpr bool kIs = false;

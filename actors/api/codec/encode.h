@@ -70,7 +70,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     Encoder<1 + (std::size_t{kIsBytes<P>} + ... + 0)> to;
     to.head.head(Major::kArray, sizeof...(P));
     (to.template put<P>(args), ...);
-    SHOAL_TRY(Value value, Value::of(to.finish(), Value::Kind::kResult, memory));
+    SHOAL_TRY(Value value, Value::from_pieces(to.finish(), Value::Kind::kResult, memory));
     if (to.head.refs() != nullptr) refer(value, std::array{&std::as_const(to.head)});
     return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });

@@ -129,12 +129,12 @@ struct Table {
     static constexpr auto kNames = names();
     std::string_view found;
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto look = [&]<std::size_t K>() {
+      const auto match = [&]<std::size_t K>() {
         if constexpr (std::is_same_v<Pointer, std::tuple_element_t<K, Pointers>>) {
           if (found.empty() && pointer<K>() == wanted) found = kNames[K];
         }
       };
-      (look.template operator()<I>(), ...);
+      (match.template operator()<I>(), ...);
     }(std::make_index_sequence<kNumMethods>());
     return found;
   }

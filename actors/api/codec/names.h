@@ -10,7 +10,7 @@ namespace shoal::actors::api {
 template <class... Types>
 struct List {};
 
-// True for a coroutine's return type: Task<T> (api/future.h).
+// True for a coroutine's return type: Task<T> (api/context/future.h).
 template <class R>
 inline constexpr bool kIsTask = false;
 

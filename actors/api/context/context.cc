@@ -27,17 +27,17 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
 
 Context::~Context() = default;
 
-Result<std::vector<Context::Created>> Context::create(std::size_t count, bool mesh, const Class& of, const ActorOptions& options,
+Result<std::vector<Context::Created>> Context::create(std::size_t count, bool mesh, const Class& actor_class, const ActorOptions& options,
                                                       const api::Encoded& args) {
-  if (!options_.class_names.contains(of.full_name)) {
-    return fail(invalid_argument(fmt::format("this program does not register actor {}", of.name))
-                    .with_hint(fmt::format("name it in main: shoal::main<{}, ..>(argc, argv, run)", of.name)));
+  if (!options_.class_names.contains(actor_class.full_name)) {
+    return fail(invalid_argument(fmt::format("this program does not register actor {}", actor_class.name))
+                    .with_hint(fmt::format("name it in main: shoal::main<{}, ..>(argc, argv, run)", actor_class.name)));
   }
   if (count < 1 || count > actors::GangSpec::kMaxActors) {
     return fail(invalid_argument(fmt::format("a mesh has 1 to {} actors, not {}", actors::GangSpec::kMaxActors, count)));
   }
-  const std::int32_t max_concurrency = options.max_concurrency.value_or(of.on_loop ? kOnLoop : 1);
-  if (const std::int32_t most = of.on_loop ? kMaxOnLoop : kMaxThreads; max_concurrency < 1 || max_concurrency > most) {
+  const std::int32_t max_concurrency = options.max_concurrency.value_or(actor_class.on_loop ? kOnLoop : 1);
+  if (const std::int32_t most = actor_class.on_loop ? kMaxOnLoop : kMaxThreads; max_concurrency < 1 || max_concurrency > most) {
     return fail(invalid_argument(fmt::format("max_concurrency is 1 to {}, not {}", most, max_concurrency)));
   }
   const bool makes_itself = options.detached || options.max_restarts != 0;
@@ -52,10 +52,10 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
             .with_hint("pass future.get() instead of the future"));
   }
   SHOAL_TRY(const auto resources, api::resources_of(options.num_cpus, options.num_gpus, options.memory, options.resources));
-  SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, of.name, resources, {options.where, options.env, options.working_dir}));
+  SHOAL_TRY(actors::GangSpec spec, launcher_.gang(count, actor_class.name, resources, {options.where, options.env, options.working_dir}));
   if (options.detached) spec.launch.env.emplace_back("SHOAL_SELF_MADE", "1");
   const bool restarts = options.max_restarts != 0;
-  api::Making making{std::string(of.full_name), 0, static_cast<std::int32_t>(count), max_concurrency, args.value, restarts};
+  api::Making making{std::string(actor_class.full_name), 0, static_cast<std::int32_t>(count), max_concurrency, args.value, restarts};
   spec.refuse_infeasible = options.refuse_infeasible;
   spec.name = options.name;
   if (!spec.name.empty()) spec.name_space = options.name_space.empty() ? options_.name_space : options.name_space;
@@ -63,7 +63,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
   spec.detached = options.detached;
   spec.max_restarts = options.max_restarts;
   spec.max_task_retries = options.max_task_retries;
-  spec.handle = api::to_found(of.full_name);
+  spec.handle = api::to_found(actor_class.full_name);
   if (makes_itself) {
     SHOAL_TRY(spec.creation_spec, api::to_creation_spec(making));
   }
@@ -71,7 +71,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
 
   std::vector<Created> out(exists ? 1 : count);
   if (exists) {
-    SHOAL_OK(check_class(*exists, of.full_name));
+    SHOAL_OK(check_class(*exists, actor_class.full_name));
     const api::Reply there = api::ready_reply(hub_, {}, api::kConstruct, api::encode(api::List<>()));
     out[0] = {exists->row.id, there.future(), {}};
     return out;
@@ -88,7 +88,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
     // This process gets no report of a detached actor's end, so the objects are kept as long as the process lives.
     if (options.detached && kept) handles.pin(kept);
     for (Created& c : out) {
-      if (!options.detached) c.share = handles.made(c.id, {std::string(of.name), restarts, kept});
+      if (!options.detached) c.share = handles.add(c.id, {std::string(actor_class.name), restarts, kept});
     }
   });
   return out;
@@ -120,7 +120,7 @@ Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::
   spec.detached = options.detached;
   if (bundles.empty()) return fail(invalid_argument("a placement group has at least one bundle"));
   for (const auto& b : bundles) {
-    SHOAL_TRY(auto resources, actors::Resources::of(b));
+    SHOAL_TRY(auto resources, actors::Resources::from_amounts(b));
     spec.bundles.push_back(std::move(resources));
   }
   SHOAL_OK(hub_.session.groups().create(spec));

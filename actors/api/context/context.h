@@ -65,17 +65,17 @@ class Context {
     SHOAL_TRY(auto handles, spawn_gang<T>(count, true, options, args...));
     return Mesh<T>(hub_, std::move(handles));
   }
-  // An actor that another process spawned. This handle does not count.
+  // An actor that another process spawned. This handle does not count, so it does not keep the actor alive.
   template <actors::api::Actor T>
   Result<Handle<T>> handle(ActorId id) {
-    return Handle<T>::of(hub_, id);
+    return Handle<T>::from_id(hub_, id);
   }
-  // The living actor of this name, in any job; this handle does not count. Returns NotFound/NoSuchName if there is none, InvalidArgument if
-  // it is of another class.
+  // The living actor of this name, in any job; this handle does not count. Returns NotFound/NoSuchName if there is none, and
+  // InvalidArgument if the actor is of another class.
   template <actors::api::Actor T>
   Result<Handle<T>> get_actor(const std::string& name, const std::string& name_space = "") {
     SHOAL_TRY(const ActorId id, find(name, name_space, actors::api::full_class_name<T>()));
-    return Handle<T>::of(hub_, id);
+    return Handle<T>::from_id(hub_, id);
   }
   // Ends an actor's process at once; open and later calls fail with Unavailable/ActorDied. With no_restart = false an actor with restarts
   // left only loses its process.
@@ -134,9 +134,9 @@ class Context {
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
   actors::api::FunctionPools& functions() { return *functions_; }
-  void is_of(ActorId actor) {  // called by the worker before all else
+  void set_actor(ActorId actor) {  // called by the worker before all else
     actor_ = actor;
-    session_->loop().own([&] { session_->actors().handles().is_of(actor); });
+    session_->loop().own([&] { session_->actors().handles().set_own_actor(actor); });
   }
 
  private:
@@ -146,8 +146,8 @@ class Context {
     actors::api::check_arguments(Params(), actors::api::List<A...>());
     SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->objects().memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
-    const Class of{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
-    SHOAL_TRY(auto created, create(count, mesh, of, options, encoded));
+    const Class actor_class{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
+    SHOAL_TRY(auto created, create(count, mesh, actor_class, options, encoded));
     std::vector<Handle<T>> out;
     for (std::size_t i = 0; i < created.size(); ++i) {
       Created& c = created[i];
@@ -167,7 +167,7 @@ class Context {
     actors::Handles::Share share;     // null: its handle does not count
   };
   // The gang's actors, by rank.
-  Result<std::vector<Created>> create(std::size_t count, bool mesh, const Class& of, const ActorOptions& options,
+  Result<std::vector<Created>> create(std::size_t count, bool mesh, const Class& actor_class, const ActorOptions& options,
                                       const actors::api::Encoded& args);
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;

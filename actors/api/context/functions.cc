@@ -44,7 +44,7 @@ bool said_all(const Value& words) {
   return !said || std::get<0>(*said);
 }
 
-bool is_over(const Result<void>& done) { return done || done.error().code() == Code::kNotFound; }
+bool is_over(const Result<void>& ended) { return ended || ended.error().code() == Code::kNotFound; }
 
 constexpr std::chrono::seconds kAgain(1);        // pause before another attempt to end workers
 constexpr std::chrono::seconds kLastMetrics(9);  // together with `needed`, less than the keeper waits for the answer
@@ -71,9 +71,9 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
 }
 
 // A worker is needed while calls that it made are open, since they would be lost with it.
-Result<Value> FunctionPools::hand_over(const Value& asked) {
+Result<Value> FunctionPools::hand_over(const Value& request) {
   Session& session = hub_.session;
-  SHOAL_TRY(const auto within, decode(List<std::int64_t>(), asked, {"hand-over"}));
+  SHOAL_TRY(const auto within, decode(List<std::int64_t>(), request, {"hand-over"}));
   const auto until = session.loop().deadline_in(std::chrono::milliseconds(std::max<std::int64_t>(10, std::get<0>(within))));
   const auto none_open = [&] { return !session.calls().any_open(); };
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
@@ -169,13 +169,13 @@ Result<void> FunctionPools::grow(Pool& pool) {
   Making making{.full_class_name = std::string(kFunctionClass)};
   SHOAL_TRY(making.args, encode(List<WorkerId, NodeId>(), session.identity().worker, session.identity().node));
   SHOAL_OK(session.actors().create_gang(spec));
-  SHOAL_TRY(const auto made, launcher_.construct(id, making, {}));
-  if (made_.size() >= sweep_at_) {
-    std::erase_if(made_, [&](const auto& worker) { return session.actors().dead(worker.first); });
-    sweep_at_ = std::max<std::size_t>(64, 2 * made_.size());
+  SHOAL_TRY(const auto constructed, launcher_.construct(id, making, {}));
+  if (constructed_.size() >= sweep_at_) {
+    std::erase_if(constructed_, [&](const auto& worker) { return session.actors().dead(worker.first); });
+    sweep_at_ = std::max<std::size_t>(64, 2 * constructed_.size());
   }
-  made_[id] = made;
-  session.loop().own([&] { pool.tasks->add(id, made); });
+  constructed_[id] = constructed;
+  session.loop().own([&] { pool.tasks->add(id, constructed); });
   return {};
 }
 
@@ -208,22 +208,22 @@ bool FunctionPools::attend(Pool& pool) {
 }
 
 void FunctionPools::end(ActorId worker) {
-  const auto made = made_.extract(worker);
-  if (made.empty() || !made.mapped().ready() || !made.mapped().peek()) {
+  const auto constructed = constructed_.extract(worker);
+  if (constructed.empty() || !constructed.mapped().ready() || !constructed.mapped().peek()) {
     return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it has made nothing, so it leaves nothing
   }
   leaving_.push_back({worker, {}, {}});
-  ask(leaving_.back());
+  request_last_words(leaving_.back());
 }
 
-void FunctionPools::ask(Leaving& leaving) {
+void FunctionPools::request_last_words(Leaving& leaving) {
   Session& session = hub_.session;
-  auto asked = encode(List<std::int64_t>(), options_.needed.count());
-  SHOAL_CHECK(asked.has_value(), "the request has no encoded number");
+  auto within = encode(List<std::int64_t>(), options_.needed.count());
+  SHOAL_CHECK(within.has_value(), "the request has no encoded number");
   Call call;
   call.actor = leaving.worker;
   call.method = kHandOver;
-  call.args = *std::move(asked);
+  call.args = *std::move(within);
   call.retries = -1;
   const ValueFuture words = leaving.words = session.calls().call(std::move(call), {});
   leaving.until = session.loop().deadline_in(options_.hand_over);
@@ -247,13 +247,13 @@ void FunctionPools::see_off() {
   if (const auto still = looked_at_ - looked_at; still > options_.hand_over / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
   }
-  std::vector<Leaving> stay;
+  std::vector<Leaving> remaining;
   for (Leaving& leaving : leaving_) {
     const auto now = session.loop().deadline_in({});
-    const bool asked = leaving.how == How::kAsked, received = asked && leaving.words.ready() && leaving.words.peek();
-    const bool waits = asked && !leaving.words.ready() && now < leaving.until;
+    const bool requested = leaving.how == How::kRequested, received = requested && leaving.words.ready() && leaving.words.peek();
+    const bool waits = requested && !leaving.words.ready() && now < leaving.until;
     if (received && !said_all(*leaving.words.peek())) {  // the worker is still needed
-      ask(leaving);
+      request_last_words(leaving);
     } else if (!waits && now >= again_at_) {
       const auto adopted = received ? adopt(leaving) : Result<void>();
       const bool retired = received || leaving.how == How::kRetired;
@@ -262,10 +262,11 @@ void FunctionPools::see_off() {
       if (!adopted && adopted.error().code() == Code::kInvalidArgument) leaving.how = How::kKilled;
       again_at_ = session.loop().deadline_in(kAgain);
     }
-    stay.push_back(std::move(leaving));
+    remaining.push_back(std::move(leaving));
   }
-  if (!stay.empty()) std::rotate(stay.begin(), stay.begin() + 1, stay.end());  // so that other workers come first next time
-  leaving_ = std::move(stay);
+  // Other workers come first next time.
+  if (!remaining.empty()) std::rotate(remaining.begin(), remaining.begin() + 1, remaining.end());
+  leaving_ = std::move(remaining);
 }
 
 bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
@@ -281,7 +282,7 @@ bool FunctionPools::see_off_all(std::chrono::steady_clock::time_point until) {
     for (const ActorId id : wants.ended) end(id);
     for (const ActorId id : wants.condemned) leaving_.push_back({id, {}, {}, Leaving::How::kKilled});
   }
-  const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kAsked || l.words.ready(); };
+  const auto says_nothing = [](const Leaving& l) { return l.how != Leaving::How::kRequested || l.words.ready(); };
   const auto received = [&] { return std::all_of(leaving_.begin(), leaving_.end(), says_nothing); };
   if (!leaving_.empty()) lend();
   while (!leaving_.empty() && session.loop().deadline_in({}) < until && session.loop().wait(received, until)) {
@@ -312,7 +313,7 @@ void FunctionPools::run() {
     }
     lock.lock();
     if (wants_more) changed_.wait_for(lock, kShort, [&] { return ending_; });
-    pause = wants_more ? options_.look : rest;
+    pause = wants_more ? options_.room_interval : rest;
   }
 }
 

@@ -53,9 +53,9 @@ inline constexpr std::string_view kFunctionClass = "shoal::functions";
 class FunctionPools {
  public:
   struct Options {
-    std::chrono::milliseconds idle{2000};  // an idle worker ends after this time
-    std::chrono::milliseconds look{100};   // interval of checks for room in a full cluster
-    std::chrono::milliseconds hand_over;   // time for the answer of a worker that shall end: the actors that it leaves
+    std::chrono::milliseconds idle{2000};          // an idle worker ends after this time
+    std::chrono::milliseconds room_interval{100};  // interval of checks for room in a full cluster
+    std::chrono::milliseconds hand_over;           // time for the answer of a worker that shall end: the actors that it leaves
     // A worker whose calls are still open after this time answers that it is needed; it is asked again later.
     std::chrono::milliseconds needed;
   };
@@ -68,10 +68,10 @@ class FunctionPools {
   Hub& hub() { return hub_; }
   // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // The answer of this worker of functions to kLastWords, by which its keeper requests the actors that it leaves. `asked`: the time for the
-  // answer, in ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then it is asked again. The
-  // list has the actors that it has made or taken over.
-  Result<Value> hand_over(const Value& asked);
+  // The answer of this worker of functions to kLastWords, by which its keeper requests the actors that it leaves. `request` is the time for
+  // the answer, in ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then the keeper requests
+  // again. The list has the actors that it has made or taken over.
+  Result<Value> hand_over(const Value& request);
 
  private:
   struct Pool {
@@ -103,17 +103,17 @@ class FunctionPools {
   std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
-  std::mutex retiring_mutex_;  // guards the members from made_ to looked_at_
+  std::mutex retiring_mutex_;  // guards the members from constructed_ to looked_at_
   struct Leaving {
     ActorId worker;
     ValueFuture words;
     std::chrono::steady_clock::time_point until;
-    enum class How : std::uint8_t { kAsked, kRetired, kKilled } how = How::kAsked;
+    enum class How : std::uint8_t { kRequested, kRetired, kKilled } how = How::kRequested;
     std::size_t adopted = 0;  // number of its actors adopted so far
   };
-  void ask(Leaving& leaving);
+  void request_last_words(Leaving& leaving);
   Result<void> adopt(Leaving& leaving);
-  std::map<ActorId, ValueFuture> made_;
+  std::map<ActorId, ValueFuture> constructed_;
   std::atomic<bool> lent_ = false;  // this process's CPUs are lent for good
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;

@@ -4,8 +4,9 @@
 // add", "actor Counter(3f..)", "rank 1".
 //
 // As an argument of a call it stands for its value, unless the parameter is a Future. There, and inside other values (a vector, a class's
-// field), it is a reference: the receiver waits for the value or passes it on. The object lives while any process holds a reference, and
-// the process of its call or put() lives.
+// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of the process that made
+// the call or put(). The node keeps it while any process holds a reference, also after the end of that process. If the process ends before
+// the value is there, the future fails as Unavailable/OwnerDied.
 #pragma once
 
 #include <string>
@@ -56,7 +57,7 @@ struct Results;
 template <class... T>
 struct Results<std::tuple<T...>> {
   using Type = std::tuple<Future<T>...>;
-  static Type of(const Reply& reply) {
+  static Type from_reply(const Reply& reply) {
     auto parts = reply.split(sizeof...(T));
     auto part = parts.begin();
     return Type{Future<T>(std::move(*part++))...};  // the elements of a braced list are evaluated in order
@@ -96,7 +97,7 @@ class [[nodiscard]] Future {
   auto results() const
     requires(actors::api::kNumResults<T> > 0)
   {
-    return actors::api::Results<T>::of(reply_);
+    return actors::api::Results<T>::from_reply(reply_);
   }
   // For a coroutine in Context::run: co_await future.async().
   Task<T> async() const { return actors::api::await<T>(reply_); }

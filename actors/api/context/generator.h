@@ -55,8 +55,8 @@ class [[nodiscard]] Generator {
     if (coroutine_) coroutine_.destroy();
   }
 
-  // Runs it to its next item, which stays valid until the next call. Returns null at the end, or the error that ended it; `thrown` makes
-  // an error of an exception's text. It must not be called again after that.
+  // Runs the coroutine to its next item, which stays valid until the next call. Returns null at the end, or the error that ended the
+  // coroutine; `thrown` makes an error of an exception's text. After either, do not call next() again.
   Result<const T*> next(Error (*thrown)(std::string)) {
     auto& promise = coroutine_.promise();
     promise.item = nullptr;

@@ -24,7 +24,7 @@ void write_handle(CborWriter& to, Hub* hub, std::string_view full_class_name, co
   write_item(to, token->object.job);
   write_item(to, token->object.id);
   write_item(to, token->object.home);
-  to.refers_to(token->object, std::move(token->hold), CborWriter::Of::kActor);
+  to.refers_to(token->object, std::move(token->hold), CborWriter::Target::kActor);
 }
 
 bool read_handle(CborReader& from, std::string_view full_class_name, std::string_view class_name, HandleItem& out) {

@@ -114,7 +114,7 @@ class Handle {
     return Handle(hub, callee, there, std::move(share));
   }
   // For an actor that another process spawned, or that was found by name; it does not count. Returns NotFound if the head does not have it.
-  static Result<Handle> of(actors::api::Hub& hub, ActorId id) {
+  static Result<Handle> from_id(actors::api::Hub& hub, ActorId id) {
     SHOAL_OK(hub.session.actors().know(id, std::string(actors::api::class_name<T>())));
     return known(hub, id, {});
   }

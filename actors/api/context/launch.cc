@@ -67,7 +67,7 @@ Result<Resources> resources_of(double num_cpus, double num_gpus, double memory, 
   for (const auto& [name, amount] : {std::pair{"CPU", num_cpus}, {"GPU", num_gpus}, {"memory", memory}}) {
     if (amount != 0) others[name] = amount;
   }
-  return Resources::of(others);
+  return Resources::from_amounts(others);
 }
 
 Result<GangSpec> Launcher::gang(std::size_t count, std::string_view class_name, const Resources& each, const Surroundings& around) const {

@@ -38,8 +38,8 @@ Reply Reply::borrowed(Hub& hub, const ObjectKey& object, WorkerId owner) {
   return out;
 }
 
-const ValueFuture& Reply::asked() const {
-  std::call_once(origin_->asked, [this] { origin_->value = hub_->session.objects().fetch(origin_->name.object, origin_->name.owner); });
+const ValueFuture& Reply::requested() const {
+  std::call_once(origin_->requested, [this] { origin_->value = hub_->session.objects().fetch(origin_->name.object, origin_->name.owner); });
   return origin_->value;
 }
 
@@ -91,10 +91,10 @@ Result<void> Reply::cancel(CancelHow how) const {
   return {};
 }
 
-Reply failed_reply(const Reply& of, const Error& error) {
+Reply failed_reply(const Reply& source, const Error& error) {
   const runtime::Promise<Value> promise;
   promise.set(fail(error));
-  return of.with(promise.future());
+  return source.with(promise.future());
 }
 
 void write_reply(CborWriter& to, const Reply& reply) {

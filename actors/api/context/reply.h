@@ -55,7 +55,7 @@ struct Origin {
   const ValueFuture call;  // for one of several results, the answer with all of them
   const Name name;         // the name of a future that came from another process, or of the answer with all results
   // The value of a future that came from another process, once it is requested.
-  mutable std::once_flag asked = {};
+  mutable std::once_flag requested = {};
   mutable ValueFuture value = {};
 };
 
@@ -78,7 +78,7 @@ class Reply {
   // Waits without a deadline, in a coroutine, which resumes in the thread that runs it (Context::run).
   static Task<void> until_ready(Reply reply);
   // The future of the value. The first call may request the value, so it must not come while the loop is owned.
-  const ValueFuture& future() const { return is_borrowed() ? asked() : future_; }
+  const ValueFuture& future() const { return is_borrowed() ? requested() : future_; }
   // The future for a call with this argument; it keeps the object until it is ready.
   ValueFuture as_argument() const;
   // The name by which other processes refer to it.
@@ -103,7 +103,7 @@ class Reply {
 
  private:
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
-  const ValueFuture& asked() const;
+  const ValueFuture& requested() const;
   Result<const Value*> good() const;
   // If the call had several results, copies this one to memory of its own. Only then may it be passed on. May wait for room.
   void stand_alone() const;
@@ -118,7 +118,7 @@ class Reply {
 };
 
 // A failed answer of the same call, with `error`.
-Reply failed_reply(const Reply& of, const Error& error);
+Reply failed_reply(const Reply& source, const Error& error);
 
 // Writes the item of a future inside a value: null for an empty one.
 void write_reply(CborWriter& to, const Reply& reply);

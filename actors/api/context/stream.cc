@@ -21,8 +21,8 @@ Result<void> Publisher::give(const Value& item) {
   return {};
 }
 
-Items::Items(Hub& hub, Reply done, Streams::Id stream) : hub_(hub), done_(std::move(done)), stream_(stream) {
-  hub_.session.loop().own([this] { hub_.session.calls().streams().follow(stream_, done_.future()); });
+Items::Items(Hub& hub, Reply answer, Streams::Id stream) : hub_(hub), answer_(std::move(answer)), stream_(stream) {
+  hub_.session.loop().own([this] { hub_.session.calls().streams().follow(stream_, answer_.future()); });
 }
 
 Items::~Items() {
@@ -31,7 +31,7 @@ Items::~Items() {
 }
 
 const Reply& Items::ahead() {
-  if (!ahead_.valid()) ahead_ = done_.with(hub_.session.loop().own([this] { return hub_.session.calls().streams().next(stream_); }));
+  if (!ahead_.valid()) ahead_ = answer_.with(hub_.session.loop().own([this] { return hub_.session.calls().streams().next(stream_); }));
   return ahead_;
 }
 
@@ -41,8 +41,8 @@ Items::Next Items::take() {
   over_ = !value && value.error().reason() == "StreamOver";
   hub_.session.loop().own([this] { over_ ? hub_.session.calls().streams().close(stream_) : hub_.session.calls().streams().take(stream_); });
   if (!over_) return item;
-  if (done_.result<std::uint64_t>()) return std::nullopt;
-  return done_;
+  if (answer_.result<std::uint64_t>()) return std::nullopt;
+  return answer_;
 }
 
 Result<Items::Next> Items::next(Duration timeout) {

@@ -76,8 +76,8 @@ Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id st
 // The caller's untyped items. One thread at a time.
 class Items {
  public:
-  // `done`: the answer of the call made with this stream.
-  Items(Hub& hub, Reply done, Streams::Id stream);
+  // `answer`: the answer of the call made with this stream.
+  Items(Hub& hub, Reply answer, Streams::Id stream);
   ~Items();  // drops the items that were not taken
   Items(const Items&) = delete;
   Items& operator=(const Items&) = delete;
@@ -87,7 +87,7 @@ class Items {
   // may be called again.
   Result<Next> next(Duration timeout);
   static Task<Next> next_async(std::shared_ptr<Items> self);
-  const Reply& done() const { return done_; }
+  const Reply& answer() const { return answer_; }
 
  private:
   // The next item as an answer. It is ready when the item is here, or the call has ended without one.
@@ -96,7 +96,7 @@ class Items {
   Next take();
 
   Hub& hub_;
-  const Reply done_;
+  const Reply answer_;
   const Streams::Id stream_;
   Reply ahead_;  // the item that is awaited
   bool over_ = false;
@@ -113,8 +113,8 @@ class [[nodiscard]] Stream {
  public:
   using Value = T;
   Stream() = default;  // empty: only to be assigned to
-  Stream(actors::api::Hub& hub, actors::api::Reply done, actors::Streams::Id stream)
-      : items_(std::make_shared<actors::api::Items>(hub, std::move(done), stream)) {}
+  Stream(actors::api::Hub& hub, actors::api::Reply answer, actors::Streams::Id stream)
+      : items_(std::make_shared<actors::api::Items>(hub, std::move(answer), stream)) {}
   Stream(Stream&&) = default;
   Stream& operator=(Stream&&) = default;
 
@@ -127,7 +127,7 @@ class [[nodiscard]] Stream {
   // The same in a coroutine: co_await stream.async().
   Task<std::optional<Future<T>>> async() { return typed(items_); }
   // The number of items, or the call's failure; ready with the call.
-  Future<std::uint64_t> completed() const { return Future<std::uint64_t>(items_->done()); }
+  Future<std::uint64_t> completed() const { return Future<std::uint64_t>(items_->answer()); }
 
   class Iterator {
    public:
@@ -139,7 +139,7 @@ class [[nodiscard]] Stream {
     Iterator& operator++() {
       auto next = last_ ? Result<std::optional<Future<T>>>() : stream_->next();
       last_ = !next;  // an error of the wait ends the iteration
-      item_ = next ? *std::move(next) : Future<T>(actors::api::failed_reply(stream_->items_->done(), std::move(next).error()));
+      item_ = next ? *std::move(next) : Future<T>(actors::api::failed_reply(stream_->items_->answer(), std::move(next).error()));
       return *this;
     }
     void operator++(int) { ++*this; }

@@ -8,7 +8,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-std::pair<std::uint64_t, std::uint64_t> of(CallKey call) { return {call.peer, call.request}; }
+std::pair<std::uint64_t, std::uint64_t> pair_of(CallKey call) { return {call.peer, call.request}; }
 
 std::vector<std::size_t> sizes_of(const std::vector<std::int32_t>& groups, std::int32_t without_group) {
   std::vector<std::size_t> out = {static_cast<std::size_t>(without_group)};
@@ -86,7 +86,7 @@ void ConcurrentCalls::add(Incoming incoming) {
 std::optional<Turn> ConcurrentCalls::next() {
   while (!queue_->empty()) add(queue_->pop());
   if (auto turn = scheduler_.next()) {
-    begun_.insert(of(turn->incoming.key()));
+    begun_.insert(pair_of(turn->incoming.key()));
     return turn;
   }
   if (releases_.empty() || !begun_.empty()) return std::nullopt;
@@ -95,9 +95,9 @@ std::optional<Turn> ConcurrentCalls::next() {
 
 void ConcurrentCalls::ended(Turn turn, Result<Value> result) {
   loop_.own([&] {
-    begun_.erase(of(turn.incoming.key()));
+    begun_.erase(pair_of(turn.incoming.key()));
     send_answer(cancelled_, turn.incoming, result, runtime::Flush::kNow);
-    scheduler_.done(turn.group);
+    scheduler_.end_call(turn.group);
   });
 }
 
@@ -107,7 +107,7 @@ bool ConcurrentCalls::cancel(CallKey call) {
     return false;
   }
   // Another call is answered already, so that a note of its cancellation would stay for ever.
-  if (!begun_.contains(of(call))) return false;
+  if (!begun_.contains(pair_of(call))) return false;
   cancelled_.note(call);
   return true;
 }

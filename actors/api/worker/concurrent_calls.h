@@ -35,7 +35,7 @@ class CallScheduler {
   void add(Turn turn);
   // The call that begins now: the first added among those allowed.
   std::optional<Turn> next();
-  void done(std::size_t group) { ++groups_[group].free; }
+  void end_call(std::size_t group) { ++groups_[group].free; }
   // Removes a call that has not begun.
   std::optional<Incoming> cancel(CallKey call);
 

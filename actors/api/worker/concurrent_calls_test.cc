@@ -79,9 +79,9 @@ TEST_F(CallSchedulerTest, CallsBeginInTheirOrderAsSoonAsTheirGroupHasRoom) {
     scheduler.add(call(group, method));
   }
   EXPECT_EQ(begin(scheduler, begun), (Methods{"a", "c", "d"}));
-  scheduler.done(1);
+  scheduler.end_call(1);
   EXPECT_EQ(begin(scheduler, begun), (Methods{"e"}));
-  scheduler.done(0);
+  scheduler.end_call(0);
   EXPECT_EQ(begin(scheduler, begun), (Methods{"b"}));
 }
 

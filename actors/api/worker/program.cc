@@ -7,7 +7,7 @@ namespace shoal::actors::api {
 
 void runs_functions_for(Context& context, WorkerId creator, NodeId node) {
   Session& session = context.session();
-  context.is_of({});
+  context.set_actor({});
   session.loop().own([&] { context.hub().function_in = std::this_thread::get_id(); });
   if (node != session.identity().node) return;  // this node does not report a keeper on another node
   // Fetches an object that only the keeper could make and never makes. So the fetch fails when the keeper ends, and shows that.

@@ -16,7 +16,7 @@ class ThreadExecution final : public Execution {
   explicit ThreadExecution(ExecutionParts parts);
   ~ThreadExecution() override;  // joins the threads, once their calls end
   Incoming run_until_release() override;
-  // A method that runs asks for its cancellation (is_cancelled).
+  // Fails a call that waits. Only marks one that runs: its method learns of the cancellation when it polls is_cancelled().
   void cancel(CallKey call) override { (void)calls_.cancel(call); }
 
  private:

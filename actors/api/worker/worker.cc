@@ -78,7 +78,7 @@ class Worker {
   }
   void construct_by(Incoming incoming) {
     const Call& call = incoming.call;
-    context_.is_of(call.actor);
+    context_.set_actor(call.actor);
     auto head = decode(ConstructHead(), call.args, {"the constructor"});
     if (!head || call.deps.empty()) {
       const Error error = head ? invalid_argument("the actor's constructor was called without its arguments") : head.error();
@@ -93,7 +93,7 @@ class Worker {
         session_.loop().own([&] { incoming.fail(instance.error()); });
         end_unmade(session_, instance.error());
       }
-      made(making, *std::move(instance));
+      begin_serving(making, *std::move(instance));
     }
     session_.loop().own([&] { send_answer(cancelled_, incoming, encode(List<>()), runtime::Flush::kNow); });
   }
@@ -101,25 +101,25 @@ class Worker {
   void construct_again() {
     const auto creation_spec = session_.hosting().creation_spec();
     if (!creation_spec) end_unmade(session_, creation_spec.error());
-    context_.is_of(creation_spec->row.id);
+    context_.set_actor(creation_spec->row.id);
     const auto making = from_creation_spec(creation_spec->handle);
     if (!making) end_unmade(session_, making.error());
     const RunsCall runs({&context_, {}, kConstruct});
     auto instance = make(*making, {});
     if (!instance) end_unmade(session_, instance.error());
-    made(*making, *std::move(instance));
+    begin_serving(*making, *std::move(instance));
   }
   Result<std::unique_ptr<Instance>> make(const Making& making, const std::vector<Value>& deps) {
     const auto it = classes_.find(making.full_class_name);
     if (it == classes_.end()) return fail(not_found(fmt::format("this program does not register actor {}", making.full_class_name)));
     return it->second(Place{Rank{making.rank}, making.world_size, &context_}, {making.args, &deps, &context_.hub()});
   }
-  void made(const Making& making, std::unique_ptr<Instance> instance) {
+  void begin_serving(const Making& making, std::unique_ptr<Instance> instance) {
     instance_ = std::move(instance);
     restarts_ = making.restarts;
     const Mode mode = mode_of(instance_->concurrency(), making.max_concurrency);
     session_.loop().own([&] {
-      session_.hosting().actors().made();
+      session_.hosting().actors().report_constructed();
       execution_ = make_execution(mode, {{context_, *instance_}, queue_, std::move(early_), making.max_concurrency});
       state_ = State::kServing;
     });

@@ -27,7 +27,7 @@ std::int64_t plus(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-Result<Resources> Resources::of(const std::map<std::string, double>& amounts) {
+Result<Resources> Resources::from_amounts(const std::map<std::string, double>& amounts) {
   Resources out;
   for (const auto& [name, amount] : amounts) {
     if (name.empty() || name.size() > 100) return fail(invalid_argument("a resource's name has 1 to 100 characters"));

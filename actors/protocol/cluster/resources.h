@@ -17,7 +17,7 @@ class Resources {
 
   Resources() = default;
   // Makes resources of amounts in natural units. Returns InvalidArgument if one is negative, too large, not finite or finer than 1/10000.
-  static Result<Resources> of(const std::map<std::string, double>& amounts);
+  static Result<Resources> from_amounts(const std::map<std::string, double>& amounts);
 
   std::int64_t units(const std::string& name) const;
   void set_units(const std::string& name, std::int64_t units);  // 0 removes the name

@@ -7,7 +7,7 @@
 namespace shoal::actors {
 namespace {
 
-Resources of(const std::map<std::string, double>& amounts) { return Resources::of(amounts).value(); }
+Resources of(const std::map<std::string, double>& amounts) { return Resources::from_amounts(amounts).value(); }
 
 TEST(Resources, FractionsAddUpExactly) {
   Resources room = of({{"GPU", 1}});
@@ -28,8 +28,8 @@ TEST(Resources, AMissingAmountIsNamedWithTheAvailableOne) {
 }
 
 TEST(Resources, AmountsThatMakeNoSenseAreRefused) {
-  for (const double bad : {-1.0, std::nan(""), 1.0 / 0.0, 1e300, 0.00001}) EXPECT_FALSE(Resources::of({{"CPU", bad}})) << bad;
-  EXPECT_FALSE(Resources::of({{"", 1}}));
+  for (const double bad : {-1.0, std::nan(""), 1.0 / 0.0, 1e300, 0.00001}) EXPECT_FALSE(Resources::from_amounts({{"CPU", bad}})) << bad;
+  EXPECT_FALSE(Resources::from_amounts({{"", 1}}));
 }
 
 }  // namespace

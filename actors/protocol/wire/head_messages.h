@@ -237,12 +237,12 @@ struct Warning {
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.text, Text); }
 };
 
-// Collects all rows, page after page. ask(body) sends one ListRequest and returns Result<ListReply>.
-template <class Ask>
-Result<ListReply> list_all(ListRequest request, const Ask& ask) {
+// Collects all rows, page after page. request_page(body) sends one ListRequest and returns Result<ListReply>.
+template <class Request>
+Result<ListReply> list_all(ListRequest request, const Request& request_page) {
   ListReply out;
   do {
-    SHOAL_TRY(ListReply page, ask(to_bytes(request)));
+    SHOAL_TRY(ListReply page, request_page(to_bytes(request)));
     const auto append = [](auto& to, auto& rows) { std::move(rows.begin(), rows.end(), std::back_inserter(to)); };
     append(out.actors, page.actors);
     append(out.nodes, page.nodes);

@@ -18,7 +18,7 @@ GangSpec gang() {
   GangSpec g;
   g.id = GangId{7};
   g.job = JobId{9};
-  g.actors = {{ActorId{1}, "Counter", Resources::of({{"CPU", 1}, {"GPU", 0.5}}).value()}, {ActorId{2}, "Counter", {}}};
+  g.actors = {{ActorId{1}, "Counter", Resources::from_amounts({{"CPU", 1}, {"GPU", 0.5}}).value()}, {ActorId{2}, "Counter", {}}};
   g.launch = {Launch::Kind::kPythonWorker, "/usr/bin/python3", {"a", ""}, true, "id", "/tmp", {{"A", "b"}, {"C", ""}}, {"/x"}};
   g.refuse_infeasible = true;
   g.creator = WorkerId{11};

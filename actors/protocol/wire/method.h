@@ -103,7 +103,7 @@ enum class Method : std::uint16_t {
   kItem = 124,  // an item that a call yields; it precedes the call's answer on the same connection
   // A notice without a body to each caller once the actor is made, before any other message. A caller that has not received it may assume
   // that none of its calls has begun.
-  kMade = 125,
+  kConstructed = 125,
 };
 
 template <class Enum>

@@ -152,7 +152,7 @@ SHOAL_METHOD(Method::kCancelCall, Signature<CancelCall>);
 SHOAL_METHOD(Method::kArguments, Signature<Arguments>);
 SHOAL_METHOD(Method::kCallOfArguments, Signature<Call, Value>);
 SHOAL_METHOD(Method::kItem, Signature<Item>);
-SHOAL_METHOD(Method::kMade, Signature<Empty>);
+SHOAL_METHOD(Method::kConstructed, Signature<Empty>);
 
 #undef SHOAL_METHOD
 

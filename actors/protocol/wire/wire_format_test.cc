@@ -42,7 +42,7 @@ std::string hex_of(const Bytes& bytes) {
 Error cause() {
   return unavailable("was killed: ").because(not_found("no file").with_reason("Gone")).with_reason("Died").with_hint("h").in("a").in("b");
 }
-Resources amounts() { return Resources::of({{"CPU", 1}, {"GPU", 0.5}}).value(); }
+Resources amounts() { return Resources::from_amounts({{"CPU", 1}, {"GPU", 0.5}}).value(); }
 Launch launch() {
   return {Launch::Kind::kNativeWorker, "/bin/prog", {"a", ""}, true, "build", "/cwd", {{"E", "1"}, {"D", ""}}, {"/x", "/y"}};
 }
@@ -101,7 +101,8 @@ ActorRow actor_row() {
   return v;
 }
 NodeRow node_row() {
-  return {NodeId{1}, "host", 2, NodeState::kDead, "tcp:a:1", amounts(), Resources::of({{"CPU", 0.5}}).value(), {{"zone", "a"}}, true, 3};
+  const Resources half = Resources::from_amounts({{"CPU", 0.5}}).value();
+  return {NodeId{1}, "host", 2, NodeState::kDead, "tcp:a:1", amounts(), half, {{"zone", "a"}}, true, 3};
 }
 WorkerRow worker_row() { return {WorkerId{1}, NodeId{2}, JobId{3}, 4, WorkerState::kStopped, "role", 5, cause()}; }
 JobRow job_row() { return {JobId{1}, "name", JobState::kStopped, 2, 3, 4, 5, 6, "why", cause(), submission()}; }

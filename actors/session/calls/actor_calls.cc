@@ -105,7 +105,7 @@ void ActorCalls::perform(ActorId id, Target& t, const TargetAction& action) {
       if (!t.state.takes_calls()) return;
       const ActorLink* const link = links_.find(t.state.endpoint());
       if (link == nullptr) return links_.dial(std::string(t.state.endpoint()));
-      if (link->made) step(id, Made());
+      if (link->constructed) step(id, Constructed());
       return sender_.flush(id, t);
     }
     case Kind::kStartGrace:
@@ -174,11 +174,11 @@ void ActorCalls::on_request(runtime::Peer&, runtime::Request, runtime::Responder
 
 void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
   if (!*alive_) return;
-  if (notice.method == number(Method::kMade)) {
+  if (notice.method == number(Method::kConstructed)) {
     const auto link = links_.with(peer);
     if (link == nullptr) return;
-    link->second.made = true;
-    return step_at(link->first, Made());
+    link->second.constructed = true;
+    return step_at(link->first, Constructed());
   }
   if (notice.method != number(Method::kItem)) return;
   auto item = item_from(std::move(notice.message), counts_.memory);

@@ -39,7 +39,7 @@ void ActorLinks::dial(const std::string& endpoint) {
                      ActorLink& link = links_[endpoint];
                      link.peer = std::make_unique<runtime::Peer>(*std::move(connection), clock_, handler_);
                      link.connection = next_connection_++;
-                     link.full = link.introduced = link.made = false;
+                     link.full = link.introduced = link.constructed = false;
                      link.broken_since.reset();
                      events_.opened(endpoint);
                    });

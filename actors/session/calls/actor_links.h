@@ -22,7 +22,7 @@ struct ActorLink {
   std::uint64_t connection = 0;  // its number, which no other connection of this process has
   bool full = false;             // its queue is above the high-water mark
   bool introduced = false;       // this process's id was sent on this connection
-  bool made = false;             // kMade was received on this connection
+  bool constructed = false;      // kConstructed was received on this connection
 
   runtime::Timer redial;
   std::optional<runtime::TimePoint> broken_since;

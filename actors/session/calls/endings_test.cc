@@ -162,7 +162,7 @@ TEST_F(StartedAgainTest, CallsToAProcessThatEndsInTheConstructorGoToTheNextOne) 
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
   starts_again();  // calls that were sent again once are sent again a second time
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 6; }, 30s));
-  host_->made();
+  host_->report_constructed();
   for (std::size_t i : {4, 5}) actor_->held[i].reply(text_value(std::to_string(i)));
   ASSERT_TRUE(run_until_ready(last) && run_until_ready(first[0]) && run_until_ready(first[1]));
   EXPECT_EQ(outcome(first[0]) + outcome(first[1]) + outcome(last), "45last");
@@ -170,13 +170,13 @@ TEST_F(StartedAgainTest, CallsToAProcessThatEndsInTheConstructorGoToTheNextOne) 
 
 TEST_F(StartedAgainTest, CallsThatMayHaveBegunDoNotGoToTheNextOne) {
   const auto before = held(1);
-  host_->made();
+  host_->report_constructed();
   const auto after = held(1);
   starts_again();
   ASSERT_TRUE(run_until_ready(before[0]) && run_until_ready(after[0]));
   EXPECT_EQ(outcome(before[0]), "Unavailable/ActorUnavailable");
   EXPECT_EQ(outcome(after[0]), "Unavailable/ActorUnavailable");
-  const auto next = held(1);  // the new process has not sent kMade
+  const auto next = held(1);  // the new process has not sent kConstructed
   starts_again();
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 4; }, 30s));
   EXPECT_EQ(outcome(next[0]), "pending");
@@ -192,14 +192,14 @@ TEST_F(StartedAgainTest, CallsThatCannotBeRepeatedAreNotKept) {
   const auto sent = calls_.call(std::move(c), {});
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
   EXPECT_GT(kept.use_count(), 1);
-  host_->made();
+  host_->report_constructed();
   world_.run_for(1s);
   EXPECT_EQ(kept.use_count(), 1);
   EXPECT_EQ(outcome(sent), "pending");
 }
 
 TEST_F(StartedAgainTest, LaterCallsFailWithTheSameCause) {
-  host_->made();
+  host_->report_constructed();
   const auto sent = held(1);
   starts_again();
   ASSERT_TRUE(run_until_ready(sent[0]));
@@ -222,7 +222,7 @@ class StartedAgainLaterTest : public StartedAgainTest {
 TEST_F(StartedAgainLaterTest, CallsWaitInOrderWhileAnActorIsRestarted) {
   const auto lost = again("hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
-  host_->made();
+  host_->report_constructed();
   starts_again();
   const auto behind = call(kActor, "behind");
   world_.run_for(5s);
@@ -238,7 +238,7 @@ TEST_F(StartedAgainLaterTest, InAnyOrderOtherCallsContinueAndACancelIsImmediate)
   calls_.in_any_order(kActor, true);
   const auto lost = again("hold");
   ASSERT_TRUE(world_.run_until([&] { return actor_->held.size() == 1; }, 30s));
-  host_->made();
+  host_->report_constructed();
   starts_again();
   ASSERT_TRUE(run_until_ready(call(kActor, "other"), 5s));
   EXPECT_EQ(actor_->held.size(), 1u);

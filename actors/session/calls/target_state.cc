@@ -33,14 +33,14 @@ void TargetState::on(const ReportsEnded& ended, Facts facts) {
   if (!facts.connected) die(died_of(ended.cause));
 }
 
-void TargetState::on(const Made&, Facts) {
-  made_ = true;
+void TargetState::on(const Constructed&, Facts) {
+  constructed_ = true;
   // Sent calls may have begun from now on: copies for calls that have not begun would only keep values in memory.
   act(Kind::kDropCopies);
 }
 
 void TargetState::on(const ConnectionEnded& ended, Facts facts) {
-  if (!ended.all_read) on(Made(), facts);
+  if (!ended.all_read) on(Constructed(), facts);
   if (phase_ != Phase::kEnding) return;
   act(Kind::kStopGrace);
   release_held(facts);
@@ -57,7 +57,7 @@ void TargetState::on(const RedialDue& due, Facts) {
 
 void TargetState::on(const GraceOver&, Facts facts) {
   if (phase_ == Phase::kEnding) {
-    made_ = true;  // the process may have sent kMade in a message that was not read
+    constructed_ = true;  // the process may have sent kConstructed in a message that was not read
     release_held(facts);
   } else if (phase_ == Phase::kUndecided) {
     phase_ = Phase::kPending;
@@ -114,7 +114,7 @@ void TargetState::take(const ProcessGone& gone, Facts facts) {
 void TargetState::process_lost(const Error& cause) {
   endpoint_.clear();
   // A next process begins without the actor.
-  act(std::exchange(made_, false) ? Kind::kRetryOnNextProcess : Kind::kRequeueUnbegun,
+  act(std::exchange(constructed_, false) ? Kind::kRetryOnNextProcess : Kind::kRequeueUnbegun,
       unavailable(fmt::format("actor {} is not available now, its process is restarted: {}", class_name_, cause.message()))
           .with_reason("ActorUnavailable")
           .in(frame()));

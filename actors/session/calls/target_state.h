@@ -37,20 +37,20 @@ struct Unknown {
 struct ReportsEnded {
   Error cause;
 };
-// The actor's process has sent kMade: the actor is made.
-struct Made {};
-// The connection to the process ended. Without `all_read` some of its messages may be lost, perhaps kMade among them.
+// The actor's process has sent kConstructed: the actor is made.
+struct Constructed {};
+// The connection to the process ended. Without `all_read` some of its messages may be lost, perhaps kConstructed among them.
 struct ConnectionEnded {
   bool all_read = true;
 };
 // It is time to connect again, since no report has explained the end of the last connection.
 struct RedialDue {
   Error why;
-  bool unreachable = false;  // it has been broken for ActorCalls::Options::unreachable_after
+  bool unreachable = false;  // there was no connection for ActorCalls::Options::unreachable_after
 };
 struct GraceOver {};
 // The events. ActorRow is the head's report on the actor.
-using TargetEvent = std::variant<ActorRow, ProcessGone, Unknown, ReportsEnded, Made, ConnectionEnded, RedialDue, GraceOver>;
+using TargetEvent = std::variant<ActorRow, ProcessGone, Unknown, ReportsEnded, Constructed, ConnectionEnded, RedialDue, GraceOver>;
 
 // ---- actions
 
@@ -103,7 +103,7 @@ class TargetState {
   // How often a lost call is sent again, unless it has its own number.
   std::int32_t retries() const { return retries_; }
   // True if calls that are lost with this process go to the next one, since this process has not made the actor yet.
-  bool repeats_unbegun() const { return at_head_ != AtHead::kEndsWithProcess && !made_; }
+  bool repeats_unbegun() const { return at_head_ != AtHead::kEndsWithProcess && !constructed_; }
   const Error* cause_of_death() const { return phase_ == Phase::kDead ? &*cause_ : nullptr; }
 
  private:
@@ -115,7 +115,7 @@ class TargetState {
   void on(const ProcessGone& gone, Facts facts);
   void on(const Unknown& unknown, Facts facts);
   void on(const ReportsEnded& ended, Facts facts);
-  void on(const Made&, Facts facts);
+  void on(const Constructed&, Facts facts);
   void on(const ConnectionEnded& ended, Facts facts);
   void on(const RedialDue& due, Facts facts);
   void on(const GraceOver&, Facts facts);
@@ -134,7 +134,7 @@ class TargetState {
   std::string class_name_;
   Phase phase_ = Phase::kPending;
   AtHead at_head_ = AtHead::kEndsWithProcess;
-  bool made_ = false;  // kMade was received, or may be among lost messages, so sent calls may have begun
+  bool constructed_ = false;  // kConstructed was received, or may be among lost messages, so sent calls may have begun
   std::int32_t retries_ = 0;
   WorkerId worker_;
   NodeId node_;

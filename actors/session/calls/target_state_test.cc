@@ -64,7 +64,7 @@ class TargetStateTest : public testing::Test {
     facts_.reports = Reports::kOfNodes;
     text_ += "the head is gone\n";
   }
-  void made() { happens("its process has made it", Made()); }
+  void made() { happens("its process has made it", Constructed()); }
   void node_reports(std::uint64_t process, const Error& cause) {
     happens(fmt::format("its node reports the end of p{}, since {}", process, cause.message()), ProcessGone{WorkerId{process}, cause});
   }

@@ -58,9 +58,9 @@ Result<std::optional<FoundActor>> ActorClient::create_gang(const GangSpec& spec)
       calls_.by_actor()->expect(a.id, a.class_name);
     }
   };
-  GangSpec asked = spec;
-  if (self_.started_by_node) asked.creator = self_.worker;
-  const auto created = head_.ask(Method::kCreateGang, to_bytes(asked), expect);
+  GangSpec request = spec;
+  if (self_.started_by_node) request.creator = self_.worker;
+  const auto created = head_.request(Method::kCreateGang, to_bytes(request), expect);
   loop_.own([&] {
     for (const auto& a : spec.actors) creating_.erase(a.id);
   });
@@ -132,20 +132,20 @@ Result<void> ActorClient::know(ActorId actor, const std::string& class_name) {
 }
 
 Result<void> ActorClient::kill(ActorId actor, bool restart) {
-  SHOAL_OK(head_.ask(Method::kKillActor, to_bytes(KillActor{actor, restart})));
+  SHOAL_OK(head_.request(Method::kKillActor, to_bytes(KillActor{actor, restart})));
   return {};
 }
 
 Result<bool> ActorClient::withdraw(ActorId actor) {
   if (!loop_.own([&] { return calls_.by_actor()->actors().waits_for_nobody(actor); })) return false;
-  SHOAL_TRY(const auto row, head_.ask_for<ActorRow>(Method::kWatchActor, to_bytes(ActorRef{actor})));
+  SHOAL_TRY(const auto row, head_.request_for<ActorRow>(Method::kWatchActor, to_bytes(ActorRef{actor})));
   if (row.state != ActorState::kPending && !loop_.own([&] { return calls_.by_actor()->actors().waits_for_arguments(actor); })) return false;
   SHOAL_OK(kill(actor));
   return true;
 }
 
 Result<void> ActorClient::retire(ActorId worker) {
-  SHOAL_OK(head_.ask(Method::kKillActor, to_bytes(KillActor{.actor = worker, .hand_on = true})));
+  SHOAL_OK(head_.request(Method::kKillActor, to_bytes(KillActor{.actor = worker, .hand_on = true})));
   return {};
 }
 

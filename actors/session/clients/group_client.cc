@@ -15,7 +15,7 @@ GroupId GroupClient::new_id() {
 }
 
 Result<void> GroupClient::create(const GroupSpec& spec) {
-  const auto created = head_.ask(Method::kCreateGroup, to_bytes(spec), [&] {
+  const auto created = head_.request(Method::kCreateGroup, to_bytes(spec), [&] {
     creating_.insert(spec.id);
     groups_.expect(spec.id);
   });
@@ -65,9 +65,9 @@ Result<void> GroupClient::remove(GroupId group) {
   });
 }
 
-Result<GroupRow> GroupClient::row(GroupId group) { return head_.ask_for<GroupRow>(Method::kWatchGroup, to_bytes(GroupRef{group})); }
+Result<GroupRow> GroupClient::row(GroupId group) { return head_.request_for<GroupRow>(Method::kWatchGroup, to_bytes(GroupRef{group})); }
 
-Result<GroupRow> GroupClient::find(const FindActor& request) { return head_.ask_for<GroupRow>(Method::kFindGroup, to_bytes(request)); }
+Result<GroupRow> GroupClient::find(const FindActor& request) { return head_.request_for<GroupRow>(Method::kFindGroup, to_bytes(request)); }
 
 void GroupClient::close() {
   for (const GroupId group : groups_.expected()) groups_.unknown(group, cancelled("this process left the cluster"));

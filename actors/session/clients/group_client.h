@@ -23,8 +23,8 @@ class GroupClient {
   GroupId new_id();
   // Returns when the head accepts the group; ready() waits for its placement.
   Result<void> create(const GroupSpec& spec);
-  // A future of `value`, ready once the group has all its bundles. It fails with Cancelled/GroupRemoved if the group is removed, with
-  // NotFound if the head does not have it.
+  // A future of `value`, ready once the group has all its bundles. It fails with Cancelled/GroupRemoved if the group is removed, and with
+  // NotFound if the head does not have the group.
   ValueFuture ready(GroupId group, Value value);
   // Sends the removal, and does not wait until the head has done it. Later requests of this process find the group removed.
   Result<void> remove(GroupId group);

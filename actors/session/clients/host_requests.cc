@@ -13,16 +13,16 @@ runtime::Future<HostedActor> HostRequests::add(runtime::Peer& head, const HostAc
     finish(id, fail(deadline_exceeded("the rest of the gang of actor " + to_string(id) + " did not join in time")));
   });
   auto out = r.promise.future();
-  ask(head, actor.actor);
+  send(head, actor.actor);
   return out;
 }
 
-void HostRequests::ask_again(runtime::Peer& head) {
-  for (const auto& [id, request] : requests_) ask(head, id);
+void HostRequests::send_again(runtime::Peer& head) {
+  for (const auto& [id, request] : requests_) send(head, id);
 }
 
-// An answer that arrives after close() is ignored. When the connection breaks, the request stays open until ask_again().
-void HostRequests::ask(runtime::Peer& head, ActorId actor) {
+// An answer that arrives after close() is ignored. When the connection breaks, the request stays open until send_again().
+void HostRequests::send(runtime::Peer& head, ActorId actor) {
   head.call(number(Method::kHostActor), {requests_.at(actor).body.clone(), {}, {}}, runtime::Peer::kNoTimeout,
             [this, actor](Result<runtime::Message> reply) {
               if (!reply && reply.error().reason() == "Disconnected") return;

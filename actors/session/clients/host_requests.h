@@ -18,10 +18,10 @@ class HostRequests {
   HostRequests(const HostRequests&) = delete;
   HostRequests& operator=(const HostRequests&) = delete;
 
-  // Sends the request to `head`; ask_again() repeats it after the head was away. Before the future fails, `refused` runs. Errors are the
+  // Sends the request to `head`; send_again() repeats it after the head was away. Before the future fails, `refused` runs. Errors are the
   // head's, DeadlineExceeded after `timeout`, and that of close().
   runtime::Future<HostedActor> add(runtime::Peer& head, const HostActor& actor, runtime::Duration timeout, std::function<void()> refused);
-  void ask_again(runtime::Peer& head);
+  void send_again(runtime::Peer& head);
   void close(const Error& why);
 
  private:
@@ -31,7 +31,7 @@ class HostRequests {
     runtime::Promise<HostedActor> promise;
     runtime::Timer deadline;
   };
-  void ask(runtime::Peer& head, ActorId actor);
+  void send(runtime::Peer& head, ActorId actor);
   void finish(ActorId actor, Result<HostedActor> answer);
 
   runtime::Clock& clock_;

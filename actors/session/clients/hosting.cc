@@ -15,7 +15,7 @@ Hosting::Hosting(SessionLoop& loop, runtime::Network& network, HeadClient& head,
       requests_(*loop.clock()) {
   actors_->on_cancel_children([&calls](CallKey parent, CancelHow how) { calls.cancel_children(parent, how); });
   head.link().on_opened([this] {
-    requests_.ask_again(*head_.link().peer());
+    requests_.send_again(*head_.link().peer());
     if (blocked_) (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{self_.worker, true})));
   });
   node.link().on_notice(Method::kKillHere, [this](const Message& message) {
@@ -35,12 +35,12 @@ Result<void> Hosting::ready() {
   update.state = WorkerState::kRunning;
   update.pid = getpid();
   update.endpoint = endpoint();
-  SHOAL_OK(node_.ask(Method::kWorkerReady, to_bytes(update)));
+  SHOAL_OK(node_.request(Method::kWorkerReady, to_bytes(update)));
   return {};
 }
 
 Result<void> Hosting::leave() {
-  SHOAL_OK(head_.ask(Method::kWorkerLeaves, to_bytes(GetCreationSpec{self_.worker})));
+  SHOAL_OK(head_.request(Method::kWorkerLeaves, to_bytes(GetCreationSpec{self_.worker})));
   return {};
 }
 
@@ -53,7 +53,7 @@ void Hosting::set_blocked(bool blocked) {
 }
 
 Result<FoundActor> Hosting::creation_spec() {
-  return head_.ask_for<FoundActor>(Method::kGetCreationSpec, to_bytes(GetCreationSpec{self_.worker}));
+  return head_.request_for<FoundActor>(Method::kGetCreationSpec, to_bytes(GetCreationSpec{self_.worker}));
 }
 
 Result<runtime::Future<HostedActor>> Hosting::place(HostActor actor, std::shared_ptr<Hosted> hosted, runtime::Duration timeout) {

@@ -158,7 +158,7 @@ void ObjectClient::drop(ObjectId id) {
 
 Result<void> ObjectClient::cancel(const ObjectKey& object, WorkerId owner, CancelHow how) {
   if (owner == self_.worker) return loop_.own([&] { return cancel_published(object, how); });
-  SHOAL_OK(node_.ask(Method::kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force})));
+  SHOAL_OK(node_.request(Method::kCancelResult, to_bytes(CancelResult{object, owner, how.recursive, how.force})));
   return {};
 }
 

@@ -52,22 +52,22 @@ ProcessReporter::ProcessReporter(SessionLoop& loop, NodeClient& node, CallClient
       self_(self),
       measured_(std::move(measured)) {
   node.link().on_request(Method::kInspect, [this](const runtime::Message& message) -> Result<runtime::Message> {
-    SHOAL_TRY(const auto asked, from_bytes<Inspect>(message.body));
-    return runtime::Message{{}, to_bytes(report(asked)), {}};
+    SHOAL_TRY(const auto request, from_bytes<Inspect>(message.body));
+    return runtime::Message{{}, to_bytes(report(request)), {}};
   });
 }
 
-ProcessReport ProcessReporter::report(const Inspect& asked) {
+ProcessReport ProcessReporter::report(const Inspect& request) {
   ProcessReport out;
-  if (asked.what == Inspect::What::kObjects) {
+  if (request.what == Inspect::What::kObjects) {
     out.objects = report_memories(objects_.memory().all(), self_.job, random_);
     out.left_out = cut(out.objects, Inspect::kMaxRows);
-  } else if (asked.what == Inspect::What::kTasks) {
+  } else if (request.what == Inspect::What::kTasks) {
     constexpr std::size_t limit = Inspect::kMaxRows;
     out.left_out = book_.report_running(out.tasks, limit);
     out.left_out += calls_.report(out.tasks, limit);
     out.forgotten = book_.report_over(out.tasks, limit);
-  } else if (asked.what == Inspect::What::kMetrics) {
+  } else if (request.what == Inspect::What::kMetrics) {
     out.metrics = last_ ? *last_ : metrics(false);
   }
   return out;

@@ -18,8 +18,8 @@ namespace shoal::actors {
 
 class ProcessReporter {
  public:
-  // Returns the metrics of this process's user code. `last`: the process leaves, and counts restart at zero. Any thread, never with
-  // Python's GIL held.
+  // Returns the metrics of this process's user code. `last`: the process leaves its job, so its counters restart at zero, and the
+  // process's next job does not report them again. Any thread, never with Python's GIL held.
   using Measured = std::function<std::vector<MetricFamily>(bool last)>;
   ProcessReporter(SessionLoop& loop, NodeClient& node, CallClient& calls, ObjectClient& objects, const CallBook& book,
                   runtime::Random& random, const Identity& self, Measured measured);
@@ -31,7 +31,7 @@ class ProcessReporter {
 
  private:
   // Loop only.
-  ProcessReport report(const Inspect& asked);
+  ProcessReport report(const Inspect& request);
   std::vector<MetricFamily> metrics(bool last) const;
 
   SessionLoop& loop_;

@@ -268,7 +268,7 @@ Result<Credentials> SessionFolder::credentials() const {
   if (!value("interface").is_string() || !value("data_tls").is_boolean()) return fail(data_loss(folder + "network.json is damaged"));
   out.interface = value("interface");
   out.data_tls = value("data_tls");
-  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(authority));
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::from_certificate(authority));
   auto tls = runtime::Tls::make(fingerprint, own);
   if (!tls) return fail(Error(tls.error()).in("reading " + folder));
   out.tls = *std::move(tls);

@@ -52,7 +52,7 @@ TEST_F(FolderTest, CertificatesAreForThisUserAlone) {
   EXPECT_EQ(credentials.interface, "eth1");
   EXPECT_TRUE(credentials.data_tls);
   EXPECT_TRUE(credentials.tls->listens());
-  EXPECT_EQ(credentials.tls->authority(), runtime::Fingerprint::of(tls.authority.certificate).value());
+  EXPECT_EQ(credentials.tls->authority(), runtime::Fingerprint::from_certificate(tls.authority.certificate).value());
   EXPECT_EQ(credentials.endpoint("x").to_string(), "10.0.0.1:0/@x");
   EXPECT_EQ(folder.authority().value().key, tls.authority.key);
   for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/tls")) {

@@ -18,7 +18,7 @@ Error head_gone() {
 }
 
 HeadClient::HeadClient(SessionLoop& loop, runtime::Network& network, NodeClient& node, Options options)
-    : loop_(loop), node_(node), options_(options), link_(loop, network, {Link::Lasts::kMadeAgain, options.connect_timeout, head_gone()}) {
+    : loop_(loop), node_(node), options_(options), link_(loop, network, {Link::Lasts::kReconnects, options.connect_timeout, head_gone()}) {
   node.link().on_notice(Method::kHeads, [this](const runtime::Message& message) {
     const auto heads = from_bytes<Heads>(message.body);
     if (!heads) return;
@@ -52,11 +52,11 @@ Result<void> HeadClient::retry(const std::function<Result<void>()>& attempt) {
   }
 }
 
-Result<runtime::Message> HeadClient::ask(Method method, const Bytes& bytes, const std::function<void()>& sending) {
+Result<runtime::Message> HeadClient::request(Method method, const Bytes& bytes, const std::function<void()>& sending) {
   Result<runtime::Message> reply = fail(head_gone());
   SHOAL_OK(retry([&]() -> Result<void> {
     SHOAL_OK(reach_once());
-    reply = link_.ask(method, bytes.clone(), options_.control_timeout, sending);
+    reply = link_.request(method, bytes.clone(), options_.control_timeout, sending);
     return reply || reply.error().reason() != "Disconnected" ? Result<void>() : fail(head_gone());
   }));
   return reply;

@@ -31,14 +31,16 @@ class HeadClient {
   Result<void> reach();
   // As reach(), with a single attempt.
   Result<void> reach_once();
-  Result<runtime::Message> ask(Method method, const Bytes& bytes, const std::function<void()>& sending = {});
+  Result<runtime::Message> request(Method method, const Bytes& bytes, const std::function<void()>& sending = {});
   template <class Reply>
-  Result<Reply> ask_for(Method method, const Bytes& bytes) {
-    SHOAL_TRY(const runtime::Message reply, ask(method, bytes));
+  Result<Reply> request_for(Method method, const Bytes& bytes) {
+    SHOAL_TRY(const runtime::Message reply, request(method, bytes));
     return from_bytes<Reply>(reply.body);
   }
-  // As ask(), with a single attempt, and only if there is a connection.
-  Result<runtime::Message> ask_once(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
+  // As request(), with a single attempt, and only if there is a connection.
+  Result<runtime::Message> request_once(Method method, Bytes bytes) {
+    return link_.request(method, std::move(bytes), options_.control_timeout);
+  }
   // Repeats `attempt` while it fails with HeadGone.
   Result<void> retry(const std::function<Result<void>()>& attempt);
   // For a process that leaves: from now on requests wait for a dead head no longer than `limit`.

@@ -24,7 +24,7 @@ Result<void> Link::reach() {
   });
 }
 
-Result<Link::Message> Link::ask(Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending) {
+Result<Link::Message> Link::request(Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending) {
   auto answer = std::make_shared<std::optional<Result<Message>>>();
   loop_.own([&] {
     if (sending && connected()) sending();

@@ -22,8 +22,8 @@ inline runtime::Message body(Bytes bytes) { return {std::move(bytes), {}, {}}; }
 class Link final : public runtime::PeerHandler {
  public:
   using Message = runtime::Message;
-  // kMadeAgain: a connection that breaks is made again; the first one is made only by dial().
-  enum class Lasts { kOnce, kMadeAgain };
+  // kReconnects: a connection that breaks is made again; the first one is made only by dial().
+  enum class Lasts { kOnce, kReconnects };
   struct Options {
     Lasts lasts = Lasts::kOnce;
     runtime::Duration connect_timeout = {};
@@ -37,7 +37,7 @@ class Link final : public runtime::PeerHandler {
   // Dials, unless there is a connection or an attempt, and waits for the outcome.
   Result<void> reach();
   // Sends a request and waits for its answer. `sending` runs on the loop just before the request is sent, if there is a connection.
-  Result<Message> ask(Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending = {});
+  Result<Message> request(Method method, Bytes bytes, runtime::Duration timeout, const std::function<void()>& sending = {});
 
   // ---- only while the loop is owned ----
   // The handlers, to be set before the first attempt. Notices without a handler are ignored, requests without one are refused.

@@ -13,13 +13,13 @@ NodeClient::NodeClient(SessionLoop& loop, runtime::Network& network, const Ident
 Result<NodeClient::Presented> NodeClient::attach(const std::string& endpoint, const Attach& process) {
   loop_.own([&] { link_.set_endpoints(endpoint); });
   SHOAL_OK(link_.reach());
-  SHOAL_TRY(runtime::Message reply, ask(Method::kAttach, to_bytes(process)));
+  SHOAL_TRY(runtime::Message reply, request(Method::kAttach, to_bytes(process)));
   SHOAL_TRY(auto node, from_bytes<Attached>(reply.body));
   return Presented{std::move(node), std::move(reply.fds)};
 }
 
 Result<Fd> NodeClient::open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member, bool lasting) {
-  SHOAL_TRY(runtime::Message reply, ask(Method::kOpenArena, to_bytes(OpenArena{key, bytes, self_.job, member, lasting})));
+  SHOAL_TRY(runtime::Message reply, request(Method::kOpenArena, to_bytes(OpenArena{key, bytes, self_.job, member, lasting})));
   if (reply.fds.size() != 1) return fail(internal("an arena arrived without its memory"));
   SHOAL_TRY(const std::size_t size, runtime::memory_bytes(reply.fds[0]));
   if (size != bytes) return fail(internal("an arena arrived with another size"));
@@ -27,7 +27,7 @@ Result<Fd> NodeClient::open_arena(const std::string& key, std::uint64_t bytes, s
 }
 
 Result<Fd> NodeClient::find_arena(const std::string& key) {
-  SHOAL_TRY(runtime::Message reply, ask(Method::kOpenArena, to_bytes(OpenArena{key, OpenArena::kAsItIs, self_.job})));
+  SHOAL_TRY(runtime::Message reply, request(Method::kOpenArena, to_bytes(OpenArena{key, OpenArena::kAsItIs, self_.job})));
   if (reply.fds.size() != 1) return fail(internal("an arena arrived without its memory"));
   return std::move(reply.fds[0]);
 }

@@ -27,11 +27,11 @@ class NodeClient {
   Result<Presented> attach(const std::string& endpoint, const Attach& process);
   // The node's endpoint, constant once attach() has returned.
   const std::string& endpoint() const { return link_.endpoints(); }
-  Result<runtime::Message> ask(Method method, Bytes bytes) { return link_.ask(method, std::move(bytes), options_.control_timeout); }
-  // The job's shared memory of this key at the node, filled with zeros for the first process that opens it. `lasting`: it outlives the
-  // deaths of its holders, until one of the living drops it as the last, or the job ends.
+  Result<runtime::Message> request(Method method, Bytes bytes) { return link_.request(method, std::move(bytes), options_.control_timeout); }
+  // The job's shared memory of this key at the node, filled with zeros for the first process that opens it. `lasting`: deaths of
+  // holders do not free it. It ends when a process drops it and no living one holds it, or as MemoryTable::open says.
   Result<Fd> open_arena(const std::string& key, std::uint64_t bytes, std::int32_t member = -1, bool lasting = false);
-  // The memory of that key, which exists already, of any size. NotFound if there is none.
+  // The memory of that key, which exists already, of any size. Returns NotFound if there is none.
   Result<Fd> find_arena(const std::string& key);
   // This process holds the arena no longer, or never did: frees it if no living process holds it.
   void drop_arena(const std::string& key);

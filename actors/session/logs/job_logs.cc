@@ -47,13 +47,13 @@ Result<void> JobLogs::follow() {
         *loop_.clock(), network_, self_.job, [this](const std::string& host, runtime::Request notice) { on_remote(host, notice); },
         [this](NodeId node, const std::string& text) { warn_unless_drained(node, text); });
   });
-  SHOAL_OK(node_.ask(Method::kFollowLogs, to_bytes(JobRef{self_.job})));
+  SHOAL_OK(node_.request(Method::kFollowLogs, to_bytes(JobRef{self_.job})));
   return {};
 }
 
 Result<void> JobLogs::sync() {
   if (!prints()) return {};
-  SHOAL_OK(node_.link().ask(Method::kSyncLogs, to_bytes(JobRef{self_.job}), kOwnNode));
+  SHOAL_OK(node_.link().request(Method::kSyncLogs, to_bytes(JobRef{self_.job}), kOwnNode));
   loop_.own([this] { remote_->sync(); });
   (void)loop_.wait([this] { return !remote_->syncing(); }, loop_.deadline_in(kOtherNodes));
   loop_.own([this] {

@@ -30,29 +30,29 @@ void RemoteLogs::follow(const NodeRow& node) {
 
 void RemoteLogs::connected(NodeId node, Result<std::unique_ptr<runtime::Connection>> connection) {
   Link& link = links_.at(node);
-  --link.asked;
+  --link.open_requests;
   if (!connection) return lost(node, link, connection.error());
   link.peer = std::make_unique<Peer>(*std::move(connection), clock_, *this);
-  ask(link, number(Method::kFollowLogs), to_bytes(JobRef{job_}));
-  if (sync_) ask(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
+  send(link, number(Method::kFollowLogs), to_bytes(JobRef{job_}));
+  if (sync_) send(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
 }
 
 void RemoteLogs::sync() {
   sync_ = true;
   for (auto& [node, link] : links_) {
-    if (link.peer) ask(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
+    if (link.peer) send(link, number(Method::kSyncLogs), to_bytes(JobRef{job_}));
   }
 }
 
 bool RemoteLogs::syncing() const {
-  return std::any_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.asked > 0; });
+  return std::any_of(links_.begin(), links_.end(), [](const auto& l) { return l.second.open_requests > 0; });
 }
 
 // The callback may capture `link`, since the map never moves its elements.
-void RemoteLogs::ask(Link& link, std::uint16_t method, Bytes bytes) {
-  ++link.asked;
+void RemoteLogs::send(Link& link, std::uint16_t method, Bytes bytes) {
+  ++link.open_requests;
   link.peer->call(method, {std::move(bytes), {}, {}}, kAnswerTimeout, [alive = alive_, &link](const Result<Message>&) {
-    if (*alive) --link.asked;
+    if (*alive) --link.open_requests;
   });
 }
 

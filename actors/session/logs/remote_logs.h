@@ -37,14 +37,14 @@ class RemoteLogs final : public runtime::PeerHandler {
     std::string host;
     std::unique_ptr<runtime::Peer> peer;  // null while connecting, and once broken
     // Number of requests without an answer; the attempt to connect counts as one.
-    int asked = 1;
+    int open_requests = 1;
   };
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
   void on_notice(runtime::Peer& peer, runtime::Request notice) override;
   void on_closed(runtime::Peer& peer, const Error& why) override;
 
   void connected(NodeId node, Result<std::unique_ptr<runtime::Connection>> connection);
-  void ask(Link& link, std::uint16_t method, Bytes body);
+  void send(Link& link, std::uint16_t method, Bytes body);
   void lost(NodeId node, const Link& link, const Error& why) const;
 
   static constexpr runtime::Duration kConnectTimeout = std::chrono::seconds(5), kAnswerTimeout = std::chrono::seconds(30);

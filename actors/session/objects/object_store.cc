@@ -35,7 +35,7 @@ class ObjectStore::MakingRoom {
   bool ends();
   // Memory in use on the node, and bytes in files of the other processes.
   runtime::UsageBoard::Usage others() const;
-  std::uint64_t kept_here() const { return store_.membership_page_->of(store_.place_->member).kept; }
+  std::uint64_t kept_here() const { return store_.membership_page_->usage(store_.place_->member).kept; }
   std::uint64_t spill_step() {
     return store_.spill(step_, [this] { return ends(); });
   }
@@ -241,7 +241,7 @@ bool ObjectStore::MakingRoom::ends() {
 
 runtime::UsageBoard::Usage ObjectStore::MakingRoom::others() const {
   auto out = store_.membership_page_->total();
-  out.spilled -= std::min(out.spilled, store_.membership_page_->of(store_.place_->member).spilled);
+  out.spilled -= std::min(out.spilled, store_.membership_page_->usage(store_.place_->member).spilled);
   return out;
 }
 

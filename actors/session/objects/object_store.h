@@ -54,7 +54,7 @@ class ObjectStore final : public ValueMemory {
   std::vector<std::shared_ptr<SharedMemory>> all();
   // In a forked child: does not reuse the parent's memory, and reports nothing.
   void abandon_after_fork();
-  // To be called when another process of the node needs `bytes`.
+  // To be called when another process of the node needs `bytes`: the keeper then frees kept memory, and spills values.
   void wanted(std::uint64_t bytes);
 
  private:

@@ -12,7 +12,7 @@ Result<void> ActorHost::listen(const runtime::Endpoint& endpoint) {
   SHOAL_TRY(listener_, network_.listen(endpoint, [this](std::unique_ptr<runtime::Connection> connection) {
     const std::uint64_t number = next_peer_++;
     peers_[number] = std::make_unique<runtime::Peer>(std::move(connection), clock_, *this, number);
-    if (made_) (void)peers_[number]->notify(actors::number(Method::kMade), {});
+    if (constructed_) (void)peers_[number]->notify(actors::number(Method::kConstructed), {});
   }));
   return {};
 }
@@ -21,9 +21,9 @@ void ActorHost::add(ActorId id, std::string class_name, std::shared_ptr<Hosted> 
   actors_[id] = {std::move(class_name), std::move(actor), {}};
 }
 
-void ActorHost::made() {
-  made_ = true;
-  for (const auto& [number, peer] : peers_) (void)peer->notify(actors::number(Method::kMade), {});
+void ActorHost::report_constructed() {
+  constructed_ = true;
+  for (const auto& [number, peer] : peers_) (void)peer->notify(actors::number(Method::kConstructed), {});
 }
 
 void ActorHost::kill(ActorId id, const Error& cause) {

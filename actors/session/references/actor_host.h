@@ -78,8 +78,8 @@ class ActorHost final : public runtime::PeerHandler {
   void kill(ActorId id, const Error& cause);
   // Sets the actor that gets the calls for unknown ids: a worker hosts one actor, and learns its id from the first call.
   void set_default(std::shared_ptr<Hosted> actor) { default_ = std::move(actor); }
-  // To be called once, when the actor is made. Every caller, present or future, then receives kMade before any other message.
-  void made();
+  // To be called once, when the actor is made. Every caller, present or future, then receives kConstructed before any other message.
+  void report_constructed();
   // `reported` is called for each recursive cancellation, even of a call that is not here, so that the calls made within that call end,
   // too.
   void on_cancel_children(std::function<void(CallKey, CancelHow)> reported) { cancel_children_ = std::move(reported); }
@@ -112,7 +112,7 @@ class ActorHost final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
   std::map<std::uint64_t, std::unique_ptr<runtime::Peer>> peers_;  // connections by number, in the order of arrival
   std::uint64_t next_peer_ = 1;
-  bool made_ = false;
+  bool constructed_ = false;
   std::map<std::uint64_t, std::pair<WorkerId, NodeId>> callers_;  // process and node of each caller, by connection
   // Arguments that arrived before their call, by connection and actor. `failed`: the reason why they are unusable.
   struct Before {

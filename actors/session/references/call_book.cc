@@ -34,7 +34,7 @@ void CallBook::ended(Entry entry, std::string_view failure) {
   if (!failure.empty()) r.failure = name_of_failure(failure);
   if (ended_.size() <= r.name) ended_.resize(r.name + 1);
   ++(failure.empty() ? ended_[r.name].first : ended_[r.name].second);
-  ran_.of(r).keep(r);
+  ran_.ring_for(r).keep(r);
   entry->taken = false;
   entry->next_free = std::exchange(free_, entry);
 }
@@ -47,7 +47,7 @@ void CallBook::over(const Over& o) {
                          o.end.time_since_epoch().count(),
                          o.name,
                          o.failure.empty() ? 0 : name_of_failure(o.failure)};
-  (task_of_pool(o.number) ? functions_ : others_).of(record).keep(record);
+  (task_of_pool(o.number) ? functions_ : others_).ring_for(record).keep(record);
 }
 
 std::uint32_t CallBook::name(std::string_view method, std::string_view function) {

@@ -137,7 +137,7 @@ class CallBook {
   Entry free_ = nullptr;
   struct Outcomes {
     Ring finished, failed;
-    Ring& of(const Record& record) { return record.failure != 0 ? failed : finished; }
+    Ring& ring_for(const Record& record) { return record.failure != 0 ? failed : finished; }
   };
   // Calls that ran here. Calls of this process's pools. Other calls of this process, whose failure no other process reports.
   Outcomes ran_, functions_, others_;

@@ -10,7 +10,7 @@
 namespace shoal::actors {
 
 struct Handles::State : std::enable_shared_from_this<State> {
-  struct Made {
+  struct Created {
     Making making;
     std::optional<ObjectKey> token;
   };
@@ -53,16 +53,16 @@ struct Handles::State : std::enable_shared_from_this<State> {
     }
   }
   void release(ActorId actor) {
-    auto one = made.extract(actor);
+    auto one = created.extract(actor);
     if (one.empty()) return;
-    const auto how = std::make_shared<const Made>(std::move(one.mapped()));
+    const auto how = std::make_shared<const Created>(std::move(one.mapped()));
     reported[actor] = how;
     actions.release(actor).then([weak = weak_from_this(), actor, how](const Result<Value>& answered) {
       const auto self = weak.lock();
       if (!self || self->ended()) return;
       self->reported.erase(actor);
       if (answered || !is_lost(answered.error())) return;
-      self->made[actor] = *how;
+      self->created[actor] = *how;
       self->again[actor] = self->actions.later([weak, actor] {
         const auto state = weak.lock();
         if (!state || state->ended()) return;
@@ -92,8 +92,8 @@ struct Handles::State : std::enable_shared_from_this<State> {
   const OwnerProcess process;
   ActorId own;
   std::optional<LifetimeToken> own_token;
-  std::map<ActorId, Made> made;
-  std::map<ActorId, std::shared_ptr<const Made>> reported;  // released actors that have not answered yet
+  std::map<ActorId, Created> created;
+  std::map<ActorId, std::shared_ptr<const Created>> reported;  // released actors that have not answered yet
   std::map<ActorId, runtime::Timer> again;
   std::vector<std::shared_ptr<const void>> pinned;
 
@@ -113,7 +113,7 @@ class Handles::Counted {
   const LifetimeToken& token() const {
     if (!token_) {
       token_ = state_->token();
-      state_->made[actor_].token = token_->object;
+      state_->created[actor_].token = token_->object;
       state_->watch(actor_, token_->object);
     }
     return *token_;
@@ -133,17 +133,17 @@ Handles::~Handles() {
   const std::lock_guard lock(state_->mutex);
   state_->over = true;
   unreported.swap(state_->unreported);
-  state_->made.clear();
+  state_->created.clear();
   state_->reported.clear();
   state_->again.clear();
   state_->pinned.clear();
   state_->own_token.reset();
 }
 
-void Handles::is_of(ActorId actor) { state_->own = actor; }
+void Handles::set_own_actor(ActorId actor) { state_->own = actor; }
 
-Handles::Share Handles::made(ActorId actor, Making making) {
-  state_->made[actor] = {std::move(making), std::nullopt};
+Handles::Share Handles::add(ActorId actor, Making making) {
+  state_->created[actor] = {std::move(making), std::nullopt};
   return std::make_shared<const Counted>(state_, actor, std::nullopt);
 }
 
@@ -163,26 +163,26 @@ std::optional<Handles::LifetimeToken> Handles::leaves(ActorId actor, const Share
 
 bool Handles::may_end() {
   State& s = *state_;
-  if (s.made.contains(s.own)) return false;
+  if (s.created.contains(s.own)) return false;
   const auto token = std::exchange(s.own_token, std::nullopt);
   if (!token) return true;
-  s.made[s.own] = {{}, token->object};
+  s.created[s.own] = {{}, token->object};
   s.watch(s.own, token->object);
   return false;
 }
 
 std::vector<Handles::Left> Handles::left() const {
   std::vector<Left> out;
-  const auto add = [&out](ActorId actor, const State::Made& made) { out.push_back({actor, made.making, made.token}); };
-  for (const auto& [actor, made] : state_->made) add(actor, made);
-  for (const auto& [actor, made] : state_->reported) add(actor, *made);
+  const auto append = [&out](ActorId actor, const State::Created& created) { out.push_back({actor, created.making, created.token}); };
+  for (const auto& [actor, created] : state_->created) append(actor, created);
+  for (const auto& [actor, created] : state_->reported) append(actor, *created);
   return out;
 }
 
 void Handles::adopt(Left left) {
   const ActorId actor = left.actor;
   const auto token = left.token;
-  state_->made[actor] = {std::move(left.making), token};
+  state_->created[actor] = {std::move(left.making), token};
   if (token) {
     state_->watch(actor, *token);
   } else {

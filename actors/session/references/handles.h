@@ -47,16 +47,16 @@ class Handles {
   using Share = std::shared_ptr<const Counted>;
 
   // Sets the actor that lives in this process; handles of it in this process do not keep it. Loop only, like all members below.
-  void is_of(ActorId actor);
+  void set_own_actor(ActorId actor);
   // Describes an actor that this process makes. `kept`: the value that its restarts need, if any.
   struct Making {
     std::string class_name = {};
     bool restarts = false;
     std::shared_ptr<const Value> kept = {};
   };
-  Share made(ActorId actor, Making making);
+  Share add(ActorId actor, Making making);
   // A handle that came from another process; `token`: the actor's lifetime token. Null for a handle of the actor that lives in this process
-  // (is_of): such handles do not keep it.
+  // (set_own_actor): such handles do not keep it.
   Share borrowed(ActorId actor, const ObjectKey& token);
   // Returns a reference to the lifetime token of an actor, for a handle that leaves this process; nullopt if the handle does not count.
   struct LifetimeToken {

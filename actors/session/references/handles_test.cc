@@ -78,7 +78,7 @@ class HandlesTest : public testing::Test {
 };
 
 TEST_F(HandlesTest, AHandleThatNeverTravelledEndsItsActorOnce) {
-  auto one = handles_->made(kActor, {}), other = handles_->made(kOther, {});
+  auto one = handles_->add(kActor, {}), other = handles_->add(kOther, {});
   auto copy = one;
   one.reset();
   EXPECT_TRUE(reported().empty());
@@ -92,7 +92,7 @@ TEST_F(HandlesTest, AHandleThatNeverTravelledEndsItsActorOnce) {
 }
 
 TEST_F(HandlesTest, AHandleThatTravelledEndsTheActorWhenNoReferenceIsLeft) {
-  auto share = handles_->made(kActor, {});
+  auto share = handles_->add(kActor, {});
   auto token = handles_->leaves(kActor, share);
   ASSERT_TRUE(token);
   EXPECT_EQ(handles_->leaves(kActor, share)->object, token->object);  // all handles of an actor share one lifetime token
@@ -111,7 +111,7 @@ TEST_F(HandlesTest, AHandleThatTravelledEndsTheActorWhenNoReferenceIsLeft) {
 }
 
 TEST_F(HandlesTest, ALostLifetimeTokenIsNotReported) {
-  auto share = handles_->made(kActor, {});
+  auto share = handles_->add(kActor, {});
   const auto object = handles_->leaves(kActor, share)->object;
   got(object, "ObjectLetGo");  // this node freed its entry, while the home keeps the object
   ASSERT_TRUE(waits_.contains(object));
@@ -139,7 +139,7 @@ TEST_F(HandlesTest, AnUncountedHandleEndsNoActor) {
 }
 
 TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
-  handles_->is_of(kSelf);
+  handles_->set_own_actor(kSelf);
   EXPECT_EQ(handles_->borrowed(kSelf, kTheirs), nullptr);
   EXPECT_TRUE(counts_.empty());
   EXPECT_TRUE(handles_->may_end());
@@ -157,7 +157,7 @@ TEST_F(HandlesTest, AnActorsOwnKeepItOnlyWhereItGaveThemAway) {
 
 TEST_F(HandlesTest, AnUnacknowledgedReleaseIsSentAgain) {
   auto kept = std::make_shared<const Value>();
-  auto again = handles_->made(kActor, {.restarts = true, .kept = kept}), once = handles_->made(kOther, {});
+  auto again = handles_->add(kActor, {.restarts = true, .kept = kept}), once = handles_->add(kOther, {});
   again.reset();
   once.reset();
   EXPECT_EQ(reported(), (std::vector{kActor, kOther}));
@@ -177,7 +177,7 @@ TEST_F(HandlesTest, AnUnacknowledgedReleaseIsSentAgain) {
 }
 
 TEST_F(HandlesTest, ALaterRepeatIsDroppedWhenTheSessionEnds) {
-  handles_->made(kActor, {}).reset();
+  handles_->add(kActor, {}).reset();
   EXPECT_EQ(reported(), std::vector{kActor});
   answers_.at(0).set(fail(resource_exhausted("it has too many calls")));
   handles_.reset();
@@ -186,8 +186,8 @@ TEST_F(HandlesTest, ALaterRepeatIsDroppedWhenTheSessionEnds) {
 }
 
 TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
-  auto never_left = handles_->made(kActor, {.class_name = "A"}), gone = handles_->made(kSelf, {.class_name = "C"});
-  auto left = handles_->made(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
+  auto never_left = handles_->add(kActor, {.class_name = "A"}), gone = handles_->add(kSelf, {.class_name = "C"});
+  auto left = handles_->add(kOther, {.class_name = "B", .restarts = true, .kept = std::make_shared<const Value>()});
   const auto token = handles_->leaves(kOther, left)->object;
   gone.reset();
   EXPECT_EQ(reported(), std::vector{kSelf});
@@ -209,7 +209,7 @@ TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
 }
 
 TEST_F(HandlesTest, HandlesMayOutliveTheSession) {
-  auto share = handles_->made(kActor, {}), left = handles_->made(kOther, {}), unreported = handles_->made(kSelf, {});
+  auto share = handles_->add(kActor, {}), left = handles_->add(kOther, {}), unreported = handles_->add(kSelf, {});
   auto token = handles_->leaves(kOther, left);
   unreported.reset();
   handles_.reset();

@@ -17,8 +17,8 @@ void Streams::end(const Stream& stream, std::uint64_t index, const runtime::Prom
   }
 }
 
-void Streams::follow(Id id, const runtime::Future<Value>& done) {
-  done.then([this, alive = alive_, id](const Result<Value>&) {
+void Streams::follow(Id id, const runtime::Future<Value>& answer) {
+  answer.then([this, alive = alive_, id](const Result<Value>&) {
     const auto it = *alive ? streams_.find(id) : streams_.end();
     if (!*alive || it == streams_.end()) return;
     it->second.over = true;

@@ -16,8 +16,8 @@ class Streams {
   using Id = std::uint64_t;
   // Makes a stream. To be called before the yielding call is made.
   Id open();
-  // Ties the stream to `done`, the call's answer, after which no items come.
-  void follow(Id stream, const runtime::Future<Value>& done);
+  // Ties the stream to `answer`, the call's answer, after which no items come.
+  void follow(Id stream, const runtime::Future<Value>& answer);
   // The next item, which may not have arrived yet. If the call is done, fails as Unavailable/StreamOver after the last item, and as
   // DataLoss/ItemLost if only later items arrived.
   runtime::Future<Value> next(Id stream);

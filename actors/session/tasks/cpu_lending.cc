@@ -15,13 +15,13 @@ void CpuLending::close() {
   resume_timer_ = {};
 }
 
-std::size_t CpuLending::num_asked() const {
+std::size_t CpuLending::num_requested() const {
   return static_cast<std::size_t>(
-      std::count_if(workers_.all().begin(), workers_.all().end(), [](const auto& w) { return w.second.cpus == Cpus::kAsked; }));
+      std::count_if(workers_.all().begin(), workers_.all().end(), [](const auto& w) { return w.second.cpus == Cpus::kRequested; }));
 }
 
 void CpuLending::resume(ActorId id, PoolWorker& worker) {
-  worker.cpus = Cpus::kAsked;
+  worker.cpus = Cpus::kRequested;
   requests_.resume(id, [this, alive = alive_, id](bool has) {
     if (*alive) resumed(id, has);
   });

@@ -31,7 +31,7 @@ class CpuLending {
   // Requests the lent CPUs of a worker back.
   void resume(ActorId id, PoolWorker& worker);
   // Number of workers whose request for their CPUs has no answer yet.
-  std::size_t num_asked() const;
+  std::size_t num_requested() const;
   // Number of workers with lent CPUs that may get them back soon.
   std::size_t num_resumable() const;
   // True if every worker's CPUs are lent, and requests for them have failed up to the longest pause.

@@ -32,7 +32,7 @@ void PoolWorkers::add(ActorId id, NodeId node) {
   worker.node = node;
 }
 
-void PoolWorkers::made(ActorId id, PoolWorker& worker) {
+void PoolWorkers::set_ready(ActorId id, PoolWorker& worker) {
   worker.state = State::kReady;
   if (node_) worker.node = node_(id);
   worker.made_at = worker.idle_since = clock_.now();
@@ -51,7 +51,7 @@ PoolWorkers::Workers::iterator PoolWorkers::choose(double takes) {
   auto best = workers_.end();
   for (auto it = workers_.begin(); it != workers_.end(); ++it) {
     const PoolWorker& w = it->second;
-    if (w.state != State::kReady || w.cpus == Cpus::kAsked) continue;
+    if (w.state != State::kReady || w.cpus == Cpus::kRequested) continue;
     if (w.cpus == Cpus::kRefused && clock_.now() < w.ask_after) continue;
     if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
     if (best == workers_.end() || is_better(w, best->second)) best = it;

@@ -22,8 +22,8 @@ struct PoolWorker {
     kRetired,  // it gets no more tasks
     kDead,     // its process has ended, and the tasks that it had are still to be returned
   };
-  // The state of the worker's CPUs. kAsked: they are requested back, without an answer yet. kRefused: the last request failed.
-  enum class Cpus : std::uint8_t { kHeld, kLent, kAsked, kRefused };
+  // The state of the worker's CPUs. kRequested: they are requested back, without an answer yet. kRefused: the last request failed.
+  enum class Cpus : std::uint8_t { kHeld, kLent, kRequested, kRefused };
 
   State state = State::kStarting;
   Cpus cpus = Cpus::kHeld;
@@ -54,7 +54,7 @@ class PoolWorkers {
   const Workers& all() const { return workers_; }
   PoolWorker* find(ActorId id);
   void add(ActorId id, NodeId node);
-  void made(ActorId id, PoolWorker& worker);
+  void set_ready(ActorId id, PoolWorker& worker);
   // To be called when a worker could not be made while others exist: for a while no more are wanted.
   void pause_making();
   bool may_make_more() const { return clock_.now() >= wants_after_; }

@@ -55,19 +55,19 @@ ValueFuture TaskPool::submit(Task task) {
 
 // ---- workers
 
-void TaskPool::add(ActorId id, const ValueFuture& made, NodeId node) {
+void TaskPool::add(ActorId id, const ValueFuture& created, NodeId node) {
   if (closed_) return;
   workers_.add(id, node);
-  made.then([this, alive = alive_, id](const Result<Value>& result) {
-    if (*alive) this->made(id, result);
+  created.then([this, alive = alive_, id](const Result<Value>& result) {
+    if (*alive) worker_created(id, result);
   });
 }
 
-void TaskPool::made(ActorId id, const Result<Value>& result) {
+void TaskPool::worker_created(ActorId id, const Result<Value>& result) {
   PoolWorker* const worker = workers_.find(id);
   if (worker == nullptr) return;
   if (result && !result->raised()) {
-    workers_.made(id, *worker);
+    workers_.set_ready(id, *worker);
     lending_.lend_soon();
     return dispatch();
   }
@@ -135,7 +135,7 @@ void TaskPool::dispatch_now() {
     const auto best = workers_.choose(takes);
     if (best == workers_.all().end() || (workers_.spreads() && workers_.keeps_turn(best->second))) break;
     if (best->second.cpus != PoolWorker::Cpus::kHeld) {
-      if (lending_.num_asked() >= tasks_.num_ready()) break;
+      if (lending_.num_requested() >= tasks_.num_ready()) break;
       lending_.resume(best->first, best->second);
       // The next task waits for the CPUs of this worker, whose node has the turn.
       if (workers_.spreads()) break;
@@ -166,11 +166,11 @@ void TaskPool::start(ActorId id, PoolWorker& worker, const PoolTaskPtr& task) {
   // The callback holds the task weakly, since the task owns the future `attempt`.
   task->attempt.then([this, alive = alive_, id, sent = std::weak_ptr<PoolTask>(task)](const Result<Value>& result) {
     if (!*alive) return;
-    if (const PoolTaskPtr task = sent.lock()) done(id, task, result);
+    if (const PoolTaskPtr task = sent.lock()) answered(id, task, result);
   });
 }
 
-void TaskPool::done(ActorId id, const PoolTaskPtr& task, const Result<Value>& result) {
+void TaskPool::answered(ActorId id, const PoolTaskPtr& task, const Result<Value>& result) {
   PoolWorker* w = workers_.find(id);
   if (w == nullptr) return;
   const auto now = clock_.now();

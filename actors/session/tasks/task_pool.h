@@ -71,9 +71,9 @@ class TaskPool {
   ValueFuture submit(Task task);
   // The number that the next submitted task will get; 0 if tasks have no numbers (note_in).
   std::uint64_t next_number() const { return next_task_ == nullptr ? 0 : *next_task_; }
-  // Adds a worker: an actor whose method `run` runs a task. If `made` fails, the first waiting task loses an attempt. `node`: the worker's
-  // node, if tasks are spread and it is known.
-  void add(ActorId worker, const ValueFuture& made, NodeId node = {});
+  // Adds a worker: an actor whose method `run` runs a task. `created`: the answer to its construction. If that fails, the first waiting
+  // task loses an attempt. `node`: the worker's node, if tasks are spread and it is known.
+  void add(ActorId worker, const ValueFuture& created, NodeId node = {});
   // If tasks are spread: the nodes in `roomy` that should get a worker, in the order of their turns. They have no worker yet. There are as
   // many as waiting tasks without a starting worker, plus one.
   std::vector<NodeId> next_nodes(std::vector<NodeId> roomy) const;
@@ -98,9 +98,9 @@ class TaskPool {
 
   void dispatch();
   void dispatch_now();
-  void made(ActorId id, const Result<Value>& result);
+  void worker_created(ActorId id, const Result<Value>& result);
   void start(ActorId id, PoolWorker& worker, const PoolTaskPtr& task);
-  void done(ActorId id, const PoolTaskPtr& task, const Result<Value>& result);
+  void answered(ActorId id, const PoolTaskPtr& task, const Result<Value>& result);
   // An attempt has ended: finishes the task, or lets it wait again.
   void ended(PoolWorker& worker, const PoolTaskPtr& task, const Result<Value>& result);
   void lost(PoolWorker& worker, const PoolTaskPtr& task, const Error& how);

@@ -88,7 +88,7 @@ Result<Rewritten> bucket(const StepGraph& graph, const std::vector<std::size_t>&
       }
     }
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

@@ -63,7 +63,7 @@ void Edit::remove(std::int32_t number) {
 
 void Edit::take_out(std::int32_t number) { order_.erase(order_.begin() + static_cast<std::ptrdiff_t>(position(number))); }
 
-Result<Rewritten> Edit::done() const {
+Result<Rewritten> Edit::result() const {
   std::vector<std::int32_t> ids(nodes_.size(), -1);
   Rewritten out{StepGraph(units_), {}};
   for (const auto number : order_) {

@@ -36,7 +36,7 @@ class Edit {
   void remove(std::int32_t number);
 
   // Returns Internal if an edge leads backwards, because a pass moved a node too far.
-  Result<Rewritten> done() const;
+  Result<Rewritten> result() const;
 
  private:
   std::int32_t put(std::size_t place, Node node);

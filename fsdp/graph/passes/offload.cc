@@ -35,7 +35,7 @@ Result<Rewritten> offload(const StepGraph& graph, const std::vector<std::int32_t
     out.after.push_back({update, EdgeKind::kData});
     offloads.push_back(edit.put_after(update, std::move(out)));
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

@@ -45,7 +45,7 @@ Result<Rewritten> optimizer_in_backward(const StepGraph& graph) {
     edit.move_to(id, place);
     if (commit >= 0) edit.connect(id, commit, EdgeKind::kOrder);
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

@@ -77,7 +77,7 @@ Result<Rewritten> prefetch(const StepGraph& graph, const Prefetch& how) {
     }
     edit.move_to(u, place);
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

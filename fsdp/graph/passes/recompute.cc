@@ -35,7 +35,7 @@ Result<Rewritten> recompute(const StepGraph& graph, const std::vector<std::int32
     const auto made = edit.put_before(n.id, std::move(again));
     edit.connect(made, n.id, EdgeKind::kData);
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

@@ -75,7 +75,7 @@ Result<Rewritten> reshard(const StepGraph& graph, const std::vector<bool>& after
       }
     }
   }
-  return edit.done();
+  return edit.result();
 }
 
 }  // namespace shoal::fsdp

@@ -14,7 +14,7 @@ class DeviceAdam {
  public:
   // The kernels of this build; null if it had no nvcc.
   static const void* embedded();
-  // Unimplemented/NoKernels without kernels, or without code for this device.
+  // Returns Unimplemented/NoKernels if `image` is null or has no code for this device.
   static Result<DeviceAdam> load(std::shared_ptr<const runtime::Device> device, const void* image = embedded());
 
   // One step, counted from 1, in the order of `stream`; the shards' arrays are memory of the device. Dtypes are floating-point; the

@@ -95,9 +95,9 @@ void serve(PySession& s) {
   }));
 }
 
-void made(const PySession& s) {
+void report_constructed(const PySession& s) {
   const auto use = s.use();
-  use->loop().own([&] { use->hosting().actors().made(); });
+  use->loop().own([&] { use->hosting().actors().report_constructed(); });
 }
 
 void leave(const PySession& s) {
@@ -257,7 +257,7 @@ void bind_incoming(nb::module_& m) {
 
 void bind_serving(SessionClass& session) {
   session.def("serve", &serve, "Takes calls from now on, for next_call.")
-      .def("made", &made, "The actor of this worker is made and may begin with its calls.")
+      .def("report_constructed", &report_constructed, "The actor of this worker is made and may begin with its calls.")
       .def("leave", &leave, "For a worker whose actor ends with it, even if the actor has restarts left.")
       .def("set_blocked", &set_blocked, nb::arg("blocked"), "While a worker waits for others, they may have its CPUs.")
       .def("stop_serving", &stop_serving, "Ends the wait of the thread in next_call.")

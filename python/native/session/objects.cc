@@ -73,8 +73,8 @@ Streams::Id open_stream(const PySession& s) {
   return of_streams(s, [](Streams& streams) { return streams.open(); });
 }
 
-void follow_stream(const PySession& s, Streams::Id stream, const Ref& done) {
-  of_streams(s, [&](Streams& streams) { streams.follow(stream, done.future()); });
+void follow_stream(const PySession& s, Streams::Id stream, const Ref& answer) {
+  of_streams(s, [&](Streams& streams) { streams.follow(stream, answer.future()); });
 }
 
 Ref next_item(const PySession& s, Streams::Id stream) {
@@ -115,7 +115,7 @@ void bind_objects(SessionClass& session) {
       .def("drop", &drop, nb::arg("id"), "Frees the value of this id now, or when it comes.")
 
       .def("open_stream", &open_stream, "A number for the items of a call that yields and that will be made next.")
-      .def("follow_stream", &follow_stream, nb::arg("stream"), nb::arg("done"), "Ends the stream's items when `done` is ready.")
+      .def("follow_stream", &follow_stream, nb::arg("stream"), nb::arg("answer"), "Ends the stream's items when `answer` is ready.")
       .def("next_item", &next_item, nb::arg("stream"), "The next item. It is ready when the item is here, or the call is done without one.")
       .def("take_item", &take_item, nb::arg("stream"))
       .def("close_stream", &close_stream, nb::arg("stream"), "Drops the stream's items, here and to come.");

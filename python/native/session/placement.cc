@@ -60,7 +60,7 @@ actors::GangSpec gang_of(Session& session, const std::string& class_name, std::s
   actors::GangSpec spec;
   spec.id = session.new_id<GangId>();
   spec.job = session.identity().job;
-  const auto resources = unwrap(actors::Resources::of(each));
+  const auto resources = unwrap(actors::Resources::from_amounts(each));
   for (std::size_t i = 0; i < count; ++i) spec.actors.push_back({session.new_id<ActorId>(), class_name, resources});
   spec.launch = launch_of(launch);
   spec.where = where_of(where);
@@ -120,7 +120,7 @@ std::string create_group(const PySession& s, const std::vector<Amounts>& bundles
   spec.detached = detached;
   spec.together = together;
   for (const auto of_bundle : labels) spec.labels.push_back(labels_of(of_bundle));
-  for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::of(b)));
+  for (const auto& b : bundles) spec.bundles.push_back(unwrap(actors::Resources::from_amounts(b)));
   spec.strategy = strategy_of(strategy);
   without_gil([&] { return use->groups().create(spec); });
   return to_string(spec.id);

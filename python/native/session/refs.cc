@@ -27,7 +27,7 @@ Value::Pieces pieces_of(const nb::bytes& head, const std::vector<ReadBuffer>& bu
 Result<Value> make_value(Session& session, const nb::bytes& head, const std::vector<ReadBuffer>& buffers, const std::vector<Ref*>& refs,
                          Value::Kind kind) {
   auto value = [&] {
-    if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::of(std::array{span_of(head)}, kind);
+    if (buffers.empty() && head.size() <= Value::kMaxInlineBytes) return Value::from_pieces(std::array{span_of(head)}, kind);
     const auto pieces = pieces_of(head, buffers);
     const GilReleased release;
     return Value::make(pieces, kind, &session.objects().memory());

@@ -24,9 +24,9 @@ void refer(actors::Value& value, const std::vector<Ref*>& refs);
 // they lie. All conversions of one value share that memory. A value with tensors gets a private copy, as tensors cannot be read-only.
 nb::tuple to_python(const actors::Value& given);
 
-// A tally counts the refs among `of` that are ready, and records whether one failed. The loop updates it.
+// A tally counts the refs among `total` that are ready, and records whether one failed. The loop updates it.
 struct Tally {
-  std::size_t of = 0;
+  std::size_t total = 0;
   std::size_t ready = 0;
   bool failed = false;
 };

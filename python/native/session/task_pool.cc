@@ -62,8 +62,8 @@ Ref submit(const PyTaskPool& p, const std::string& name, std::uint64_t function,
   return Ref(std::move(result)).of_task(number);
 }
 
-void add(const PyTaskPool& p, const std::string& actor, const Ref& made, const std::string& node) {
-  on_loop(p, [&](TaskPool& pool) { pool.add(id_of<ActorId>(actor), made.future(), id_of<NodeId>(node)); });
+void add(const PyTaskPool& p, const std::string& actor, const Ref& created, const std::string& node) {
+  on_loop(p, [&](TaskPool& pool) { pool.add(id_of<ActorId>(actor), created.future(), id_of<NodeId>(node)); });
 }
 
 std::vector<std::string> next_nodes(const PyTaskPool& p, const std::vector<std::string>& roomy) {
@@ -123,7 +123,7 @@ void bind_task_pool(nb::module_& m) {
       .def("submit", &submit, nb::arg("name"), nb::arg("function"), nb::arg("head"), nb::arg("buffers"), nb::arg("deps"),
            nb::arg("retries"), nb::arg("judge_raised"), nb::arg("max_calls"), nb::arg("parent") = nb::none(), nb::arg("refs") = nb::list(),
            "The result of a call of the `function` of that number; its code is deps[0].")
-      .def("add", &add, nb::arg("actor"), nb::arg("made"), nb::arg("node") = "", "`node`: its intended node, in a pool that spreads.")
+      .def("add", &add, nb::arg("actor"), nb::arg("created"), nb::arg("node") = "", "`node`: its intended node, in a pool that spreads.")
       .def("next_nodes", &next_nodes, nb::arg("roomy"), "For a pool that spreads: the nodes among these that should get a worker now.")
       .def("first_waiting", &first_waiting, "Name of the function that waits for a worker first; \"\" if none waits.")
       .def("give_back", &give_back, nb::arg("lease_s"),

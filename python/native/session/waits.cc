@@ -12,7 +12,7 @@ namespace {
 
 void count(Session& session, const std::shared_ptr<Tally>& tally, const std::vector<Ref*>& refs) {
   session.loop().own([&] {
-    tally->of += refs.size();
+    tally->total += refs.size();
     for (const auto* ref : refs) ref->follow(tally);
   });
 }
@@ -30,7 +30,7 @@ Result<void> wait_until(Session& session, const std::vector<Ref*>& refs, const s
   const auto t = tally(session, refs);
   bool all = false;
   const auto is_enough = [&] {
-    all = t->ready == t->of;
+    all = t->ready == t->total;
     return enough(*t);
   };
   const auto waited = session.loop().wait(is_enough, deadline);
@@ -51,7 +51,7 @@ bool in_time(const Result<void>& waited) {
 bool wait_all(const PySession& s, const std::vector<Ref*>& refs, std::optional<double> timeout) {
   const auto deadline = deadline_in(timeout);
   return in_time(in_session(s, [&](Session& session) {
-    return wait_until(session, refs, [](const Tally& t) { return t.ready == t.of || t.failed; }, deadline);
+    return wait_until(session, refs, [](const Tally& t) { return t.ready == t.total || t.failed; }, deadline);
   }));
 }
 
@@ -71,9 +71,9 @@ std::vector<bool> wait_some(const PySession& s, const std::vector<Ref*>& refs, s
 }
 
 bool wait_calls(const PySession& s, double timeout, std::string_view actor) {
-  const std::optional<ActorId> of = actor.empty() ? std::nullopt : std::optional(id_of<ActorId>(actor));
+  const std::optional<ActorId> actor_id = actor.empty() ? std::nullopt : std::optional(id_of<ActorId>(actor));
   return in_time(in_session(s, [&](Session& session) {
-    const auto none = [&] { return of ? !session.calls().any_open(*of) : !session.calls().any_open(); };
+    const auto none = [&] { return actor_id ? !session.calls().any_open(*actor_id) : !session.calls().any_open(); };
     return session.loop().own(none) ? Result<void>() : session.loop().wait(none, deadline_in(timeout));
   }));
 }
@@ -104,7 +104,7 @@ std::unique_ptr<PyIncoming> next_report(PySession& s, const std::string& queue, 
   without_gil([&] {
     return use->loop().wait([&] {
       if (t->failed || t->ready > seen) return true;
-      if (calls->empty()) return t->ready == t->of;
+      if (calls->empty()) return t->ready == t->total;
       out = std::make_unique<PyIncoming>(calls->pop(), s.users());
       return true;
     });
@@ -122,7 +122,7 @@ void close_queue(PySession& s, const std::string& queue) {
 }  // namespace
 
 void bind_waits(nb::module_& m, SessionClass& session) {
-  nb::class_<Tally>(m, "Tally", "Counts ready references among some.").def_ro("of", &Tally::of).def_ro("ready", &Tally::ready);
+  nb::class_<Tally>(m, "Tally", "Counts ready references among some.").def_ro("total", &Tally::total).def_ro("ready", &Tally::ready);
   session
       .def(
           "hand_over", [](const PySession& s) { s.use()->loop().hand_over(); },

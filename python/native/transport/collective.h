@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "python/native/transport/network.h"
 #include "python/native/session/session.h"
+#include "python/native/transport/network.h"
 #include "runtime/transport/communicator.h"
 
 namespace shoal::python {
@@ -21,9 +21,9 @@ class PyCommunicator {
  public:
   explicit PyCommunicator(std::shared_ptr<runtime::Communicator> communicator) : communicator_(std::move(communicator)) {}
 
-  // Chooses the transport (runtime/transport/choice/make_communicator.h): shared memory, else messages, else the Python object that `open_backend`
-  // makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `network.kind`: may name the backend.
-  // With a device's transport, that choice is how the hosts agree.
+  // Chooses the transport (runtime/transport/choice/make_communicator.h): shared memory, else messages, else the Python object that
+  // `open_backend` makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `network.kind`: may name
+  // the backend. With a device's transport, that choice is how the hosts agree.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
                                               nb::object exchange, const PyNetwork& network, const std::string& backend,
                                               nb::callable open_backend, double timeout, double warn_after, bool spins,

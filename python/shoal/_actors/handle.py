@@ -92,7 +92,7 @@ class _MethodWithOptions(ActorMethod):
         head, buffers, deps, refs = pack_call(args, kwargs, extra)
         left = options.get("max_task_retries", options.get("of_actor"))
         if left and options.get("retry_exceptions"):
-            retries = Retries.of(left, options["retry_exceptions"])
+            retries = Retries.from_options(left, options["retry_exceptions"])
             ref = MethodAttempts(session, actor, self._name, session.put(head, buffers, refs), deps, retries).start()
         else:
             ref = session.call(actor.id, self._name, head, buffers, deps, refs, parent_call(), options.get("max_task_retries"))

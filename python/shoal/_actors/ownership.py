@@ -74,7 +74,7 @@ class HandleState:
             return None
         if self.pending is None:
             self.pending = session.tally([])
-        if self.pending.of - self.pending.ready >= self.max_pending:
+        if self.pending.total - self.pending.ready >= self.max_pending:
             raise PendingCallsLimitExceeded(f"max_pending_calls={self.max_pending} calls wait for actor {self.class_name}")
         return self.pending
 
@@ -252,15 +252,15 @@ class ActorOwnership:
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
         return self.all(), _Keeps(kept)
 
-    def adopt(self, session: _native.Session, made: list[_Made], words: ObjectRef) -> None:
-        """Takes over actors of a process that ends. It removes them from ``made`` one by one, so that it may be called again after it
-        raised (the head is away). Actors without a handle outside of that process end. ``words``: the value that contained ``made``; it
+    def adopt(self, session: _native.Session, actors: list[_Made], words: ObjectRef) -> None:
+        """Takes over actors of a process that ends. It removes them from ``actors`` one by one, so that it may be called again after it
+        raised (the head is away). Actors without a handle outside of that process end. ``words``: the value that contained ``actors``; it
         keeps the references needed to make them again."""
         self.begin()
-        if any(actor.restarts for actor in made):
+        if any(actor.restarts for actor in actors):
             words._publish()  # this process may have to pass it on
-        while made:
-            actor = made[0]
+        while actors:
+            actor = actors[0]
             with contextlib.suppress(NotFound):  # the head has removed it already
                 session.know(actor.id, actor.class_name)
                 self._made[actor.id] = actor
@@ -270,24 +270,24 @@ class ActorOwnership:
                     self.put((session, actor.id, None))
                 else:
                     self._watch(session, actor)
-            del made[0]
+            del actors[0]
 
-    def _watch(self, session: _native.Session, made: _Made) -> None:
+    def _watch(self, session: _native.Session, actor: _Made) -> None:
         """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
-        object_id, place = made.token
+        object_id, place = actor.token
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
-        when_ready(ref, lambda: self._freed(session, made, ref))
+        when_ready(ref, lambda: self._freed(session, actor, ref))
 
-    def _freed(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+    def _freed(self, session: _native.Session, actor: _Made, ref: ObjectRef) -> None:
         try:
             load(ref)
         except ObjectLostError as error:
             if error.reason == "ObjectFreed":
-                self.put((session, made.id, None))
+                self.put((session, actor.id, None))
             # The object was freed on this node only, or the node that counts it is unreachable.
             elif error.reason in ("ObjectLetGo", "ObjectLost"):
                 with contextlib.suppress(Exception):
-                    self._watch(session, made)
+                    self._watch(session, actor)
         except Exception:  # the counting process is gone or the job has ended; the actor ends as well
             pass
 
@@ -300,32 +300,32 @@ class ActorOwnership:
             if session is state.session:  # not after the session's end, and not in a forked child, whose parent has the actor
                 with contextlib.suppress(Exception):  # the session may be closed meanwhile
                     if token is None:
-                        self._tell(session, actor_id)
+                        self._release(session, actor_id)
                     else:  # calls without an answer still need the handle's reference to the token
                         session.keep_until_answered(actor_id, token.ref)
             released = session = token = None
 
-    def _tell(self, session: _native.Session, actor_id: str) -> None:
+    def _release(self, session: _native.Session, actor_id: str) -> None:
         """Asks an actor to end after the calls made so far."""
-        made = self._made.pop(actor_id, None)
-        if made is None:
+        actor = self._made.pop(actor_id, None)
+        if actor is None:
             return
-        with contextlib.suppress(Exception):  # no head answers; the request is sent once the actor is placed
+        with contextlib.suppress(Exception):  # no head answers, so the call below ends the actor once it is placed
             if session.withdraw(actor_id):
                 self._kept.pop(actor_id, None)
                 return
         ref = ObjectRef(session.call(actor_id, RELEASE, *pack_call((), {})))
-        self._ending.append((made, ref))
-        when_ready(ref, lambda: self._tell_again(session, made, ref))
+        self._ending.append((actor, ref))
+        when_ready(ref, lambda: self._release_again(session, actor, ref))
 
-    def _tell_again(self, session: _native.Session, made: _Made, ref: ObjectRef) -> None:
+    def _release_again(self, session: _native.Session, actor: _Made, ref: ObjectRef) -> None:
         """Repeats a request that failed: the connection broke, the actor was restarted, or it has too many calls."""
         try:
             load(ref)
         except (ActorUnavailableError, ResourceExhausted) as error:
-            self._made[made.id] = made
+            self._made[actor.id] = actor
             pause = 0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S
-            later = threading.Timer(pause, self.put, ((session, made.id, None),))
+            later = threading.Timer(pause, self.put, ((session, actor.id, None),))
             later.daemon = True
             later.start()
             return
@@ -333,7 +333,7 @@ class ActorOwnership:
             return
         except Exception:
             pass
-        self._kept.pop(made.id, None)  # it has ended, or will end without a restart
+        self._kept.pop(actor.id, None)  # it has ended, or will end without a restart
 
 
 actor_ownership = ActorOwnership()

@@ -22,7 +22,7 @@ class Retries:
     exceptions: bool | tuple[type[BaseException], ...]
 
     @classmethod
-    def of(cls, left: int, exceptions: bool | list | tuple) -> Retries:
+    def from_options(cls, left: int, exceptions: bool | list | tuple) -> Retries:
         return cls(left, exceptions if isinstance(exceptions, bool) else tuple(exceptions))
 
     @property

@@ -33,7 +33,7 @@ class Offer:
     no_nccl: str = ""
     no_kernels: str = ""  # why this build cannot compute on it
     visible: Sequence[str] = ()  # the identities of all devices that the rank's process sees
-    asked: str = ""  # the rank's SHOAL_DEVICE_TRANSPORT
+    requested: str = ""  # the rank's SHOAL_DEVICE_TRANSPORT
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,27 @@ def choose(offers: Sequence[Offer], default: str = "") -> Choice:
     InvalidArgument for an unknown transport and for ranks that ask for different ones, Unavailable for one that cannot be used.
     """
     for rank, offer in enumerate(offers):
-        if offer.asked != offers[0].asked:
+        if offer.requested != offers[0].requested:
             raise InvalidArgument(
-                f"rank 0 has SHOAL_DEVICE_TRANSPORT={offers[0].asked or '(none)'}, and rank {rank} {offer.asked or '(none)'}",
+                f"rank 0 has SHOAL_DEVICE_TRANSPORT={offers[0].requested or '(none)'}, and rank {rank} {offer.requested or '(none)'}",
                 hint="set it to the same value on all ranks",
             )
-    asked = offers[0].asked or default
-    if asked == PROCESS_GROUP:
+    requested = offers[0].requested or default
+    if requested == PROCESS_GROUP:
         return Choice(PROCESS_GROUP, "SHOAL_DEVICE_TRANSPORT names no other transport")
-    if asked and asked not in OWN:
+    if requested and requested not in OWN:
         raise InvalidArgument(
-            f"SHOAL_DEVICE_TRANSPORT={asked} is no transport between devices", hint=f"{', '.join(OWN)} or {PROCESS_GROUP}"
+            f"SHOAL_DEVICE_TRANSPORT={requested} is no transport between devices", hint=f"{', '.join(OWN)} or {PROCESS_GROUP}"
         )
     obstacles = []
-    for transport in (asked,) if asked else OWN:
+    for transport in (requested,) if requested else OWN:
         why = _obstacle(transport, offers)
         if not why:
             return Choice(transport)
         obstacles.append(why)
-    if asked:
+    if requested:
         raise Unavailable(
-            f"SHOAL_DEVICE_TRANSPORT={asked} cannot be used: {obstacles[0]}", hint="leave it out: torch's process group takes its place"
+            f"SHOAL_DEVICE_TRANSPORT={requested} cannot be used: {obstacles[0]}", hint="leave it out: torch's process group takes its place"
         )
     return Choice(PROCESS_GROUP, "; ".join(dict.fromkeys(obstacles)))
 

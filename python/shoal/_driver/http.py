@@ -85,7 +85,7 @@ class Http:
             connection.close()
             raise Unavailable(f"no answer from {self.address}: {error}", hint="is the cluster running? see shoal status") from error
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
+    def request(self, method: str, path: str, body: Any = None) -> Any:
         """Returns the answer, decoded from JSON. Like Ray, it raises RuntimeError with the status."""
         with self.open(method, path, body) as response:
             text = response.read().decode()

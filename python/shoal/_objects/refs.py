@@ -248,11 +248,11 @@ def awaits(ref: ObjectRef) -> asyncio.Future:
     if ref._ref.ready:
         future.set_result(None)
     else:
-        _of_loop(loop).add(ref, partial(_tell, future))
+        _of_loop(loop).add(ref, partial(_notify, future))
     return future
 
 
-def _tell(future: asyncio.Future) -> None:
+def _notify(future: asyncio.Future) -> None:
     if not future.done():
         future.set_result(None)
 

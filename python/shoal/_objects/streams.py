@@ -55,10 +55,10 @@ class ObjectRefGenerator(Waitable):
         self._over = False
         self._lock = threading.Lock()  # guards the taking of items; never held during a wait
 
-    def _follow(self, done: _native.Ref) -> ObjectRefGenerator:
-        """Attaches the generator to its call; ``done`` is the reference to the call's answer."""
-        self._done = ObjectRef(done, self._where)
-        self._session.follow_stream(self._stream, done)
+    def _follow(self, answer: _native.Ref) -> ObjectRefGenerator:
+        """Attaches the generator to its call; ``answer`` is the reference to the call's answer."""
+        self._done = ObjectRef(answer, self._where)
+        self._session.follow_stream(self._stream, answer)
         return self
 
     def task_id(self) -> TaskID:

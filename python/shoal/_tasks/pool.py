@@ -46,7 +46,7 @@ class Function:
     def __init__(self, sent: Sent, name: str, resources: dict[str, float], options: dict[str, Any]):
         self.session, self.code, self.name, self.resources = sent.session, sent.code, name, resources
         self.placed = (*where(options), options.get("runtime_env"))
-        self.retries = Retries.of(options.get("max_retries", _MAX_RETRIES), options.get("retry_exceptions", False))
+        self.retries = Retries.from_options(options.get("max_retries", _MAX_RETRIES), options.get("retry_exceptions", False))
         self.number = sent.number(self.retries)
         # Device memory is released only at the end of the process.
         self.max_calls = options.get("max_calls", 1 if resources.get("GPU") else 0)
@@ -175,31 +175,31 @@ class _Leaving:
     words: ObjectRef | None = None
     until: float = 0.0
     needed: bool = False  # it reported that it is still needed
-    made: list | None = None  # the reported actors, without those adopted already
+    actors: list | None = None  # the reported actors, without those adopted already
 
     def waits(self) -> bool:
         return self.words is not None and not self.words._ref.ready and time.monotonic() < self.until
 
-    def ask(self, session: _native.Session) -> None:
+    def request_report(self, session: _native.Session) -> None:
         self.words = ObjectRef(session.call(self.worker, HAND_OVER, *pack_call((), {"within": FunctionPool.NEEDED_S}), None, -1))
         self.until = time.monotonic() + FunctionPool.HAND_OVER_S
 
     def read(self) -> bool:
         """True if the worker reported that it is still needed, and must be asked again."""
         self.needed = False
-        if self.made is None and self.words is not None and self.words._ref.ready:
+        if self.actors is None and self.words is not None and self.words._ref.ready:
             with contextlib.suppress(Exception):  # the worker has died, and with it the actors that it made
                 said = load(self.words)
-                self.needed, self.made = said is None, said and said[0]
+                self.needed, self.actors = said is None, said and said[0]
         return self.needed
 
     def end(self, session: _native.Session) -> None:
         """Ends the worker; raises if that must be tried again. A worker without a report is killed. The actors that it made end with it,
         because no process would count their handles."""
-        if self.made is None:
+        if self.actors is None:
             session.kill(self.worker)
         else:
-            actor_ownership.adopt(session, self.made, self.words)
+            actor_ownership.adopt(session, self.actors, self.words)
             session.retire(self.worker)
 
 
@@ -252,12 +252,12 @@ class FunctionPool:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
                 if pool.let_go(worker):
-                    self.ask(leaving)
+                    self.request_report(leaving)
             self._leaving.append(leaving)
 
-    def ask(self, leaving: _Leaving) -> None:
+    def request_report(self, leaving: _Leaving) -> None:
         """Asks a worker that is to end for a report of the actors that it leaves."""
-        leaving.ask(self.session)
+        leaving.request_report(self.session)
         self.readiness.add(self.session, leaving.words._ref, 0)
         self.session.hand_over()
 
@@ -273,7 +273,7 @@ class FunctionPool:
                     continue
                 try:
                     if leaving.read():
-                        self.ask(leaving)
+                        self.request_report(leaving)
                         continue
                     leaving.end(self.session)
                 except NotFound:

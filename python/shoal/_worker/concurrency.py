@@ -19,7 +19,7 @@ from shoal._core.context import CallInfo, concurrent_call, method_of, running
 from shoal._objects import streams
 from shoal._worker.built_ins import BUILT_INS
 from shoal._worker.ending import ActorExit, has_left, leave, take_graph_calls
-from shoal._worker.serving import arguments, end, fail_creation, made, refuse, reply
+from shoal._worker.serving import arguments, end, fail_creation, refuse, reply, report_constructed
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods without one
@@ -43,7 +43,7 @@ def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
         runner.note_made()
-        made(session, creation)
+        report_constructed(session, creation)
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     args = kwargs = creation = None
@@ -187,7 +187,7 @@ class _OnThreads(_Runner):
     def __init__(self, session, groups: dict[str, int]):
         super().__init__(session, groups)
         self._pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"shoal-{name or 'calls'}") for name, size in groups.items()}
-        self._calls: dict[CallInfo, list] = {}  # unfinished calls, each with the list it was handed on in
+        self._calls: dict[CallInfo, list] = {}  # unfinished calls, each with the list by which begin() got it
         self._fewer, self._awaited = threading.Condition(), False  # notified when _calls shrinks, if a thread waits for that
         self._releasing: threading.Thread | None = None
 
@@ -336,7 +336,7 @@ class _OnLoop(_Runner):
                     self._making.set_exception(error)
 
     def make(self, call: CallInfo, cls: type, args: tuple, kwargs: dict):
-        async def made():
+        async def make():
             concurrent_call.set(call)
             try:
                 if not inspect.iscoroutinefunction(cls.__init__):
@@ -347,7 +347,7 @@ class _OnLoop(_Runner):
             except BaseException as error:
                 return None, error
 
-        self._making = asyncio.run_coroutine_threadsafe(made(), self.loop)
+        self._making = asyncio.run_coroutine_threadsafe(make(), self.loop)
         instance, error = self._making.result()
         self._making = None
         if error is not None:

@@ -23,7 +23,7 @@ from shoal._tasks.functions import FunctionWorker
 from shoal._worker.built_ins import BUILT_INS, LAST_METRICS_S
 from shoal._worker.ending import ActorExit, has_left, unless_left
 from shoal._worker.marks import mark_beginning, mark_function, mark_output
-from shoal._worker.serving import LATER, arguments, end, fail_creation, made, refuse, reply
+from shoal._worker.serving import LATER, arguments, end, fail_creation, refuse, reply, report_constructed
 
 _CHILDREN_S = 2.0  # seconds for children of multiprocessing to end after terminate()
 _DRAIN_S = 5.0  # seconds for callers to take the last answers when a worker ends
@@ -70,7 +70,7 @@ def main() -> int:
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
     mark_beginning()
-    made(session, creation)
+    report_constructed(session, creation)
     args = kwargs = creation = running.incoming = None  # freed, unless the actor keeps them
     return _serve(session, running.instance, early)
 

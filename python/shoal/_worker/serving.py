@@ -19,7 +19,7 @@ from shoal._objects.values import put
 from shoal._worker.ending import ActorExit, take_graph_calls, unless_left
 from shoal.exceptions import TaskCancelledError
 
-__all__ = ["LATER", "arguments", "end", "exit_code", "fail_creation", "made", "refuse", "reply"]
+__all__ = ["LATER", "arguments", "end", "exit_code", "fail_creation", "refuse", "reply", "report_constructed"]
 
 LATER = object()  # result of a built-in method whose call another thread answers
 
@@ -155,9 +155,9 @@ def exit_code(error: SystemExit) -> int:
     return 1
 
 
-def made(session, creation) -> None:
+def report_constructed(session, creation) -> None:
     """Reports that the actor is made, before its first call. ``creation`` is None for an actor that makes itself."""
-    session.made()
+    session.report_constructed()
     if creation is not None:
         session.reply(creation, *serialize.dumps(None))
 

@@ -68,8 +68,8 @@ class Plan:
 
 
 def _facts(manifest: Manifest, places: list[_Place], by_rank: frozenset[str], ranks: Ranks) -> dict[str, str]:
-    """By name: what each tensor is, the values of plain ones but ``by_rank``, and all other values. A rank reads its plain tensors for it,
-    but frozen parameters only once."""
+    """Texts in which all ranks have to agree, by name: of tensors dtype and shape, of plain ones but ``by_rank`` also a digest, and all
+    other values. Digests read the plain tensors at each save, but frozen parameters only once."""
     facts = dict.fromkeys(manifest.extra, "extra state")
     facts |= {name: f"{t.dtype}{list(t.shape)} {t.sharding}" for name, t in manifest.all_tensors()}
     for p in places:

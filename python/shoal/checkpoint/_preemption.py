@@ -48,7 +48,7 @@ class Preemption:
             raise
         return bool(vote.item())
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Looks at the row of this process's node. Returns True once there is nothing more to look for."""
         session = state.session
         if session is None or self._event.is_set():
@@ -65,7 +65,7 @@ def _watch(preemption: weakref.ref[Preemption]) -> None:
     pause = threading.Event()
     while True:
         present = preemption()
-        if present is None or present.look():
+        if present is None or present.check():
             return
         del present
         pause.wait(_LOOK_S)

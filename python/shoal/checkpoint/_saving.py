@@ -234,12 +234,12 @@ def settle() -> None:
         _current._thread.join()
 
 
-def finish(look: Callable[[], None]) -> None:
-    """Waits for the save under way, if any, before its ranks change. Leaves its error to ``wait`` or the next save. ``look``: is called
+def finish(check: Callable[[], None]) -> None:
+    """Waits for the save under way, if any, before its ranks change. Leaves its error to ``wait`` or the next save. ``check``: is called
     repeatedly during the wait, and ends it by raising an error."""
     while _current is not None and not _current.done():
         _current._thread.join(_LOOK_S)
-        look()
+        check()
 
 
 def abandon() -> None:

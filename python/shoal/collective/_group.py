@@ -143,35 +143,35 @@ class Group:
             self._native.order_after(work, self._streams.current())
 
 
-def _ranks_of(of: DeviceMesh | dist.ProcessGroup | None) -> tuple[int, ...]:
-    if of is None:
+def _ranks_of(members: DeviceMesh | dist.ProcessGroup | None) -> tuple[int, ...]:
+    if members is None:
         require_process_group()
         return tuple(range(dist.get_world_size()))
-    if isinstance(of, DeviceMesh):
-        if of.ndim != 1:
-            raise InvalidArgument(f"a group cannot be a mesh of {of.ndim} dimensions", hint='pass one of them: mesh["name"]')
-        of = of.get_group()
-    if not isinstance(of, dist.ProcessGroup):
-        raise InvalidArgument(f"a group cannot be a {type(of).__name__}", hint="pass a DeviceMesh, a ProcessGroup or a Group")
-    return tuple(dist.get_process_group_ranks(of))
+    if isinstance(members, DeviceMesh):
+        if members.ndim != 1:
+            raise InvalidArgument(f"a group cannot be a mesh of {members.ndim} dimensions", hint='pass one of them: mesh["name"]')
+        members = members.get_group()
+    if not isinstance(members, dist.ProcessGroup):
+        raise InvalidArgument(f"a group cannot be a {type(members).__name__}", hint="pass a DeviceMesh, a ProcessGroup or a Group")
+    return tuple(dist.get_process_group_ranks(members))
 
 
-def group(of: DeviceMesh | dist.ProcessGroup | Group | None = None, device: torch.device | str | None = None) -> Group:
-    """Returns the group of these ranks. ``of``: as ``group`` in the package's docstring. ``device``: where the tensors are, by default
+def group(members: DeviceMesh | dist.ProcessGroup | Group | None = None, device: torch.device | str | None = None) -> Group:
+    """Returns the group of these ranks. ``members``: as ``group`` in the package's docstring. ``device``: where the tensors are, by default
     the CPU. Collective over the group's ranks.
 
     Raises ``InvalidArgument`` on a rank outside the group, ``Unavailable`` if the ranks cannot connect their CUDA devices.
     """
-    if isinstance(of, Group):
-        if device is not None and torch.device(device) != of.device:
+    if isinstance(members, Group):
+        if device is not None and torch.device(device) != members.device:
             raise InvalidArgument(
-                f"this group takes tensors on {of.device}, not on {device}", hint=f"make another one: group(device={str(device)!r})"
+                f"this group takes tensors on {members.device}, not on {device}", hint=f"make another one: group(device={str(device)!r})"
             )
-        return of
+        return members
     device = _CPU if device is None else torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    ranks = _ranks_of(of)
+    ranks = _ranks_of(members)
     found = _groups.get((ranks, device))
     if found is None:
         if dist.get_rank() not in ranks:

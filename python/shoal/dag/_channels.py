@@ -1,5 +1,5 @@
-"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of the node,
-which the reader maps and releases."""
+"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of
+the node, which the reader maps and releases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Layout:
         return max(_SMALLEST, min(_DEFAULT_LIMIT, _DEFAULT_MEMORY // (2 * count * (in_flight + 1)) - _OVERHEAD))
 
     @staticmethod
-    def of(name: str, count: int, limit: int, in_flight: int) -> Layout:
+    def for_limit(name: str, count: int, limit: int, in_flight: int) -> Layout:
         """Returns a layout in which writes never wait. A channel has room for one more value of the maximum size than there are executions
         in flight, at any offset, and for an eighth that read values may still occupy. Pages are allocated on use."""
         limit = max(limit, _SMALLEST)
@@ -69,7 +69,7 @@ class Raised:
         self.head, self.buffers = head, buffers
 
     @classmethod
-    def of(cls, error: BaseException, where: str) -> Raised:
+    def from_error(cls, error: BaseException, where: str) -> Raised:
         return cls(*serialize.dump_exception(error, where))
 
     def error(self) -> BaseException:
@@ -90,11 +90,11 @@ class Packed:
         then have released a value in separate memory. RayChannelTimeoutError at ``end`` (time.monotonic)."""
         failure = self._fetch(ended, end) if self._elsewhere else None
         if failure is not None:
-            return Raised.of(failure, "loading a value")
+            return Raised.from_error(failure, "loading a value")
         try:
             return Raised(self._head, self._buffers) if self._raised else serialize.loads(self._head, self._buffers)
         except Exception as error:
-            return Raised.of(error, "loading a value")
+            return Raised.from_error(error, "loading a value")
 
     def _fetch(self, ended: Callable[[], None], end: float | None) -> Exception | None:
         ended()

@@ -212,7 +212,7 @@ class CompiledDAG:
         if _end_all not in state.ending:
             state.ending.append(_end_all)
         limit = buffer_bytes or Layout.default_limit(len(plan.channels), self._in_flight)
-        layout = Layout.of(f"channels-{new_object_id()}", len(plan.channels), limit, self._in_flight)
+        layout = Layout.for_limit(f"channels-{new_object_id()}", len(plan.channels), limit, self._in_flight)
         channels = layout.open()
         self._running = _Running(layout, channels)
         try:

@@ -209,7 +209,7 @@ class _Loop:
                 except RayChannelError:
                     raise
                 except Exception as error:  # the result cannot be pickled
-                    slots[call.slot] = failed = Raised.of(error, call.where)
+                    slots[call.slot] = failed = Raised.from_error(error, call.where)
                     outgoing.send(writes, failed)
             value = result = None
             slots[:] = empty
@@ -233,7 +233,7 @@ def _made(call: _Call, slots: list[Any], turn) -> Any:
     except BaseException as error:
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-        return Raised.of(error, call.where)
+        return Raised.from_error(error, call.where)
 
 
 def filled(value: Any, slots: list[Any]) -> Any:

@@ -50,13 +50,13 @@ class DAGNode:
         """Makes the calls of the graph as ordinary calls. Returns a reference to the result; for a MultiOutputNode a list of references."""
         return self._made({}, args, kwargs)
 
-    def _made(self, made: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _made(self, values: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Returns this node's value in one execution, for the arguments of calls."""
-        if self._number not in made:
+        if self._number not in values:
             for node in self._in_order():
-                if node._number not in made:
-                    made[node._number] = node._make(lambda value: replaced(value, lambda n: made[n._number]), args, kwargs)
-        return made[self._number]
+                if node._number not in values:
+                    values[node._number] = node._make(lambda value: replaced(value, lambda n: values[n._number]), args, kwargs)
+        return values[self._number]
 
     def _make(self, resolved: Callable[[Any], Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from _shoal_switch import asked
+from _shoal_switch import is_on
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 try:
@@ -73,7 +73,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if asked():
+if is_on():
     from shoal.fsdp import _install
 
     _install.install()

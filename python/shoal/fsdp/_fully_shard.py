@@ -137,19 +137,19 @@ def _check_policy(policy: Any) -> None:
             raise TypeError(f"mp_policy.{name} should be a torch.dtype such as torch.bfloat16, got {dtype!r}")
 
 
-def _checked_reshard(asked: bool | int | None, shards: int, spmd: bool) -> bool | int | None:
-    if asked is None or isinstance(asked, bool):
-        return asked
-    if not isinstance(asked, int):
-        raise ValueError(f"reshard_after_forward should be a bool or an int representing the group size to reshard to, not {asked}")
+def _checked_reshard(requested: bool | int | None, shards: int, spmd: bool) -> bool | int | None:
+    if requested is None or isinstance(requested, bool):
+        return requested
+    if not isinstance(requested, int):
+        raise ValueError(f"reshard_after_forward should be a bool or an int representing the group size to reshard to, not {requested}")
     if spmd:
         raise NotImplementedError("reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims)")
-    if asked < 1 or asked > shards or shards % asked != 0:
-        raise ValueError(f"If passing reshard_after_forward as an int, it should be a factor of {shards}, not {asked}")
-    if asked == 1:
+    if requested < 1 or requested > shards or shards % requested != 0:
+        raise ValueError(f"If passing reshard_after_forward as an int, it should be a factor of {shards}, not {requested}")
+    if requested == 1:
         warnings.warn(
             "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of reshard_after_forward=True (bool)",
             stacklevel=3,
         )
         return False
-    return True if asked == shards else asked
+    return True if requested == shards else requested

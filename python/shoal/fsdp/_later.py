@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed import fsdp as torch_fsdp  # the parent has no attribute yet when the import hook runs this
+from torch.distributed import fsdp as torch_fsdp  # `torch.distributed` lacks this attribute while the import hook runs
 
 from shoal.exceptions import Unimplemented
 

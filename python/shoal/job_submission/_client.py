@@ -37,13 +37,13 @@ class JobSubmissionClient:
         del create_cluster_if_needed, cookies, verify, kwargs  # Ray's arguments, for cookies and certificates
         self._metadata = dict(metadata or {})
         self._http = Http(address, headers)
-        self._http.ask("GET", "/api/version")  # an early check of address and token
+        self._http.request("GET", "/api/version")  # an early check of address and token
 
     def get_address(self) -> str:
         return self._http.address
 
     def get_version(self) -> str:
-        return self._http.ask("GET", "/api/version")["version"]
+        return self._http.request("GET", "/api/version")["version"]
 
     def submit_job(
         self,
@@ -76,29 +76,29 @@ class JobSubmissionClient:
             "entrypoint_resources": entrypoint_resources,
             "entrypoint_label_selector": entrypoint_label_selector,
         }
-        said = self._http.ask("POST", "/api/jobs/", {k: v for k, v in body.items() if v is not None})
+        said = self._http.request("POST", "/api/jobs/", {k: v for k, v in body.items() if v is not None})
         return said["submission_id"]
 
     def list_jobs(self) -> list[JobDetails]:
-        return [JobDetails.of(row) for row in self._http.ask("GET", "/api/jobs/")]
+        return [JobDetails.from_row(row) for row in self._http.request("GET", "/api/jobs/")]
 
     def get_job_info(self, job_id: str) -> JobDetails:
-        return JobDetails.of(self._http.ask("GET", _path(job_id)))
+        return JobDetails.from_row(self._http.request("GET", _path(job_id)))
 
     def get_job_status(self, job_id: str) -> JobStatus:
         return self.get_job_info(job_id).status
 
     def stop_job(self, job_id: str) -> bool:
         """Ends a job, with SIGTERM, then SIGKILL. False if it had ended already."""
-        return self._http.ask("POST", _path(job_id, "stop"))["stopped"]
+        return self._http.request("POST", _path(job_id, "stop"))["stopped"]
 
     def delete_job(self, job_id: str) -> bool:
         """Removes the record of an ended job."""
-        return self._http.ask("DELETE", _path(job_id))["deleted"]
+        return self._http.request("DELETE", _path(job_id))["deleted"]
 
     def get_job_logs(self, job_id: str) -> str:
         """The output of the entrypoint so far, at most the last 16 MiB of each of its processes."""
-        return self._http.ask("GET", _path(job_id, "logs"))["logs"]
+        return self._http.request("GET", _path(job_id, "logs"))["logs"]
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
         """Yields the entrypoint's output in pieces, from the beginning until it ends."""

@@ -74,7 +74,7 @@ class JobDetails:
     driver_exit_code: int | None = None
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> JobDetails:
+    def from_row(cls, row: dict[str, Any]) -> JobDetails:
         """Makes it from an answer of the HTTP interface."""
         driver = {"id": row["job_id"], "node_ip_address": None, **row["driver_info"]} if row["driver_info"] else None
         made = {"type": JobType(row["type"]), "status": JobStatus(row["status"]), "driver_info": DriverInfo(**driver) if driver else None}

@@ -68,7 +68,8 @@ class Messages(Collectives):
         return self.started([native], tensor, **more)
 
     def _meet(self, peer: int, native: _native.Work, channel: _native.Communicator) -> None:
-        """Waits for the first message of a channel. A peer that died before it opened the channel is lost in the group, but not there."""
+        """Waits for the first message of a channel. A peer that died before it opened the channel was a member of the group only. So only
+        the group reports its death."""
         pause = 20e-6
         while not native.done():
             if peer in self._native.lost():

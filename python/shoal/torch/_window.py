@@ -37,8 +37,8 @@ class Window:
         self._native: _native.Window | None = None
         self._tensor: torch.Tensor | None = None
         self._facts: list[tuple[torch.dtype, torch.Size]] = []  # by rank
-        self._ways: dict[tuple[int, int], _native.Communicator] = {}  # the ways of signals, by source and target
-        self._opening = threading.Lock()  # one thread at a time opens ways
+        self._ways: dict[tuple[int, int], _native.Communicator] = {}  # channels of signals, by source and target
+        self._opening = threading.Lock()  # one thread at a time opens channels
         self._own_signals = 0
         if tensor is not None:
             self.tensor_register(tensor)

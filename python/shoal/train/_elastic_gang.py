@@ -257,7 +257,7 @@ class ElasticGang(Gang):
             state.on_change(change)
 
     def _leave(self) -> None:
-        """The new generation has begun, and this worker is not in it."""
+        """Unwinds the loop of this worker: the new generation has begun without it."""
         self._record.leave()
         self._worker.left = True
         raise WorkerLeaves

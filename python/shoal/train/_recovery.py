@@ -37,7 +37,7 @@ def may_come_of_a_death(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """A survivor's words: its part of the decision about the step under way."""
+    """A survivor's message to the others, from which all decide alike whether the step under way counts."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     num_reports: int = 0
@@ -210,7 +210,7 @@ class Record:
         self._begun = self.protection.step
 
     def leave(self) -> None:
-        """The other workers have everything that this worker had."""
+        """Called when this worker leaves. Drops what an undone change would need, since the others have everything that this worker had."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.before is not None:
             prepared.before.forget()

@@ -17,7 +17,7 @@ from shoal.fsdp._engine.optimizers import replace_by_sharded
 from shoal.fsdp._engine.root import Root
 from shoal.train._state import State, sharded_models
 
-_MANY = 1000  # gradients that have ended are not looked for among fewer
+_MANY = 1000  # `_used` is searched for gradients that have ended only once it has grown by so many
 _LONG_WAIT = 100  # batches for which a change waits, before a worker prints why
 
 
@@ -51,7 +51,7 @@ class Unstepped:
         self._sharded = list(dict.fromkeys(s for s in map(state_of, modules) if s is not None))
 
     def any(self) -> bool:
-        """Returns True if this worker has a gradient that is not zero, and that no step has used, or the graph of one that will come."""
+        """Returns True if this worker has a gradient, not zero, that no step has used, or a graph whose backward will make one."""
         roots: list[Root] = list({id(s.root): s.root for s in self._sharded if s.root is not None}.values())
         used = {i: version for i, (ref, version) in self._used.items() if _alive(ref) is not None}
         return any(_is_incomplete(root) for root in roots) or any(_waits(p, used) for p in self._parameters())

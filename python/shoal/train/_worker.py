@@ -47,8 +47,8 @@ class Worker:
         self.num_reports = 0
         self.left = False  # the others go on without it, and its loop unwinds
         self.mid_batch = False  # a part of a batch runs that is not this worker's last: effects of the end of a step wait
-        self.store: Any = None  # the first process group's, which is kept to the end
-        self.gang: Any = None  # the present loop has it, in an elastic training
+        self.store: Any = None  # the store of the first process group, kept to the end
+        self.gang: Any = None  # the ElasticGang of the present loop; None in a training of fixed size
         self.predecessor: Any = None  # the gang of a loop that a death has ended, until that of the next loop takes over its state
 
     @contextlib.contextmanager

@@ -53,10 +53,10 @@ def _raw(what: str, address: str | None, timeout: float) -> list[dict[str, Any]]
 
 
 def _over_http(http: Http, path: str) -> list[dict[str, Any]]:
-    page = http.ask("GET", path)
+    page = http.request("GET", path)
     rows = page["rows"]
     while page["next"]:
-        page = http.ask("GET", f"{path}&after={page['next']}")
+        page = http.request("GET", f"{path}&after={page['next']}")
         rows += page["rows"]
     return rows
 

@@ -22,8 +22,8 @@ CudaStatus refuse(CudaStatus status, std::string what) {
 }
 
 CUctx_st* contexts() {
-  static CUctx_st of[FakeCuda::kDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
-  return of;
+  static CUctx_st all[FakeCuda::kDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+  return all;
 }
 
 // A handle, of an export in this process.
@@ -148,7 +148,7 @@ struct FakeDriver {
     if (!live(event)) return refuse(cuda::kInvalidHandle, "an event that does not exist");
     const auto records = event->records;
     const std::unique_lock lock(records->mutex);
-    stream->enqueue([records, number = records->made] {
+    stream->enqueue([records, number = records->recorded] {
       std::unique_lock waiting(records->mutex);
       records->changed.wait(waiting, [&] { return records->passed >= number; });
     });
@@ -178,7 +178,7 @@ struct FakeDriver {
       return refuse(cuda::kInvalidHandle, fmt::format("an event of device {} recorded on device {}", event->device, stream->device));
     const auto records = event->records;
     const std::lock_guard lock(records->mutex);
-    stream->enqueue([records, number = ++records->made] {
+    stream->enqueue([records, number = ++records->recorded] {
       const std::lock_guard passing(records->mutex);
       records->passed = std::max(records->passed, number);
       records->at = std::chrono::steady_clock::now();
@@ -189,7 +189,7 @@ struct FakeDriver {
   static CudaStatus event_query(CudaEvent event) {
     if (!live(event)) return refuse(cuda::kInvalidHandle, "an event that does not exist");
     const std::lock_guard lock(event->records->mutex);
-    return event->records->passed >= event->records->made ? cuda::kSuccess : cuda::kNotReady;
+    return event->records->passed >= event->records->recorded ? cuda::kSuccess : cuda::kNotReady;
   }
   static CudaStatus event_elapsed(float* ms, CudaEvent from, CudaEvent to) {
     if (((from->flags | to->flags) & cuda::kEventDisableTiming) != 0)

@@ -34,7 +34,7 @@ struct CUevent_st {
   struct Records {
     std::mutex mutex;
     std::condition_variable changed;
-    std::uint64_t made = 0, passed = 0;
+    std::uint64_t recorded = 0, passed = 0;
     std::chrono::steady_clock::time_point at;
   };
   const int device;

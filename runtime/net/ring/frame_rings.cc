@@ -7,7 +7,7 @@ namespace shoal::runtime {
 namespace {
 
 void copy(const Frame& frame, std::span<std::byte> record) {
-  const auto header = FrameHeader::of(frame).encode();
+  const auto header = FrameHeader::for_frame(frame).encode();
   std::byte* to = record.data();
   std::memcpy(to, header.data(), header.size());
   to += header.size();

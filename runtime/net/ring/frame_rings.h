@@ -26,17 +26,18 @@ class FrameRings {
   FrameRings(Mapping memory, std::size_t capacity, bool calls);
 
   // ---- writing ----
-  // False for a frame with descriptors or too many bytes, which write() replaces by an empty record.
+  // False for a frame with descriptors or too many bytes: write() puts an empty record in its place, and the frame goes over the socket.
   bool fits(const Frame& frame) const { return frame.fds.empty() && frame.wire_bytes() <= Ring::max_record(capacity_); }
-  // Returns nullopt without room. BrokenRing.
+  // Returns nullopt without room, and InvalidArgument/BrokenRing if the peer's position in the ring is impossible.
   Result<std::optional<Wake>> write(const Frame& frame);
   // Returns false if there is room for the frame now. Otherwise the peer's step that makes room wakes this end, once.
   bool arm_for_room(const Frame& frame) { return writer_.arm(record_bytes(frame)); }
 
   // ---- reading ----
-  // The next record, which stays until pop(); nullopt if there is none. BrokenRing.
+  // The next record, which stays until pop(); nullopt if there is none. Returns InvalidArgument/BrokenRing if the record's length or place
+  // is impossible.
   Result<std::optional<std::span<const std::byte>>> peek() { return reader_.peek(); }
-  // The frame of a record that is not empty. InvalidArgument for a record that is no frame within `limits`.
+  // The frame of a record that is not empty. Returns InvalidArgument for a record that is no frame within `limits`.
   static Result<Frame> parse(std::span<const std::byte> record, const FrameLimits& limits);
   Wake pop() { return reader_.pop(); }
   // Returns false if there is a record now. Otherwise the peer's next record wakes this end, once.

@@ -65,7 +65,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
     if (waiting_bytes_ > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
-    look();
+    start_polling();
   }
 
   std::size_t queued_bytes() const { return closed_ ? 0 : waiting_bytes_ + socket_->queued_bytes(); }
@@ -100,7 +100,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
       rings_->disarm();
       return false;
     }
-    looked_at_ = false;
+    polled_ = false;
     return true;
   }
 
@@ -108,7 +108,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
     const auto self = shared_from_this();
     if (frame.kind == FrameKind::kLink) return on_link(static_cast<LinkMethod>(frame.method), std::move(frame.fds));
     if (!reading_) return deliver(std::move(frame));
-    look();
+    start_polling();
     // The frame's empty record was written before the frame was sent, so at most a ring full of records precedes it.
     for (std::size_t i = 0; !closed_ && !stalled_; ++i) {
       if (i > rings_->max_records() || read_one() == Read::kNothing) return close(out_of_order());
@@ -165,7 +165,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
         if (calls_ || !rings_ || reading_) return close(out_of_order());
         return begin_reading();
       case LinkMethod::kBell:
-        if (rings_) look();
+        if (rings_) start_polling();
         return;
       case LinkMethod::kPart:
         break;  // only between hosts
@@ -175,14 +175,14 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   void begin_reading() {
     reading_ = true;
-    look();
+    start_polling();
   }
 
   // Makes the loop poll the rings until it sleeps.
-  void look() {
-    if (closed_ || std::exchange(looked_at_, true)) return;
+  void start_polling() {
+    if (closed_ || std::exchange(polled_, true)) return;
     if (reading_) rings_->disarm();
-    loop_.busy_poller().look_at(shared_from_this());
+    loop_.busy_poller().add_ring(shared_from_this());
   }
 
   // ---- reading
@@ -289,7 +289,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
 
   void shut() {
     closed_ = true;
-    if (std::exchange(looked_at_, false)) loop_.busy_poller().remove(*this);
+    if (std::exchange(polled_, false)) loop_.busy_poller().remove(*this);
     waiting_.clear();
     waiting_bytes_ = 0;
     socket_.reset();
@@ -307,7 +307,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
   std::unique_ptr<FrameRings> rings_;
   bool writing_ = false, reading_ = false;  // rings in use, per direction
   bool stalled_ = false;                    // the next frame in order comes through the socket
-  bool looked_at_ = false;                  // polled by the loop
+  bool polled_ = false;                     // polled by the loop
   std::deque<Frame> waiting_;               // frames that wait for room in the ring
   std::size_t waiting_bytes_ = 0;
   ConnectionHandler* handler_ = nullptr;

@@ -97,7 +97,7 @@ class RingConnectionTest : public testing::Test, public ConnectionHandler {
   }
   Wake put(const Frame& frame) {
     std::vector<std::byte> bytes(frame.wire_bytes());
-    const auto header = FrameHeader::of(frame).encode();
+    const auto header = FrameHeader::for_frame(frame).encode();
     std::memcpy(bytes.data(), header.data(), header.size());
     if (!frame.payload.empty()) std::memcpy(bytes.data() + header.size(), frame.payload.data(), frame.payload.size());
     return record(bytes);
@@ -380,7 +380,7 @@ TEST_F(RingConnectionTest, GarbageEndsTheConnectionAndNothingElse) {
       {"a record longer than its frame",
        [&] {
          std::vector<std::byte> bytes(100);
-         const auto header = FrameHeader::of(notice(1, 8)).encode();
+         const auto header = FrameHeader::for_frame(notice(1, 8)).encode();
          std::memcpy(bytes.data(), header.data(), header.size());
          record(bytes);
        }},

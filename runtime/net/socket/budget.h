@@ -154,7 +154,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
 
   // The account of a connection from `peer`. Returns ResourceExhausted/TooManyConnections.
   Result<std::unique_ptr<Account>> admit(const std::string& peer);
-  // The account of a connection that this process has made: it chooses by itself what it sends, and whom it asks.
+  // The account of a connection that this process has made. The limits of connections, unread answers and peers' shares leave it out: this
+  // process chooses its peer and its requests.
   std::unique_ptr<Account> outgoing();
 
   // Memory for one read. Its content counts only until the next read of any connection.

@@ -206,7 +206,7 @@ TEST(Tls, AHandshakeWithoutAnAnswerHasAHintAboutLargePackets) {
 TEST(Tls, AHandshakeOverALongLinkIsNotClosedToMakeRoomForStrangers) {
   const auto valid = valid_from(std::time(nullptr), 24 * 3600);
   const KeyedCertificate authority = make_authority("test", valid).value();
-  const Fingerprint fingerprint = Fingerprint::of(authority.certificate).value();
+  const Fingerprint fingerprint = Fingerprint::from_certificate(authority.certificate).value();
   SeededRandom seeded(3);
   SimClock timers;
   SocketOptions options;

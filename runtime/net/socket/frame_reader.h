@@ -88,7 +88,7 @@ class FrameReader {
   std::uint64_t num_calls_ = 0;  // without an answer
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
-  PartOf parts_;   // its announcement
+  PartOf parts_;   // the peer's announcement of that payload
   std::uint64_t part_id_ = 0;
   std::size_t message_filled_ = 0;
   std::deque<Descriptors> descriptors_;

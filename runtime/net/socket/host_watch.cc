@@ -25,16 +25,16 @@ HostWatch::HostWatch(Clock& clock, int socket, Duration unanswered, std::functio
   set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 2));
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / (2 * kProbes)));
   set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  look_later();  // bytes may have been given to the kernel before, by the handshakes
+  check_later();  // bytes may have been given to the kernel before, by the handshakes
 }
 
-void HostWatch::look_later() {
+void HostWatch::check_later() {
   watching_ = true;
   looked_ = clock_.now();
-  timer_ = clock_.after(unanswered_ / kLooks, [this] { look(); });
+  timer_ = clock_.after(unanswered_ / kLooks, [this] { check(); });
 }
 
-void HostWatch::look() {
+void HostWatch::check() {
   watching_ = false;
   tcp_info info{};
   socklen_t length = sizeof info;
@@ -51,7 +51,7 @@ void HostWatch::look() {
   if (answered) retransmits_ = info.tcpi_retransmits;
   num_silent_ = waits && !answered ? num_silent_ + 1 : 0;
   if (num_silent_ >= kLooks) return dead_();
-  if (info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0 || info.tcpi_probes > 0) look_later();
+  if (info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0 || info.tcpi_probes > 0) check_later();
 }
 
 }  // namespace shoal::runtime

@@ -24,13 +24,13 @@ class HostWatch {
   HostWatch(Clock& clock, int socket, Duration unanswered, std::function<void()> dead);
   // Bytes were given to the kernel.
   void wrote() {
-    if (!watching_) look_later();
+    if (!watching_) check_later();
   }
   void stop() { timer_ = {}; }
 
  private:
-  void look_later();
-  void look();
+  void check_later();
+  void check();
 
   Clock& clock_;
   const int socket_;

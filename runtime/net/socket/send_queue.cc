@@ -23,7 +23,7 @@ void append(std::vector<std::byte>& text, std::span<const std::byte> bytes) { te
 }  // namespace
 
 void SendQueue::push(Frame frame) {
-  FrameHeader header = FrameHeader::of(frame);
+  FrameHeader header = FrameHeader::for_frame(frame);
   newest_bytes_ = frame.wire_bytes();
   const bool small = newest_bytes_ <= kCoalesceBytes;
   if (small || frame.payload.empty()) return add(header, frame.body, frame.payload.span(), std::move(frame.fds), small);

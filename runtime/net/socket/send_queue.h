@@ -34,9 +34,9 @@ class SendQueue {
 
  private:
   struct Slice {
-    std::shared_ptr<const Bytes> of;
+    std::shared_ptr<const Bytes> bytes;
     std::size_t begin = 0, size = 0;
-    std::span<const std::byte> span() const { return of ? of->span().subspan(begin, size) : std::span<const std::byte>(); }
+    std::span<const std::byte> span() const { return bytes ? bytes->span().subspan(begin, size) : std::span<const std::byte>(); }
   };
   struct Chunk {
     std::vector<std::byte> text;
@@ -44,7 +44,7 @@ class SendQueue {
     std::vector<Fd> fds;
     std::size_t sent = 0;
     bool open = true;  // for further frames
-    std::span<const std::byte> data() const { return whole.of ? whole.span() : std::span<const std::byte>(text); }
+    std::span<const std::byte> data() const { return whole.bytes ? whole.span() : std::span<const std::byte>(text); }
   };
 
   void add(const FrameHeader& header, const Bytes& body, std::span<const std::byte> payload, std::vector<Fd> fds, bool open);

@@ -202,7 +202,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (queue_.waiting_bytes() > max_queued_bytes_) {
       return close_later(resource_exhausted("a peer does not read: more than " + std::to_string(max_queued_bytes_) + " bytes wait for it"));
     }
-    look();
+    start_polling();
     if (waiting_write_) return uses_.account->set_unsent(queue_.bytes());
     if (flush == Flush::kNow || queue_.bytes() > kLaterBytes) return write();
     if (flush_posted_) return;
@@ -246,13 +246,13 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   bool poll() override { return !closed_ && handler_ != nullptr && read_some(); }
 
   bool prepare_to_sleep() override {
-    looked_at_ = false;
+    polled_ = false;
     return true;
   }
 
   // Makes the loop poll the socket until it sleeps.
-  void look() {
-    if (identity_.local || closed_ || std::exchange(looked_at_, true)) return;
+  void start_polling() {
+    if (identity_.local || closed_ || std::exchange(polled_, true)) return;
     loop_.busy_poller().add_socket(this->shared_from_this());
   }
 
@@ -336,7 +336,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
 
   void read() {
     if (closed_ || blocked()) return;
-    if (read_some()) look();
+    if (read_some()) start_polling();
     if (!blocked()) wait_to_read();
   }
 
@@ -421,7 +421,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
 
   void shut() {
     if (std::exchange(closed_, true)) return;
-    if (std::exchange(looked_at_, false)) loop_.busy_poller().remove(*this);
+    if (std::exchange(polled_, false)) loop_.busy_poller().remove(*this);
     if (host_) host_->stop();
     loop_.untrack(descriptor_.native_handle());
     std::error_code ignored;
@@ -443,7 +443,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;
-  bool looked_at_ = false;  // polled by the loop
+  bool polled_ = false;  // polled by the loop
   bool waiting_write_ = false;
   bool flush_posted_ = false;
   bool unheard_ = false;  // peer gone: sends are dropped

@@ -134,7 +134,7 @@ Result<Fingerprint> Fingerprint::parse(std::string_view text) {
   return out;
 }
 
-Result<Fingerprint> Fingerprint::of(const std::string& certificate) {
+Result<Fingerprint> Fingerprint::from_certificate(const std::string& certificate) {
   SHOAL_TRY(const Certificate parsed, read_certificate(certificate));
   Fingerprint out;
   unsigned n = 0;

@@ -18,7 +18,7 @@ class Fingerprint {
  public:
   static constexpr std::size_t kBytes = 32;
   static Result<Fingerprint> parse(std::string_view text);
-  static Result<Fingerprint> of(const std::string& certificate);  // the first certificate in a PEM text
+  static Result<Fingerprint> from_certificate(const std::string& certificate);  // the first certificate in a PEM text
   std::string to_string() const;
   const std::array<std::uint8_t, kBytes>& bytes() const { return bytes_; }
   bool operator==(const Fingerprint&) const = default;

@@ -20,7 +20,7 @@ TEST(TlsSessionTest, ChangesItsKeyAfterManyRecords) {
   constexpr std::int64_t kDay = 24 * 3600;
   const auto authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
   const auto own = make_certificate(authority, "127.0.0.1", valid_from(std::time(nullptr), kDay)).value();
-  const auto tls = Tls::make(Fingerprint::of(authority.certificate).value(), own).value();
+  const auto tls = Tls::make(Fingerprint::from_certificate(authority.certificate).value(), own).value();
   TlsSession calls(tls, a.get(), TlsSession::Side::kCalls);
   TlsSession listens(tls, b.get(), TlsSession::Side::kListens);
   for (bool done = false; !done;) {

@@ -34,7 +34,7 @@ constexpr std::uint16_t kEcho = 1;
 struct Certificates {
   KeyedCertificate authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
   KeyedCertificate node = make_certificate(authority, kHost, valid_from(std::time(nullptr), kDay)).value();
-  Fingerprint fingerprint = Fingerprint::of(authority.certificate).value();
+  Fingerprint fingerprint = Fingerprint::from_certificate(authority.certificate).value();
 
   static const Certificates& get() {
     static const Certificates* const made = new Certificates;
@@ -331,7 +331,7 @@ TEST_F(TlsTest, AnAlteredByteEndsTheConnection) {
 
 TEST_F(TlsTest, AnotherAuthorityIsRefusedBeforeAnythingIsSent) {
   const KeyedCertificate authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
-  const Fingerprint other = Fingerprint::of(authority.certificate).value();
+  const Fingerprint other = Fingerprint::from_certificate(authority.certificate).value();
   const auto there = listener();
   Between between(there->listen());
   const auto here = side(with(Tls::make(other).value()));
@@ -437,7 +437,7 @@ TEST_F(TlsTest, FramesThatArrivedBeforeTheStartAreRead) {
   }
   Frame frame{FrameKind::kNotice, 7, 0, Bytes(8), {}, {}, false};
   std::vector<std::byte> record(64);
-  const auto head = FrameHeader::of(frame).encode();
+  const auto head = FrameHeader::for_frame(frame).encode();
   record.insert(record.end(), head.begin(), head.end());
   record.resize(record.size() + 8);
   ASSERT_EQ(calls.write(record).value().bytes, record.size());
@@ -472,7 +472,7 @@ TEST(Certificates, AFingerprintIsReadAndWritten) {
   const std::string text = c.fingerprint.to_string();
   EXPECT_EQ(text.size(), 7u + 64);
   EXPECT_EQ(Fingerprint::parse(text).value(), c.fingerprint);
-  EXPECT_EQ(Fingerprint::of(c.node.certificate).value() == c.fingerprint, false);
+  EXPECT_EQ(Fingerprint::from_certificate(c.node.certificate).value() == c.fingerprint, false);
   for (const std::string& bad : std::vector<std::string>{"", "sha256:", "sha256:00", text.substr(7), text + "0"}) {
     EXPECT_FALSE(Fingerprint::parse(bad)) << bad;
   }

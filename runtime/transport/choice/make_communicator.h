@@ -8,8 +8,9 @@
 
 namespace shoal::runtime {
 
-// Makes this rank's Communicator with the first transport that the request has. Returns InvalidArgument if there is none, or no such rank.
-// Every rank makes the call. With shared memory it does not wait for the other ranks; with other transports it may.
+// Makes this rank's Communicator with the first of `nccl`, `memory`, `messages` and `bytes` that the request has. Returns InvalidArgument
+// if it has none, or if its rank is outside of the group. Every rank makes the call. With shared memory the call does not wait for the
+// other ranks; with other transports it may.
 Result<std::shared_ptr<Communicator>> make_communicator(CommunicatorRequest request, std::shared_ptr<Clock> clock);
 
 }  // namespace shoal::runtime

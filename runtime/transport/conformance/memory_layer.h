@@ -49,7 +49,7 @@ class MemoryNetwork {
     std::condition_variable changed;
   };
 
-  // With the lock.
+  // The caller holds the lock.
   void match(const Lane& lane);
   void add_event(int rank, Event event);
   void drop(int rank, bool sends);

@@ -13,11 +13,11 @@
 #include "runtime/device/fake/fake_cuda.h"
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
+#include "runtime/transport/choice/make_communicator.h"
 #include "runtime/transport/conformance/memory_backend.h"
 #include "runtime/transport/conformance/memory_layer.h"
 #include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/cuda_ipc/ipc_api.h"
-#include "runtime/transport/choice/make_communicator.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 #include "runtime/transport/tcp/tcp_layer.h"
 #include "runtime/transport/ucx/ucx_layer.h"
@@ -126,7 +126,7 @@ Result<std::shared_ptr<MessageLayer>> make_tls(int rank, int world_size, Exchang
     constexpr std::int64_t kDay = 24 * 3600;
     const auto authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
     const auto own = make_certificate(authority, "127.0.0.1", valid_from(std::time(nullptr), kDay)).value();
-    return Tls::make(Fingerprint::of(authority.certificate).value(), own).value();
+    return Tls::make(Fingerprint::from_certificate(authority.certificate).value(), own).value();
   }();
   auto options = tcp_options(rank, world_size, std::move(exchange));
   options.tls = tls;

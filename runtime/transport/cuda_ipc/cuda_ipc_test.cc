@@ -21,8 +21,8 @@ class CudaIpcTest : public testing::Test {
     for (auto& rank : ranks_) rank->end();
     for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
     // The first ones wait for the last to close what it has open.
-    for (std::size_t r = 0; r < ranks_.size(); ++r) EXPECT_EQ(ranks_[r]->retire(), r + 1 == ranks_.size());
-    for (auto& rank : ranks_) EXPECT_TRUE(rank->retire());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) EXPECT_EQ(ranks_[r]->try_close(), r + 1 == ranks_.size());
+    for (auto& rank : ranks_) EXPECT_TRUE(rank->try_close());
     ranks_.clear();
     streams_.clear();
     EXPECT_EQ(machine_.num_allocations(), 0u);
@@ -136,8 +136,8 @@ TEST_F(CudaIpcTest, AnEndWithWorkUnderWayKeepsTheMemoryUntilTheStreamHasPassed) 
   (void)ranks_[1]->advance();  // reads rank 0's memory once the stream goes on
   ranks_[0]->end();
   ranks_[1]->end();
-  EXPECT_FALSE(ranks_[1]->retire());
-  EXPECT_FALSE(ranks_[0]->retire());
+  EXPECT_FALSE(ranks_[1]->try_close());
+  EXPECT_FALSE(ranks_[0]->try_close());
   release.set_value();
   for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
 }

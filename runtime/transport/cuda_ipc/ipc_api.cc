@@ -198,7 +198,7 @@ std::size_t sweep_cuda_ipc() {
   // Again while some have gone: the last rank of this process to close its memory lets the others go.
   for (std::size_t before = ended.size() + 1; ended.size() < before;) {
     before = ended.size();
-    ended.erase(std::remove_if(ended.begin(), ended.end(), [](const auto& comm) { return comm->ranks->retire(); }), ended.end());
+    ended.erase(std::remove_if(ended.begin(), ended.end(), [](const auto& comm) { return comm->ranks->try_close(); }), ended.end());
   }
   return ended.size();
 }

@@ -32,10 +32,10 @@ class IpcComm {
   void begin(const std::vector<IpcOperation>& operations);
   // Puts the possible steps on the stream. Returns true if nothing is left of the begun operations, or of joining.
   Result<bool> advance();
-  // Drops all steps that are not on the stream yet. The memory is kept until retire().
+  // Drops all steps that are not on the stream yet. The memory is kept until try_close().
   void end();
-  // Returns true once no work on any device can use this rank's memory, which may then be freed. Call it after end().
-  bool retire();
+  // Closes this rank and returns true once no work on any device can use its memory, which may then be freed. Call it after end().
+  bool try_close();
 
  private:
   using Rank = IpcSegment::Rank;
@@ -46,7 +46,7 @@ class IpcComm {
   };
   struct Run {
     IpcOperation operation;
-    std::size_t done = 0;  // bytes, of each part where there are parts
+    std::size_t done_bytes = 0;  // bytes of each part, where there are parts
     int phase = 0;
   };
 

@@ -9,7 +9,7 @@
 
 namespace shoal::runtime {
 
-Header Header::of(const Entry& entry) {
+Header Header::from_entry(const Entry& entry) {
   Header h;
   h.collective = static_cast<std::uint8_t>(entry.kind);
   h.dtype = static_cast<std::uint8_t>(entry.dtype);

@@ -27,7 +27,7 @@ struct Header {
   std::uint32_t inline_bytes = 0;                               // size of the data that follow in the same message
   char label[kLabelBytes] = {};
 
-  static Header of(const Entry& entry);
+  static Header from_entry(const Entry& entry);
   Entry entry() const;
 };
 static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 120);

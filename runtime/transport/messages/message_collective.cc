@@ -108,7 +108,7 @@ void MessageCollective::start() {
     if (r == rank_) continue;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     const auto data = data_to(r);
-    Header header = Header::of(entry_);
+    Header header = Header::from_entry(entry_);
     header.sent = data.size();
     peer.out = encode(header, data.size() <= kInlineBytes ? data : data.first(0));
     peer.in.resize(sizeof(Header) + kInlineBytes);

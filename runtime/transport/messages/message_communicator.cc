@@ -11,7 +11,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls look()
+constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls check_wait()
 constexpr auto kInFlight = std::chrono::milliseconds(20);  // for messages that were sent before a failure
 
 }  // namespace
@@ -205,7 +205,7 @@ Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& un
       out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
       break;
     }
-    look(until, now - moved_at >= kLook);
+    check_wait(until, now - moved_at >= kLook);
   }
   late_ = nullptr;
   if (!out || !group_.failure()) return out;
@@ -244,7 +244,7 @@ std::string MessageCommunicator::describe(int rank) const {
   return rank < 0 ? "its data are on the way" : fmt::format("rank {} has not come to it, or its data are on the way", rank);
 }
 
-void MessageCommunicator::look(const OperationPtr& until, bool idle) {
+void MessageCommunicator::check_wait(const OperationPtr& until, bool idle) {
   pending_.collect_heads(heads_);
   if (heads_.empty()) return;
   const bool at_head = until && std::find(heads_.begin(), heads_.end(), until) != heads_.end();

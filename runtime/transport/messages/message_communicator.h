@@ -60,7 +60,7 @@ class MessageCommunicator final : public Communicator, private OperationDriver, 
   bool advance_all(Start start);
   // The checks of a wait: late ranks, time limits, and, if nothing moves, ranks that have left. The last messages of such a rank may be on
   // the way.
-  void look(const OperationPtr& until, bool idle);
+  void check_wait(const OperationPtr& until, bool idle);
   void check_limit(const Operation& operation, TimePoint now);
   std::string describe(int rank) const;
 

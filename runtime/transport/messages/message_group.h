@@ -95,7 +95,7 @@ class MessageGroup {
   const std::function<std::optional<std::string>(int rank)> death_;  // by the layer's number of a rank
   const std::size_t chunk_bytes_, control_bytes_;                    // control_bytes_: the limit of a control message
   std::vector<Peer> peers_;
-  std::vector<int> lost_;  // when the group failed
+  std::vector<int> lost_;  // ranks that were lost when the group failed
   std::atomic<bool> closed_{false};
   bool superseded_ = false;  // the layer belongs to the next generation
   std::optional<std::vector<int>> survivors_;

@@ -24,7 +24,7 @@ class NcclCommunicator::NcclWork final : public Work {
   bool done() const override { return operation_->done(); }
   Result<void> wait() override { return communicator_->driver_->wait(*operation_, communicator_->request_.interrupted); }
   const NcclOperation& operation() const { return *operation_; }
-  bool of(const NcclCommunicator& communicator) const { return communicator_.get() == &communicator; }
+  bool belongs_to(const NcclCommunicator& communicator) const { return communicator_.get() == &communicator; }
 
  private:
   const std::shared_ptr<NcclCommunicator> communicator_;
@@ -190,7 +190,7 @@ WorkPtr NcclCommunicator::start(NcclMessage::Way way, int other, MutableBytes da
 Result<void> NcclCommunicator::order_after(Work& work, CudaStream stream) {
   const auto* const own = dynamic_cast<const NcclWork*>(&work);
   if (own == nullptr && work.done()) return work.wait();  // it failed before it began
-  if (own == nullptr || !own->of(*this)) return fail(invalid_argument("the work belongs to another communicator"));
+  if (own == nullptr || !own->belongs_to(*this)) return fail(invalid_argument("the work belongs to another communicator"));
   return driver_->order_after(own->operation(), stream);
 }
 

@@ -164,7 +164,7 @@ NcclMessageLane& NcclDriver::lane_of(const NcclMessage& message) {
 bool NcclDriver::step() {
   auto moved = parts_.control->failed() ? Result<bool>(true) : advance_all();
   if (moved && !*moved) {
-    if (auto looked = look(); !looked) moved = fail(std::move(looked).error());
+    if (auto looked = check(); !looked) moved = fail(std::move(looked).error());
   }
   if (!moved) parts_.control->abort(moved.error());
   if (const auto cause = parts_.control->failed()) {
@@ -249,7 +249,7 @@ void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error) {
 
 // ---- failures ----------------------------------------------------------------------------------------------------------------------
 
-Result<void> NcclDriver::look() {
+Result<void> NcclDriver::check() {
   const auto now = parts_.clock->now();
   if (now < look_at_) return {};
   look_at_ = now + kLook;
@@ -258,14 +258,14 @@ Result<void> NcclDriver::look() {
       std::any_of(lanes_.begin(), lanes_.end(), [](auto& l) { return l.second.head() != nullptr && l.second.described(); });
   if (!stuck && !any_lane) return {};
   const auto lost = parts_.control->lost();
-  if (stuck) SHOAL_OK(look_at(*collectives_.front(), lost, -1, now));
+  if (stuck) SHOAL_OK(check_operation(*collectives_.front(), lost, -1, now));
   for (auto& [key, lane] : lanes_) {
-    if (lane.head() != nullptr && lane.described()) SHOAL_OK(look_at(*lane.head(), lost, lane.other(), now));
+    if (lane.head() != nullptr && lane.described()) SHOAL_OK(check_operation(*lane.head(), lost, lane.other(), now));
   }
   return {};
 }
 
-Result<void> NcclDriver::look_at(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
+Result<void> NcclDriver::check_operation(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const {
   const auto gone = other < 0 ? lost.begin() : std::find(lost.begin(), lost.end(), other);
   // A rank may leave once its own part is complete, while this rank's device is still busy with work before the operation.
   const auto ready = operation.ready ? parts_.device->passed(operation.ready) : Result<bool>(true);

@@ -58,15 +58,15 @@ class NcclDriver {
   // ---- the thread ----
   void run();
   void take_submitted();
-  // Returns true after progress.
+  // Advances all operations; after a failure closes the group. Returns true if any made progress.
   bool step();
   Result<bool> advance_all();
   Result<bool> advance_collectives();
   Result<bool> advance_lane(NcclMessageLane& lane);
   Result<bool> advance(NcclOperation& operation, NcclChannel& channel);
   // The checks of a group that makes no progress: time limits, ranks that are gone.
-  Result<void> look();
-  Result<void> look_at(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
+  Result<void> check();
+  Result<void> check_operation(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
   // After a failure: completes what all ranks have begun, aborts the rest, and ends each operation with the cause.
   void close(const Error& cause);
   bool complete_begun();

@@ -9,8 +9,8 @@
 
 #include "runtime/device/fake/fake_cuda.h"
 #include "runtime/loop/loop.h"
-#include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/choice/make_communicator.h"
+#include "runtime/transport/conformance/test_host.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 #include "runtime/transport/nccl/nccl_communicator.h"
 

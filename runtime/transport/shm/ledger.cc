@@ -38,7 +38,7 @@ std::vector<int> waiting_circle(std::span<const Standing> before, std::span<cons
   for (int r = from; path.size() <= now.size();) {
     const auto& s = now[static_cast<std::size_t>(r)];
     const auto& b = before[static_cast<std::size_t>(r)];
-    if (s.epoch == 0 || s.epoch != b.epoch || s.beat < b.beat + 2 || s.waits_for != b.waits_for) return {};
+    if (s.wait_number == 0 || s.wait_number != b.wait_number || s.beat < b.beat + 2 || s.waits_for != b.waits_for) return {};
     if (s.waits_for < 0 || static_cast<std::size_t>(s.waits_for) >= now.size() || s.waits_for == r) return {};
     if (const auto at = std::find(path.begin(), path.end(), r); at != path.end()) return {at, path.end()};
     path.push_back(r);
@@ -96,7 +96,7 @@ std::optional<Entry> Ledger::entry(int rank, std::uint64_t sequence) const {
 void Ledger::block(int waits_for, const std::string& what) {
   Rank& r = ranks_[rank_];
   const auto peer = static_cast<std::uint64_t>(waits_for + 1);
-  if (r.epoch.load(std::memory_order_relaxed) == 0 || r.waits_for.load(std::memory_order_relaxed) != peer) {
+  if (r.wait_number.load(std::memory_order_relaxed) == 0 || r.waits_for.load(std::memory_order_relaxed) != peer) {
     std::uint64_t words[kTextWords] = {};
     char out[sizeof words] = {};
     copy_text(out, sizeof out, what);
@@ -106,7 +106,7 @@ void Ledger::block(int waits_for, const std::string& what) {
     store_line(r.text, words);
     r.text_version.store(version + 2, std::memory_order_release);
     r.waits_for.store(peer, std::memory_order_relaxed);
-    r.epoch.store(++epochs_, std::memory_order_release);
+    r.wait_number.store(++num_waits_, std::memory_order_release);
   }
   r.beat.fetch_add(1, std::memory_order_release);
 }
@@ -114,7 +114,7 @@ void Ledger::block(int waits_for, const std::string& what) {
 void Ledger::unblock() {
   before_.clear();
   since_.clear();
-  if (ranks_[rank_].epoch.load(std::memory_order_relaxed) != 0) ranks_[rank_].epoch.store(0, std::memory_order_release);
+  if (ranks_[rank_].wait_number.load(std::memory_order_relaxed) != 0) ranks_[rank_].wait_number.store(0, std::memory_order_release);
 }
 
 void Ledger::leave() {
@@ -127,7 +127,7 @@ bool Ledger::has_left(int rank) const { return ranks_[rank].left.load(std::memor
 Standing Ledger::standing(int rank) const {
   const Rank& r = ranks_[rank];
   Standing s;
-  s.epoch = r.epoch.load(std::memory_order_acquire);
+  s.wait_number = r.wait_number.load(std::memory_order_acquire);
   s.waits_for = static_cast<int>(r.waits_for.load(std::memory_order_acquire)) - 1;
   s.beat = r.beat.load(std::memory_order_acquire);
   return s;
@@ -150,7 +150,7 @@ std::string Ledger::text(int rank) const {
 
 std::string Ledger::describe(int rank) const {
   const Standing s = standing(rank);
-  if (s.epoch != 0) {
+  if (s.wait_number != 0) {
     const std::string whom = s.waits_for < 0 ? "" : fmt::format(" for rank {}", s.waits_for);
     return fmt::format("rank {} waits{} in {}", rank, whom, text(rank));
   }
@@ -168,7 +168,7 @@ Result<void> Ledger::check_circle(TimePoint now) {
   since_.resize(all.size(), now);
   std::vector<Standing> old = before_;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].epoch != before_[r].epoch || all[r].waits_for != before_[r].waits_for) {
+    if (all[r].wait_number != before_[r].wait_number || all[r].waits_for != before_[r].waits_for) {
       before_[r] = all[r];
       since_[r] = now;
     }
@@ -178,7 +178,7 @@ Result<void> Ledger::check_circle(TimePoint now) {
   if (circle.empty()) return {};
   std::string who;
   for (int r = 0; r < world_size_; ++r) {
-    if (all[static_cast<std::size_t>(r)].epoch != 0) who += (who.empty() ? "" : "; ") + describe(r);
+    if (all[static_cast<std::size_t>(r)].wait_number != 0) who += (who.empty() ? "" : "; ") + describe(r);
   }
   return shoal::fail(invalid_argument("the ranks wait for each other: " + who)
                          .with_reason("Diverged")

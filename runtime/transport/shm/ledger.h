@@ -21,8 +21,8 @@ namespace shoal::runtime {
 
 // How a rank waits, as its line in the ledger shows it.
 struct Standing {
-  std::uint64_t epoch = 0;  // number of its present wait; 0: the rank does not wait
-  std::uint64_t beat = 0;   // number of checks that it has made while waiting
+  std::uint64_t wait_number = 0;  // number of its present wait; 0: the rank does not wait
+  std::uint64_t beat = 0;         // number of checks that it has made while waiting
   int waits_for = -1;
 };
 // Returns ranks that wait for each other in a cycle, searched from rank `from`. Each of them has checked at least twice since `before`, and
@@ -65,7 +65,7 @@ class Ledger {
   static constexpr std::size_t kTextWords = 32;
   using Word = std::atomic<std::uint64_t>;
   struct Rank {
-    alignas(64) Word epoch, beat, waits_for, left, latest;
+    alignas(64) Word wait_number, beat, waits_for, left, latest;
     Word entries[kEntries][kEntryWords];
     Word text_version;
     Word text[kTextWords];
@@ -82,7 +82,7 @@ class Ledger {
   Rank* ranks_;
   MembershipPage membership_page_;
   const int rank_, world_size_;
-  std::uint64_t epochs_ = 0;
+  std::uint64_t num_waits_ = 0;
   // By rank: how it waited when that last changed, and in since_ the time of this.
   std::vector<Standing> before_;
   std::vector<TimePoint> since_;

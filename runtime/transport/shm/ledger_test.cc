@@ -10,7 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using Circle = std::vector<int>;
 
-Standing waits(int whom, std::uint64_t beat, std::uint64_t epoch = 1) { return {epoch, beat, whom}; }
+Standing waits(int whom, std::uint64_t beat, std::uint64_t wait_number = 1) { return {wait_number, beat, whom}; }
 
 TEST(WaitingCircle, IsOfRanksThatWaitForEachOther) {
   const std::vector<Standing> before{waits(1, 0), waits(2, 0), waits(1, 0)}, now{waits(1, 2), waits(2, 2), waits(1, 2)};

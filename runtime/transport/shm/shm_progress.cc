@@ -8,7 +8,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);        // how often a wait that makes no progress calls look()
+constexpr auto kLook = std::chrono::milliseconds(50);        // how often a wait that makes no progress calls check_wait()
 constexpr auto kBackground = std::chrono::microseconds(20);  // longest polling before a sleep while the program computes
 
 }  // namespace
@@ -39,7 +39,7 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
       out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
       break;
     }
-    look(until);
+    check_wait(until);
   }
   // Operations whose inputs were all there before the failure still complete.
   if (out && group_.ledger().failure()) {
@@ -100,12 +100,12 @@ void ShmProgress::finish(const OperationPtr& operation) {
   pending_.finish(operation);
 }
 
-void ShmProgress::look(const OperationPtr& until) {
+void ShmProgress::check_wait(const OperationPtr& until) {
   pending_.collect_heads(heads_);
   if (heads_.empty()) return;
   // The operation that blocks the program is `until`, if that is at the head of a queue, else the collective at the head.
   const bool at_head = until && std::find(heads_.begin(), heads_.end(), until) != heads_.end();
-  watch_.look(heads_, at_head ? *until : *heads_.front(), pending_.program_is_blocked());
+  watch_.check(heads_, at_head ? *until : *heads_.front(), pending_.program_is_blocked());
 }
 
 }  // namespace shoal::runtime

@@ -33,7 +33,7 @@ class ShmProgress {
   bool advance_all();
   void start(const OperationPtr& operation);
   void finish(const OperationPtr& operation);
-  void look(const OperationPtr& until);
+  void check_wait(const OperationPtr& until);
 
   ShmGroup& group_;
   PendingOperations& pending_;

@@ -11,7 +11,7 @@ constexpr auto kDepartureGrace = std::chrono::seconds(1);
 
 }  // namespace
 
-void WaitWatch::look(std::span<const OperationPtr> heads, const Operation& at, bool blocked) {
+void WaitWatch::check(std::span<const OperationPtr> heads, const Operation& at, bool blocked) {
   const int absent = missing(at);
   const auto now = clock_.now();
   if (blocked) {

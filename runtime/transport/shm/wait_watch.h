@@ -20,7 +20,7 @@ class WaitWatch {
   void begin() { left_since_.reset(); }
   // To be called when there was no progress for a while. The program waits for `at`, one of the `heads`. `blocked`: no other thread of the
   // program could make a call that ends the wait.
-  void look(std::span<const OperationPtr> heads, const Operation& at, bool blocked);
+  void check(std::span<const OperationPtr> heads, const Operation& at, bool blocked);
   void end();
 
  private:

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "runtime/core/error.h"
+#include "runtime/transport/tcp/queues.h"
 #include "runtime/transport/tcp/sockets/byte_stream.h"
 #include "runtime/transport/tcp/sockets/poller.h"
-#include "runtime/transport/tcp/queues.h"
 
 namespace shoal::runtime {
 

@@ -23,7 +23,7 @@ class PostedReceives {
   Result<std::optional<std::span<std::byte>>> room(const Frame& frame);
   // Records that the piece was received. Returns true if it was the last one of its message.
   bool arrived(const Frame& frame);
-  // Fails all of them, and begins to count messages anew.
+  // Fails all transfers, and begins to count messages anew.
   void clear();
 
  private:
@@ -52,7 +52,7 @@ class QueuedSends {
   Piece take(std::uint32_t epoch, std::size_t limit);
   // Records that a piece was written. Returns true if it was the last one of its message, whose send is done.
   bool written(const Frame& frame);
-  // Fails all of them, and begins to count messages anew.
+  // Fails all transfers, and begins to count messages anew.
   void clear();
 
  private:

@@ -34,7 +34,7 @@ std::shared_ptr<const Tls> test_tls() {
   static const std::shared_ptr<const Tls> made = [] {
     const auto authority = make_authority("test", valid_from(std::time(nullptr), kDay)).value();
     const auto own = make_certificate(authority, "127.0.0.1", valid_from(std::time(nullptr), kDay)).value();
-    return Tls::make(Fingerprint::of(authority.certificate).value(), own).value();
+    return Tls::make(Fingerprint::from_certificate(authority.certificate).value(), own).value();
   }();
   return made;
 }

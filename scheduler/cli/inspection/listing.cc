@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/web/rows.h"
 
@@ -56,7 +56,7 @@ void sort_rows(ListReply& r) {
 Result<Listed> rows_of(const Common& common, std::string name) {
   if (const auto what = inspected_kind(name)) {
     SHOAL_TRY(auto cluster, connect_cluster(common));
-    SHOAL_TRY(auto reported, ask_nodes(cluster, *what));
+    SHOAL_TRY(auto reported, inspect_nodes(cluster, *what));
     json rows = *what == Inspect::What::kObjects ? object_rows(reported)
                 : *what == Inspect::What::kTasks ? task_rows(reported)
                                                  : environment_rows(reported);

@@ -73,8 +73,8 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
   }
   const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(options.deadline_s * 1000));
   const actors::SetNodeScheduling wish{node->id, options.scheduling, static_cast<std::uint64_t>(deadline.count())};
-  auto set = cluster->head->ask(Method::kSetNodeScheduling, to_bytes(wish));
-  if (!set && cluster->head->is_back()) set = cluster->head->ask(Method::kSetNodeScheduling, to_bytes(wish));
+  auto set = cluster->head->request(Method::kSetNodeScheduling, to_bytes(wish));
+  if (!set && cluster->head->is_back()) set = cluster->head->request(Method::kSetNodeScheduling, to_bytes(wish));
   if (!set) return failed(common, set.error());
   const bool waits = options.scheduling == NodeScheduling::kDraining && options.wait;
   if (waits) {

@@ -28,10 +28,10 @@ void whole_cause(ClusterConnection& cluster, const std::string& what, json& row)
   if (what != "actors" && what != "jobs") return;
   const std::uint64_t id = parse_hex(row["id"].get<std::string>()).value_or(0);
   if (what == "actors") {
-    const auto whole = cluster.head->ask_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
+    const auto whole = cluster.head->request_for<actors::ActorRow>(Method::kWatchActor, to_bytes(actors::ActorRef{ActorId{id}}));
     if (whole) row = to_json(*whole);
   } else {
-    const auto whole = cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
+    const auto whole = cluster.head->request_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{JobId{id}}));
     if (whole) row = to_json(*whole);
   }
 }

@@ -18,7 +18,7 @@ namespace {
 int health_check(const Common& common) {
   auto cluster = connect_cluster(common);  // its `head` answers requests
   if (!cluster) return failed(common, cluster.error());
-  const auto s = cluster->head->ask_for<actors::ClusterStatus>(actors::Method::kStatus, {});
+  const auto s = cluster->head->request_for<actors::ClusterStatus>(actors::Method::kStatus, {});
   if (!s) return failed(common, s.error());
   if (common.json) {
     print_json({{"schema", "shoal.health/1"}, {"address", cluster->address}, {"nodes", s->num_nodes}});

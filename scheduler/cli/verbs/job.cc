@@ -72,7 +72,7 @@ Result<std::string> request_of(const Common& common, const JobOptions& o, bool& 
     env_text = text.str();
     // A file that is not JSON is taken as YAML, as in Ray, and Python converts it.
     if (!json::accept(env_text)) {
-      SHOAL_TRY(env_text, ask_python(common, {"yaml", o.runtime_env_file}));
+      SHOAL_TRY(env_text, run_python(common, {"yaml", o.runtime_env_file}));
     }
   }
   SHOAL_TRY(json env, object_of(env_text, "a runtime_env"));
@@ -122,7 +122,7 @@ Result<JobId> named_job(const std::vector<JobRow>& jobs, const std::string& id) 
 Result<JobRow> find_job(Client& head, const std::string& id) {
   SHOAL_TRY(const auto jobs, head.list(actors::ListRequest::What::kJobs));
   SHOAL_TRY(const auto found, named_job(jobs.jobs, id));
-  return head.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{found}));
+  return head.request_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{found}));
 }
 
 int job_submit(const Common& common, const JobOptions& o) {
@@ -140,10 +140,10 @@ int job_submit(const Common& common, const JobOptions& o) {
     const auto shipped = ship_folder(common, store, *cluster->head, request->submission.runtime_env, *spec);
     if (!shipped) return failed(common, shipped.error());
   }
-  const auto job = cluster->head->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
+  const auto job = cluster->head->request_for<actors::JobRef>(Method::kSubmitJob, to_bytes(*spec));
   if (!job) return failed(common, job.error());
   StdinWarning stdin_warning;
-  stdin_warning.look();
+  stdin_warning.check();
   const std::string id = o.submission_id.empty() ? to_string(job->job) : o.submission_id;
   if (!o.wait) {
     if (common.json) {
@@ -157,7 +157,7 @@ int job_submit(const Common& common, const JobOptions& o) {
   JobRow row;
   row.id = job->job;
   const int code = follow(common, *cluster, row, id);
-  stdin_warning.look();
+  stdin_warning.check();
   return code;
 }
 
@@ -187,8 +187,8 @@ int job_stop(const Common& common, const JobOptions& o) {
   auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
   if (!actors::ended(row->state)) {
-    auto stop = cluster->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
-    if (!stop && cluster->head->is_back()) stop = cluster->head->ask(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    auto stop = cluster->head->request(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
+    if (!stop && cluster->head->is_back()) stop = cluster->head->request(Method::kStopJob, to_bytes(actors::StopJob{row->id, false}));
     if (!stop) return failed(common, stop.error());
     const auto end = cluster->context->clock->now() + std::chrono::seconds(30);
     while (o.wait && row && !actors::ended(row->state) && cluster->context->clock->now() < end) {
@@ -208,7 +208,7 @@ int job_delete(const Common& common, const JobOptions& o) {
   if (!cluster) return failed(common, cluster.error());
   const auto row = find_job(*cluster->head, o.id);
   if (!row) return failed(common, row.error());
-  const auto gone = cluster->head->ask(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
+  const auto gone = cluster->head->request(Method::kDeleteJob, to_bytes(actors::JobRef{row->id}));
   if (!gone) return failed(common, gone.error());
   if (common.json) {
     print_json({{"schema", "shoal.job/1"}, {"submission_id", o.id}, {"deleted", true}});

@@ -32,7 +32,7 @@ Result<std::string> make_certificates(const SessionFolder& folder, const std::st
   }
   SHOAL_TRY(tls.own, runtime::make_certificate(tls.authority, host, runtime::valid_from(now, runtime::kCertificateSeconds)));
   SHOAL_OK(folder.write_tls(tls));
-  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::of(tls.authority.certificate));
+  SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::from_certificate(tls.authority.certificate));
   return fingerprint.to_string();
 }
 
@@ -72,11 +72,11 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
   if (host.empty()) {
     SHOAL_TRY(host, runtime::own_address_towards(addresses[0].host));
   }
-  SHOAL_TRY(const auto asked, runtime::make_certificate_request("shoal " + host));
+  SHOAL_TRY(const auto request, runtime::make_certificate_request("shoal " + host));
   Context context(credentials);
   SHOAL_TRY(const auto client, connect_head(context, found));
-  SHOAL_TRY(const auto answer, client->ask_for<actors::SignedCertificate>(actors::Method::kSignCertificate,
-                                                                          to_bytes(actors::SignCertificate{asked.request, host})));
+  SHOAL_TRY(const auto answer, client->request_for<actors::SignedCertificate>(actors::Method::kSignCertificate,
+                                                                              to_bytes(actors::SignCertificate{request.request, host})));
   // The answer holds the node's certificate, then the authority's.
   const auto second = answer.certificate.rfind("-----BEGIN CERTIFICATE-----");
   if (network.tls && !answer.data_tls) {
@@ -85,7 +85,7 @@ Result<SessionFolder> join(const Common& common, const std::string& public_host,
                     .with_hint("start the head with --data-tls; hosts that join need no such option"));
   }
   actors::SessionTls tls{{second == std::string::npos ? "" : answer.certificate.substr(second), ""},
-                         {answer.certificate, asked.key},
+                         {answer.certificate, request.key},
                          host,
                          network.interface,
                          answer.data_tls};

@@ -15,7 +15,7 @@
 #include "actors/protocol/wire/log_files.h"
 #include "actors/protocol/wire/task_log.h"
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/node/logs/log_book.h"
@@ -61,7 +61,7 @@ Result<WorkerId> worker_with(const std::vector<actors::WorkerRow>& workers, cons
 
 Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
   const auto& [id, previous] = std::tie(o.id, o.previous);
-  const auto of = [&](const char* kind) { return o.kind.empty() || o.kind == kind; };
+  const auto wants = [&](const char* kind) { return o.kind.empty() || o.kind == kind; };
   SHOAL_TRY(const auto workers, head.list(ListRequest::What::kWorkers));
   SHOAL_TRY(const auto jobs, head.list(ListRequest::What::kJobs));
   SHOAL_TRY(const auto actors, head.list(ListRequest::What::kActors));
@@ -74,14 +74,14 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
     return yes;
   };
   for (const auto& j : jobs.jobs) {
-    if (of("job") && is_job(j, id))
+    if (wants("job") && is_job(j, id))
       names.insert(id), found_jobs.insert(j.id);
-    else if (of("job") && matches(j.id))
+    else if (wants("job") && matches(j.id))
       found_jobs.insert(j.id);
   }
   bool never_before = false;
   const auto called_so = [&](const actors::ActorRow& a) {
-    return of("actor") && !id.empty() && (a.name == id || (a.class_name == id && !actors::is_function_worker(a)));
+    return wants("actor") && !id.empty() && (a.name == id || (a.class_name == id && !actors::is_function_worker(a)));
   };
   const auto& all = actors.actors;
   const bool named = found_jobs.empty() && std::any_of(all.begin(), all.end(), called_so);
@@ -90,12 +90,12 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
   if (named) names = {id};
   for (const auto& a : all) {
     const bool this_one = named && called_so(a) && (!lives || a.state != actors::ActorState::kDead);
-    if (!this_one && (named || !of("actor") || !matches(a.id))) continue;
+    if (!this_one && (named || !wants("actor") || !matches(a.id))) continue;
     never_before |= previous && !a.previous;
     found_workers.insert(previous ? a.previous : a.worker);
   }
   for (const auto& w : workers.workers) {
-    if (!named && of("worker") && matches(w.id)) found_workers.insert(w.id);
+    if (!named && wants("worker") && matches(w.id)) found_workers.insert(w.id);
   }
   if (o.pid != 0) {
     SHOAL_TRY(const auto nodes, head.list(ListRequest::What::kNodes));
@@ -137,7 +137,7 @@ Result<Wanted> wanted_by(Client& head, const LogsOptions& o) {
 Result<Wanted> ran_by(ClusterConnection& cluster, const std::string& id) {
   const auto task = parse_task(id);
   if (!task) return fail(invalid_argument("a task has an id of 32 hexadecimal digits, not " + id).with_hint("see shoal list tasks"));
-  SHOAL_TRY(const InspectionReply reported, ask_nodes(cluster, actors::Inspect::What::kTasks));
+  SHOAL_TRY(const InspectionReply reported, inspect_nodes(cluster, actors::Inspect::What::kTasks));
   for (const auto& line : silent_lines(reported)) print(stderr, "shoal: {}\n", line);
   json last;
   for (const auto& row : task_rows(reported)) {
@@ -180,8 +180,9 @@ Result<std::string> kept_text(const ClusterConnection& cluster, const Nodes& nod
                               const TaskRef& task) {
   for (const auto& node : nodes) {
     const actors::ReadLog read{worker, stream, kMaxBytes};
-    const auto text = task.caller ? node->ask(actors::Method::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
-                                  : node->ask(Method::kReadLog, to_bytes(read));
+    const auto text = task.caller
+                          ? node->request(actors::Method::kReadTaskLog, to_bytes(actors::ReadTaskLog{read, task.caller, task.number}))
+                          : node->request(Method::kReadLog, to_bytes(read));
     if (text) return std::string(text->payload.view());
     if (text.error().code() != Code::kNotFound) return fail(text.error());
   }
@@ -242,7 +243,7 @@ Result<void> follow_wanted(ClusterConnection& cluster, const Wanted& wanted, con
       if (caught_up) return print_lines(m->label, m->stream, message.payload.view());
       backlog[{m->label, m->stream}] += message.payload.view();
     });
-    SHOAL_OK(node->ask(Method::kFollowLogs, to_bytes(actors::JobRef{wanted.job})));
+    SHOAL_OK(node->request(Method::kFollowLogs, to_bytes(actors::JobRef{wanted.job})));
   }
   caught_up = true;
   for (const auto& [who, text] : backlog) print_lines(who.first, who.second, last_lines(text, options.tail_lines));
@@ -250,7 +251,7 @@ Result<void> follow_wanted(ClusterConnection& cluster, const Wanted& wanted, con
     if (method != Method::kJobUpdate) return;
     if (const auto row = actors::from_bytes<actors::JobRow>(message.body)) job_ended |= row->id == wanted.job && row->ended_unix_ms != 0;
   });
-  SHOAL_TRY(const auto row, cluster.head->ask_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
+  SHOAL_TRY(const auto row, cluster.head->request_for<actors::JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{wanted.job})));
   job_ended |= row.ended_unix_ms != 0;
   const auto over = [&] {
     const bool lost = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) { return node->closed(); });
@@ -258,7 +259,7 @@ Result<void> follow_wanted(ClusterConnection& cluster, const Wanted& wanted, con
   };
   cluster.context->run_until(over, std::chrono::hours(24 * 365));
   // The node reads what its workers have written last, and sends it.
-  for (const auto& node : nodes) (void)node->ask(Method::kSyncLogs, {}, std::chrono::seconds(1));
+  for (const auto& node : nodes) (void)node->request(Method::kSyncLogs, {}, std::chrono::seconds(1));
   return {};
 }
 
@@ -321,15 +322,15 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
   }
   const auto files = files_of(cluster, o);
   if (!files) return failed(common, files.error());
-  const auto ask = [&](const std::string& name) -> Result<std::string> {
+  const auto read = [&](const std::string& name) -> Result<std::string> {
     const std::uint64_t bytes = o.tail_lines == 0 ? 0 : kMaxBytes;
     if (!files->node) return read_log_file(files->folder, name, bytes);
-    SHOAL_TRY(const auto answer, files->node->ask(actors::Method::kReadLogFile, to_bytes(actors::ReadLogFile{name, bytes})));
+    SHOAL_TRY(const auto answer, files->node->request(actors::Method::kReadLogFile, to_bytes(actors::ReadLogFile{name, bytes})));
     return std::string(answer.payload.view());
   };
   std::vector<std::string> all;
   if (files->node) {
-    const auto listed = ask("");
+    const auto listed = read("");
     if (!listed) return failed(common, listed.error());
     std::istringstream lines(*listed);
     for (std::string name; std::getline(lines, name);) all.push_back(name);
@@ -349,7 +350,7 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
     }
     return kOk;
   }
-  const auto whole = ask(names.front());
+  const auto whole = read(names.front());
   if (!whole) return failed(common, whole.error());
   const std::string text = last_lines(*whole, o.tail_lines);
   if (common.json) {

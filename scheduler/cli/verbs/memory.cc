@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 
@@ -102,7 +102,7 @@ int memory(const Common& common, MemoryOptions o) {
   }
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
-  const auto reported = ask_nodes(*cluster, actors::Inspect::What::kObjects);
+  const auto reported = inspect_nodes(*cluster, actors::Inspect::What::kObjects);
   if (!reported) return failed(common, reported.error());
   std::map<std::string, std::vector<json>> groups;
   if (o.group_by == "NODE_ADDRESS") {

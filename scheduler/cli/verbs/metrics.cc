@@ -33,14 +33,14 @@ int metrics(const Common& common) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
   Context& context = *cluster->context;
-  const auto status = cluster->head->ask_for<actors::ClusterStatus>(actors::Method::kStatus, {});
+  const auto status = cluster->head->request_for<actors::ClusterStatus>(actors::Method::kStatus, {});
   if (!status) return failed(common, status.error());
   const auto head = runtime::parse_endpoint(status->heads.empty() ? cluster->endpoint : status->heads.front());
   if (!head) return failed(common, head.error());
   web::Gateway gateway(*context.clock, context.network, {.head = *head, .logs = cluster->logs});
   web::Metrics metrics(gateway, *context.clock);
   std::optional<Result<std::shared_ptr<const web::Metrics::Scrape>>> all;
-  metrics.ask([&](const auto& reported) { all.emplace(reported); });
+  metrics.collect([&](const auto& reported) { all.emplace(reported); });
   context.run_until([&] { return all.has_value(); }, std::chrono::seconds(30));
   if (!all) return failed(common, deadline_exceeded("the cluster did not answer in time"));
   if (!*all) return failed(common, all->error());

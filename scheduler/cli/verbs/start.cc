@@ -84,9 +84,9 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 }
 
 // Runs until this host's node ends or a signal arrives. `whole`: then ends the rest of the session, too.
-int stay(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
-  static volatile std::sig_atomic_t asked = 0;
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { asked = 1; });
+int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
+  static volatile std::sig_atomic_t signalled = 0;
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { signalled = 1; });
   if (!common.json) print(stdout, "It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
@@ -95,12 +95,12 @@ int stay(const Common& common, const SessionFolder& folder, pid_t node, bool who
     const auto members = folder.processes();
     return std::any_of(members.begin(), members.end(), [&](const auto& p) { return p.pid == node; });
   };
-  while (!asked && there()) usleep(50'000);
-  const bool in_order = asked || folder.ending();
+  while (!signalled && there()) usleep(50'000);
+  const bool in_order = signalled || folder.ending();
   Result<Stopped> ended;
   if (whole) {
     ended = stop_session(folder, 5);
-  } else if (asked) {
+  } else if (signalled) {
     kill(node, SIGTERM);
     for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
     if (there()) kill(node, SIGKILL);
@@ -196,7 +196,7 @@ Result<void> wait_until_registered(const SessionFolder& folder, const actors::Se
       const auto nodes = client->list(actors::ListRequest::What::kNodes);
       return nodes && std::any_of(nodes->nodes.begin(), nodes->nodes.end(), [&](const auto& n) { return to_string(n.id) == node; });
     }
-    const auto status = client->ask_for<actors::ClusterStatus>(Method::kStatus, {});
+    const auto status = client->request_for<actors::ClusterStatus>(Method::kStatus, {});
     return status && status->num_nodes > 0;
   };
   const auto end = context.clock->now() + std::chrono::seconds(10);
@@ -271,7 +271,7 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   if (!node) return give_up(node.error());
   if (const auto ready = wait_until_registered(folder, *info, node->id); !ready) return give_up(ready.error());
   print_head(common, *session, *head, resources);
-  return options.block ? stay(common, folder, node->pid, true) : kOk;
+  return options.block ? run_until_node_ends(common, folder, node->pid, true) : kOk;
 }
 
 // This host's session of the cluster, which the first node of the host creates. Further nodes share its network.
@@ -340,7 +340,7 @@ int start_joining(const Common& common, const StartOptions& options, const actor
     if (over_hosts) print(stdout, "  network  {}\n", describe_network(*credentials));
   }
   std::fflush(stdout);
-  return options.block ? stay(common, *folder, node->pid, !found->folder) : kOk;
+  return options.block ? run_until_node_ends(common, *folder, node->pid, !found->folder) : kOk;
 }
 
 void add_node_options(CLI::App& verb, StartOptions& options) {

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 
@@ -35,7 +35,7 @@ struct Calls {
   std::size_t running = 0, waiting = 0;
 };
 Result<Calls> calls_of(ClusterConnection& cluster) {
-  SHOAL_TRY(const InspectionReply reported, ask_nodes(cluster, actors::Inspect::What::kTasks));
+  SHOAL_TRY(const InspectionReply reported, inspect_nodes(cluster, actors::Inspect::What::kTasks));
   Calls out;
   for (const json& row : task_rows(reported)) {
     const auto state = row.at("state").get<std::string>();
@@ -49,7 +49,7 @@ Result<Calls> calls_of(ClusterConnection& cluster) {
 int status(const Common& common, bool verbose) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
-  const auto s = cluster->head->ask_for<actors::ClusterStatus>(Method::kStatus, {});
+  const auto s = cluster->head->request_for<actors::ClusterStatus>(Method::kStatus, {});
   if (!s) return failed(common, s.error());
   actors::ListReply nodes;
   Calls calls;

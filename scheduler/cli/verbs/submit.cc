@@ -126,7 +126,7 @@ class Watcher {
   }
 
   // The cluster's folder on this host: shows whether the cluster was stopped on purpose.
-  void look_at(const SessionFolder& folder) { folder_ = folder; }
+  void set_folder(const SessionFolder& folder) { folder_ = folder; }
 
   Result<void> follow(JobId job) {
     job_ = job;
@@ -154,7 +154,7 @@ class Watcher {
  private:
   Result<void> follow_again() {
     SHOAL_OK(follow_nodes());
-    SHOAL_TRY(auto row, head_.ask_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job_})));
+    SHOAL_TRY(auto row, head_.request_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{job_})));
     if (!row_ || row_->ended_unix_ms == 0) row_ = std::move(row);
     return {};
   }
@@ -162,17 +162,17 @@ class Watcher {
   bool head_is_back() {
     const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const auto& n) { return !n.second->closed(); });
     if (!any || !head_.is_back() || !follow_again()) return false;
-    if (signal_ != 0) ask_to_stop();  // the dead head may not have received the request
+    if (signal_ != 0) request_stop();  // the dead head may not have received the request
     return true;
   }
-  void ask_to_stop() { (void)head_.ask(Method::kStopJob, to_bytes(actors::StopJob{job_, killing_}), std::chrono::seconds(1)); }
+  void request_stop() { (void)head_.request(Method::kStopJob, to_bytes(actors::StopJob{job_, killing_}), std::chrono::seconds(1)); }
   Result<void> follow_nodes() {
     SHOAL_TRY(const auto nodes, head_.list(actors::ListRequest::What::kNodes));
     for (const auto& n : nodes.nodes) {
       if (n.state != actors::NodeState::kAlive || nodes_.contains(n.id)) continue;
       SHOAL_TRY(auto client, Client::connect(context_, n.endpoint));
       client->set_on_notice([this](Method method, runtime::Message message) { on_node(method, message); });
-      SHOAL_OK(client->ask(Method::kFollowLogs, to_bytes(actors::JobRef{job_})));
+      SHOAL_OK(client->request(Method::kFollowLogs, to_bytes(actors::JobRef{job_})));
       nodes_[n.id] = std::move(client);
     }
     return {};
@@ -182,7 +182,7 @@ class Watcher {
   // last one while lines keep arriving.
   void finish_output(Client& node) {
     for (std::size_t seen = 0, silent = 0; !given_up_ && !node.closed() && silent < kSilentSeconds; ++silent) {
-      if (node.ask(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
+      if (node.request(Method::kSyncLogs, {}, std::chrono::seconds(1))) return;
       if (std::exchange(seen, num_messages_) != num_messages_) silent = 0;
     }
     if (!given_up_ && !cluster_stopped()) print(stderr, "shoal: warning: a node fell silent; the end of the output may be missing here\n");
@@ -207,7 +207,7 @@ class Watcher {
       if (!again) signal_ = number;
       print(stderr, "shoal: {}\n", again ? "killing the job" : "stopping the job; once more kills it");
       killing_ = again;
-      ask_to_stop();
+      request_stop();
       // This command ends in time even if the job does not.
       limit_ =
           context_.clock->after(again ? std::chrono::milliseconds(800) : std::chrono::milliseconds(4500), [this] { given_up_ = true; });
@@ -276,7 +276,7 @@ Result<std::optional<JobRow>> follow_job(const Common& common, Context& context,
   return std::optional<JobRow>(*std::move(row));
 }
 
-void StdinWarning::look() {
+void StdinWarning::check() {
   if (shown_ || !stdin_has_data()) return;
   shown_ = true;
   print(stderr,
@@ -310,7 +310,7 @@ int submit(const Common& common, const SubmitOptions& o) {
   if (!head) return failed(head.error());
   Watcher watcher(context, **head, common, own ? Watcher::OnInterrupt::kStop : Watcher::OnInterrupt::kLeaveSoon,
                   std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(o.detach_after_s)));
-  if (cluster->folder && !own) watcher.look_at(*cluster->folder);
+  if (cluster->folder && !own) watcher.set_folder(*cluster->folder);
   const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
                              *launch,
                              o.num_workers,
@@ -318,17 +318,17 @@ int submit(const Common& common, const SubmitOptions& o) {
                              o.wait,
                              getpid(),
                              {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, {}}};
-  const auto job = (*head)->ask_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
+  const auto job = (*head)->request_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
   if (!common.json && isatty(STDERR_FILENO) != 0) {
     print(stderr, "shoal: job {0}; from another terminal: shoal job logs -f {0}, shoal scale {0} --workers N, shoal job stop {0}\n",
           to_string(job->job));
   }
   StdinWarning stdin_warning;
-  stdin_warning.look();
+  stdin_warning.check();
   if (const auto following = watcher.follow(job->job); !following) return failed(following.error());
   const auto row = watcher.wait();
-  stdin_warning.look();
+  stdin_warning.check();
   if (watcher.left() != 0) return 128 + watcher.left();
   if (watcher.signal() != 0 && !row) return 128 + watcher.signal();
   if (!row && watcher.cluster_stopped() && !common.json) {

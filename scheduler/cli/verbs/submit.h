@@ -26,8 +26,8 @@ int submit(const Common& common, const SubmitOptions& options);
 // The warning that a job cannot read what lies on this command's stdin: a job may run on another host, and its own stdin is empty.
 class StdinWarning {
  public:
-  // Warns if there is something to read now, and has not been before. Data may arrive late: look again when the job has ended.
-  void look();
+  // Warns if there is something to read now, and has not been before. Data may arrive late: check again when the job has ended.
+  void check();
 
  private:
   bool shown_ = false;

@@ -25,7 +25,7 @@ constexpr auto kPythonPatience = std::chrono::minutes(10);  // for packing a lar
 
 }  // namespace
 
-Result<std::string> ask_python(const Common& common, const std::vector<std::string>& words) {
+Result<std::string> run_python(const Common& common, const std::vector<std::string>& words) {
   runtime::SpawnSpec spec;
   spec.argv = {common.python, "-m", "shoal._submitting"};
   spec.argv.insert(spec.argv.end(), words.begin(), words.end());
@@ -54,17 +54,17 @@ Result<void> ship_folder(const Common& common, const std::string& store, Client&
   for (const auto& pattern : env.value("excludes", json::array())) {
     if (pattern.is_string()) words.push_back(pattern);
   }
-  SHOAL_TRY(const std::string name, ask_python(common, words));
+  SHOAL_TRY(const std::string name, run_python(common, words));
   struct stat seen {};
   if (fstat(package.get(), &seen) != 0) return fail(from_errno(errno, file));
   actors::PackagePart part{name, static_cast<std::uint64_t>(seen.st_size), 0, {}};
-  SHOAL_TRY(auto has, head.ask_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
+  SHOAL_TRY(auto has, head.request_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
   while (!has.whole) {
     part.data.resize(std::min<std::uint64_t>(actors::PackagePart::kMaxBytes, part.total - part.offset));
     const ssize_t n = pread(package.get(), part.data.data(), part.data.size(), static_cast<off_t>(part.offset));
     if (n <= 0) return fail(data_loss(file + " was changed meanwhile"));
     part.data.resize(static_cast<std::size_t>(n));
-    SHOAL_TRY(has, head.ask_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
+    SHOAL_TRY(has, head.request_for<actors::HasPackage>(actors::Method::kPutPackage, to_bytes(part)));
     part.offset += part.data.size();
   }
   auto& launch = spec.launch;

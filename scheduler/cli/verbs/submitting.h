@@ -10,7 +10,7 @@ namespace shoal::scheduler::cli {
 
 // Runs the module with `words` and returns its stdout without trailing newlines. Returns InvalidArgument with the last line of its stderr
 // if it fails, and DeadlineExceeded after ten minutes, when Python is killed.
-Result<std::string> ask_python(const Common& common, const std::vector<std::string>& words);
+Result<std::string> run_python(const Common& common, const std::vector<std::string>& words);
 
 // Uploads the job's working_dir to the head, because a cluster over several hosts may run the job on another host. There
 // python/shoal/_entrypoint.py unpacks it. `store`: the folder in which this host's session keeps unpacked folders.

@@ -23,13 +23,13 @@ Common program(const std::string& script) {
 constexpr const char* kMuchOnStderr = "head -c 1000000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; ";
 
 TEST(AskPython, ReturnsStdoutHoweverMuchComesOnStderrFirst) {
-  const auto said = ask_python(program(kMuchOnStderr + std::string("echo \"$1 $2 $3\"")), {"yaml"});
+  const auto said = run_python(program(kMuchOnStderr + std::string("echo \"$1 $2 $3\"")), {"yaml"});
   ASSERT_TRUE(said) << said.error().to_string();
   EXPECT_EQ(*said, "-m shoal._submitting yaml");
 }
 
 TEST(AskPython, AFailureIsTheLastLineOfStderr) {
-  const auto said = ask_python(program(kMuchOnStderr + std::string("echo some; echo 'no such file' >&2; exit 1")), {});
+  const auto said = run_python(program(kMuchOnStderr + std::string("echo some; echo 'no such file' >&2; exit 1")), {});
   ASSERT_FALSE(said);
   EXPECT_EQ(said.error().code(), Code::kInvalidArgument);
   EXPECT_EQ(said.error().message(), "no such file");

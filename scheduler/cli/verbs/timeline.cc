@@ -5,7 +5,7 @@
 #include <string>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 
@@ -19,7 +19,7 @@ namespace {
 int timeline(const Common& common, const std::string& file) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
-  const auto reported = ask_nodes(*cluster, actors::Inspect::What::kTasks);
+  const auto reported = inspect_nodes(*cluster, actors::Inspect::What::kTasks);
   if (!reported) return failed(common, reported.error());
   const json trace = trace_of(task_rows(*reported), cluster->context->clock->unix_millis() * 1000);
   const std::string text = json_text(trace);

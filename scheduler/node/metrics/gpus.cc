@@ -44,7 +44,7 @@ struct Nvml {
 
 }  // namespace
 
-std::vector<Gpu> look_at_gpus() {
+std::vector<Gpu> read_gpus() {
   static const std::optional<Nvml> nvml = Nvml::load();
   std::vector<Gpu> out;
   unsigned int count = 0;

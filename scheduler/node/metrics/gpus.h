@@ -9,6 +9,6 @@ namespace shoal::scheduler {
 
 // The GPUs of this machine, by index. Empty if there is no driver or no library (libnvidia-ml.so.1). The first call loads the library for
 // good. One thread at a time; may block as long as the driver does.
-std::vector<Gpu> look_at_gpus();
+std::vector<Gpu> read_gpus();
 
 }  // namespace shoal::scheduler

@@ -28,7 +28,7 @@ std::string whole(const std::string& path) {
 
 }  // namespace
 
-Machine look_at_machine(const std::string& folder, const std::string& proc) {
+Machine read_machine(const std::string& folder, const std::string& proc) {
   Machine out;
   const auto memory = runtime::machine_memory();
   out.memory_total = memory.total;
@@ -46,7 +46,7 @@ Machine look_at_machine(const std::string& folder, const std::string& proc) {
     out.disk_total = std::uint64_t{disk.f_blocks} * disk.f_frsize;
     out.disk_free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
   }
-  out.gpus = look_at_gpus();
+  out.gpus = read_gpus();
   return out;
 }
 

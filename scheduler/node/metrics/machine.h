@@ -30,7 +30,7 @@ struct Machine {
 
 // Measures the machine. Figures that cannot be read stay at their defaults. May block as long as a GPU's driver does. `proc` is /proc,
 // except in tests.
-Machine look_at_machine(const std::string& folder, const std::string& proc = "/proc");
+Machine read_machine(const std::string& folder, const std::string& proc = "/proc");
 std::vector<actors::MetricFamily> metrics_of(const Machine& machine);
 
 // The metrics of this process, under the names that Prometheus's client libraries use.

@@ -39,7 +39,7 @@ std::map<std::string, double> values(const std::vector<MetricFamily>& families) 
 TEST_F(MachineTest, ReadsTheKernelsFiles) {
   write("stat", "cpu  100 20 300 4000 50 6 7 8 0 0\ncpu0 1 2\n");
   write("loadavg", "1.25 0.5 0.1 2/300 4711\n");
-  const auto machine = look_at_machine(proc_, proc_);
+  const auto machine = read_machine(proc_, proc_);
   EXPECT_EQ(machine.cpu_seconds.at("system"), 300 / ticks_);
   EXPECT_EQ(machine.cpu_seconds.at("steal"), 8 / ticks_);
   EXPECT_EQ(machine.load1, 1.25);
@@ -48,7 +48,7 @@ TEST_F(MachineTest, ReadsTheKernelsFiles) {
 }
 
 TEST_F(MachineTest, UnreadableFilesGiveNoValues) {
-  const auto machine = look_at_machine(proc_ / "none", proc_ / "none");
+  const auto machine = read_machine(proc_ / "none", proc_ / "none");
   EXPECT_TRUE(machine.cpu_seconds.empty());
   EXPECT_EQ(machine.disk_total, 0u);
   EXPECT_TRUE(process_metrics(proc_ / "none").empty());

@@ -157,20 +157,20 @@ Result<void> Objects::met(const actors::MeetNode& meeting) const {
   return {};
 }
 
-void Objects::pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder) {
-  const Object object = names_.object({asked.object.job, asked.object.id, asked.object.home});
+void Objects::pull(const actors::PullObject& request, const runtime::Peer& by, runtime::Responder responder) {
+  const Object object = names_.object({request.object.job, request.object.id, request.object.home});
   if (object.home) return responder.fail(not_found("the object belongs to another node"));
-  if (asked.offset > 0 && !memory_.has(object.job, object.id)) return responder.fail(freed_meanwhile());
-  if (const auto may = may_come(object.job, asked.object); !may) return responder.fail(may.error());
+  if (request.offset > 0 && !memory_.has(object.job, object.id)) return responder.fail(freed_meanwhile());
+  if (const auto may = may_come(object.job, request.object); !may) return responder.fail(may.error());
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
-  memory_.get(object.job, object.id, asked.object.owner,
-              [this, object, offset = asked.offset, most = asked.bytes, connection = by.number(), local = by.identity().local,
+  memory_.get(object.job, object.id, request.object.owner,
+              [this, object, offset = request.offset, most = request.bytes, connection = by.number(), local = by.identity().local,
                shared](Result<Fd> memory) {
                 if (!memory) return shared->fail(memory.error());
                 if (!local) {
                   const bool first = offset == 0;
-                  return parts_.ask(connection,
-                                    {[this, object, offset, most] { return part(object, offset, most); }, std::move(*shared), first});
+                  return parts_.enqueue(connection,
+                                        {[this, object, offset, most] { return part(object, offset, most); }, std::move(*shared), first});
                 }
                 auto out = about(object, *memory);
                 if (!out) return shared->fail(out.error());

@@ -61,7 +61,7 @@ class Objects {
   // Checks the first message of another node. Fails if this node has another id than the caller expects, or if the caller counts as dead.
   Result<void> met(const actors::MeetNode& meeting) const;
   void reported(NodeId from, const actors::CountObjects& counts) { references_.reported(from, counts); }
-  void pull(const actors::PullObject& asked, const runtime::Peer& by, runtime::Responder responder);
+  void pull(const actors::PullObject& request, const runtime::Peer& by, runtime::Responder responder);
   ChunkSender& parts() { return parts_; }
 
  private:

@@ -24,10 +24,10 @@ struct ObjectOptions {
   std::size_t looks = 4096;  // objects that are examined for each request for room
 
   // ---- room for replicas (ReplicaRoom) ----
-  std::uint64_t uncounted_bytes = 128 << 10;                       // smaller replicas need no room
-  runtime::Duration patience = std::chrono::seconds(5);            // how long a transfer waits without progress
-  runtime::Duration look = std::chrono::milliseconds(5);           // interval at which a transfer that waits checks the free room
-  runtime::Duration asked_again = std::chrono::milliseconds(100);  // interval at which processes are asked for room again
+  std::uint64_t uncounted_bytes = 128 << 10;                            // smaller replicas need no room
+  runtime::Duration patience = std::chrono::seconds(5);                 // how long a transfer waits without progress
+  runtime::Duration room_interval = std::chrono::milliseconds(5);       // interval at which a transfer that waits checks the free room
+  runtime::Duration request_interval = std::chrono::milliseconds(100);  // interval at which processes are asked for room again
 
   // ---- memory of dropped replicas (ReplicaMemory) ----
   // Interval at which the memory of dropped replicas is checked: does any process still map it?

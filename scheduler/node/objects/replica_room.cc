@@ -15,12 +15,12 @@ void ReplicaRoom::take(const Object& object, std::uint64_t transfer, std::uint64
     if (const auto decided = decide(waiting)) return waiting.then(*decided);
   }
   waiting_.push_back(std::move(waiting));
-  if (waiting_.size() == 1) look();
+  if (waiting_.size() == 1) check();
 }
 
-void ReplicaRoom::look() {
+void ReplicaRoom::check() {
   const auto now = clock_.now();
-  if (const auto stood_still = now - looked_ - options_.look; stood_still > kStoodStill) {
+  if (const auto stood_still = now - looked_ - options_.room_interval; stood_still > kStoodStill) {
     // Patience does not count the time in which this process stood still.
     for (Waiting& waiting : waiting_) waiting.since += stood_still;
   }
@@ -33,7 +33,7 @@ void ReplicaRoom::look() {
     waiting_.pop_front();
     if (wanted) over.then(std::move(*decided));
   }
-  if (!waiting_.empty()) looking_ = clock_.after(options_.look, [this] { look(); });
+  if (!waiting_.empty()) looking_ = clock_.after(options_.room_interval, [this] { check(); });
 }
 
 std::optional<Result<void>> ReplicaRoom::decide(Waiting& waiting) {
@@ -42,7 +42,7 @@ std::optional<Result<void>> ReplicaRoom::decide(Waiting& waiting) {
   const std::uint64_t limit = board->limit();
   const auto total = board->total();
   const auto now = clock_.now();
-  const bool asks = !waiting.asked || now - *waiting.asked > options_.asked_again;
+  const bool asks = !waiting.requested_at || now - *waiting.requested_at > options_.request_interval;
   if (total.kept + waiting.bytes <= limit || (asks && waiting.bytes <= limit && events_.evict(total.kept + waiting.bytes - limit))) {
     copies_.count(waiting.object, waiting.bytes);
     return Result<void>();
@@ -63,7 +63,7 @@ std::optional<Result<void>> ReplicaRoom::decide(Waiting& waiting) {
   if (asks) {
     spiller_.spill(waiting.bytes);
     events_.want_room(waiting.bytes);
-    waiting.asked = now;
+    waiting.requested_at = now;
   }
   return std::nullopt;
 }

@@ -43,10 +43,10 @@ class ReplicaRoom {
     std::uint64_t bytes = 0;
     Then then;
     runtime::TimePoint since{};
-    std::optional<runtime::TimePoint> asked{};
+    std::optional<runtime::TimePoint> requested_at{};
     runtime::UsageBoard::Usage before{};
   };
-  void look();
+  void check();
   // Decides about the transfer at the front. Returns nullopt if it has to wait, since processes are asked to free memory.
   std::optional<Result<void>> decide(Waiting& waiting);
 
@@ -58,7 +58,7 @@ class ReplicaRoom {
   const Events events_;
   std::deque<Waiting> waiting_;
   runtime::Timer looking_;
-  runtime::TimePoint looked_{};  // time of the last look()
+  runtime::TimePoint looked_{};  // time of the last check()
 };
 
 }  // namespace shoal::scheduler

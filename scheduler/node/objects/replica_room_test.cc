@@ -24,7 +24,7 @@ class ReplicaRoomTest : public testing::Test {
     board_.set_limit(kLimit);
     board_.set_members(2);
   }
-  std::uint64_t kept() const { return board_.of(UncountedBytes::kMember).kept; }
+  std::uint64_t kept() const { return board_.usage(UncountedBytes::kMember).kept; }
   // Counts a replica and makes its memory.
   void make(std::uint64_t id) {
     copies_.count(replica(id), kMiB);

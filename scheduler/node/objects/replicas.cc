@@ -32,8 +32,8 @@ Replicas::Replicas(runtime::Clock& clock, const ObjectNames& names, PeerNodes& p
 
 void Replicas::begin(const Object& object, WorkerId owner) {
   const auto transfer = *table_.transfer(object);
-  const ObjectRef asked{object.id, object.job, 0, owner, {}, object.home};
-  peer_nodes_.call(object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, 0, options_.replicas.first_bytes}),
+  const ObjectRef requested{object.id, object.job, 0, owner, {}, object.home};
+  peer_nodes_.call(object.home, Method::kPullObject, to_bytes(actors::PullObject{requested, 0, options_.replicas.first_bytes}),
                    [this, object, transfer](Result<Message> r) {
                      if (table_.transfer(object) == transfer) begun(object, std::move(r));
                    });
@@ -70,8 +70,8 @@ Result<void> Replicas::fill(const Object& object, std::uint64_t bytes, const Byt
 
 void Replicas::pull_more() {
   for (const auto& piece : table_.next()) {
-    const ObjectRef asked{piece.object.id, piece.object.job, 0, {}, {}, piece.object.home};
-    peer_nodes_.call(piece.object.home, Method::kPullObject, to_bytes(actors::PullObject{asked, piece.offset, piece.bytes}),
+    const ObjectRef requested{piece.object.id, piece.object.job, 0, {}, {}, piece.object.home};
+    peer_nodes_.call(piece.object.home, Method::kPullObject, to_bytes(actors::PullObject{requested, piece.offset, piece.bytes}),
                      [this, piece](Result<Message> r) { pulled(piece, std::move(r)); });
   }
 }
@@ -123,8 +123,8 @@ bool Replicas::evict(std::uint64_t bytes) {
     if (const auto freed = copies_.evict(object)) {
       out += *freed;
       table_.drop(object);
-      // A process reads the replica, so it stays.
     } else {
+      // A process reads the replica: put back the memory that was dropped above.
       finish(object, copies_.for_readers(object));
     }
   }

@@ -15,7 +15,7 @@ void Spiller::spill(std::uint64_t bytes) {
   if (!options_.write_aside || !board) return;
   const std::uint64_t ahead = std::min(board->limit() / 8, kSpilledAhead);
   to_spill_ = std::max(to_spill_, std::clamp(bytes, ahead, std::max(ahead, kSpilledAtMost)));
-  if (writing_ || (in_vain_ && clock_.now() - *in_vain_ < options_.asked_again)) return;
+  if (writing_ || (in_vain_ && clock_.now() - *in_vain_ < options_.request_interval)) return;
   looks_ = options_.looks;
   spill_next();
 }

@@ -21,8 +21,9 @@ class UncountedBytes {
   UncountedBytes(const storage::MemoryTable& memory, Board board) : memory_(memory), board_(std::move(board)) {}
 
   std::optional<runtime::UsageBoard> board() const { return board_(); }
-  // Adds to the bytes of replicas (a negative number subtracts), and reports.
+  // Adds to the bytes of replicas (a negative number subtracts), and writes the sum on the usage board.
   void add(std::int64_t replica_bytes);
+  // Writes the present sum on the board, where all processes of the node read it.
   void report();
 
  private:

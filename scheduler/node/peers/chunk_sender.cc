@@ -24,10 +24,10 @@ Result<Bytes> read_part(const ChunkSender::Part& part) {
 
 }  // namespace
 
-void ChunkSender::ask(std::uint64_t connection, Request asked) {
+void ChunkSender::enqueue(std::uint64_t connection, Request request) {
   Connection& c = connections_[connection];
-  auto& behind = asked.soon ? c.soon : c.later;
-  behind.push_back(std::move(asked));
+  auto& behind = request.soon ? c.soon : c.later;
+  behind.push_back(std::move(request));
   next(connection);
 }
 
@@ -46,13 +46,13 @@ void ChunkSender::next(std::uint64_t connection) {
   c.next = clock_.after(runtime::Duration::zero(), [this, connection] {
     Connection& c = connections_.at(connection);
     auto& from = c.soon.empty() ? c.later : c.soon;
-    Request asked = std::move(from.front());
+    Request request = std::move(from.front());
     from.pop_front();
-    auto part = asked.part();
+    auto part = request.part();
     if (part) part->bytes = std::min(part->bytes, options_.most_bytes);
-    if (part) return read(connection, std::move(asked.responder), *std::move(part));
+    if (part) return read(connection, std::move(request.responder), *std::move(part));
     c.reading = false;
-    asked.responder.fail(part.error());
+    request.responder.fail(part.error());
     drained(connection);
   });
 }

@@ -41,7 +41,7 @@ class ChunkSender {
       : clock_(clock), options_(std::move(options)), queued_(std::move(queued)) {}
   ~ChunkSender() { *alive_ = false; }
 
-  void ask(std::uint64_t connection, Request asked);
+  void enqueue(std::uint64_t connection, Request request);
   // To be called when the queue of the connection is empty.
   void drained(std::uint64_t connection);
   // Drops the requests that came over a connection, which is closed.

@@ -67,8 +67,8 @@ void PeerNodes::call(NodeId node, Method method, Bytes bytes, Callback callback)
   watch(node);
   if (const Error* const why = gone(node)) return callback(fail(*why));
   Link& link = links_.at(node);
-  const auto number = next_asked_++;
-  link.asked.emplace(number, Request{method, std::move(bytes), std::move(callback)});
+  const auto number = next_request_++;
+  link.open_requests.emplace(number, Request{method, std::move(bytes), std::move(callback)});
   if (link.met && link.peer && link.peer->connected()) return send(node, link, number);
   reach(node);
 }
@@ -131,7 +131,7 @@ void PeerNodes::is_gone(NodeId node, const std::string& why) {
 }
 
 void PeerNodes::fail_requests(Link link, const Error& why) {
-  for (auto& [n, asked] : link.asked) asked.callback(fail(why));
+  for (auto& [n, request] : link.open_requests) request.callback(fail(why));
 }
 
 // ---- the connection ----------------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ void PeerNodes::fail_requests(Link link, const Error& why) {
 void PeerNodes::reach(NodeId node) {
   Link& link = links_.at(node);
   if (link.peer || link.dialling || link.resting) return;
-  if (link.outbox.size() == 0 && link.asked.empty()) return;  // there is nothing to send
+  if (link.outbox.size() == 0 && link.open_requests.empty()) return;  // there is nothing to send
   if (link.endpoint.empty()) {
     if (!link.requested_from_head && events_.head() == nullptr)
       return broke(node, unavailable("no head is connected that could resolve its address"));
@@ -175,10 +175,10 @@ void PeerNodes::meet(NodeId node, std::unique_ptr<runtime::Connection> connectio
                     link->broken_since.reset();
                     log_->info("neighbour={} host={} connected", to_string(node), link->host);
                     std::vector<std::uint64_t> numbers;
-                    for (const auto& [n, asked] : link->asked) numbers.push_back(n);
+                    for (const auto& [n, request] : link->open_requests) numbers.push_back(n);
                     flush(node, *link);
                     for (const auto n : numbers) {
-                      if (Link* const now = find(node); now != nullptr && now->asked.contains(n)) send(node, *now, n);
+                      if (Link* const now = find(node); now != nullptr && now->open_requests.contains(n)) send(node, *now, n);
                     }
                   });
 }
@@ -199,7 +199,7 @@ void PeerNodes::broke(NodeId node, const Error& why) {
   const Error lost = unavailable(fmt::format("the node that has this object cannot be reached: node {} on host {}: {}", to_string(node),
                                              link.host.empty() ? "unknown" : link.host, why.message()))
                          .with_reason("ObjectLost");
-  for (auto& [n, asked] : std::exchange(link.asked, {})) asked.callback(fail(lost));
+  for (auto& [n, request] : std::exchange(link.open_requests, {})) request.callback(fail(lost));
 }
 
 void PeerNodes::on_request(Peer&, runtime::Request, runtime::Responder responder) {
@@ -244,12 +244,12 @@ void PeerNodes::flush(NodeId node, Link& link) {
 }
 
 void PeerNodes::send(NodeId node, Link& link, std::uint64_t n) {
-  const Request& asked = link.asked.at(n);
-  link.peer->call(number(asked.method), body(asked.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
+  const Request& request = link.open_requests.at(n);
+  link.peer->call(number(request.method), body(request.body.clone()), Peer::kNoTimeout, [this, alive = alive_, node, n](Result<Message> r) {
     Link* const link = *alive ? find(node) : nullptr;
-    // The request stays in `asked`, and is sent again over the next connection.
+    // The request stays in `open_requests`, and is sent again over the next connection.
     if (link == nullptr || (!r && (!link->peer || !link->peer->connected()))) return;
-    const auto over = link->asked.extract(n);
+    const auto over = link->open_requests.extract(n);
     if (!over.empty()) over.mapped().callback(std::move(r));
   });
 }

@@ -70,8 +70,8 @@ class PeerNodes final : public runtime::PeerHandler {
     runtime::Timer redial;
     bool resting = false;  // a new connection waits for `redial`
     storage::Outbox<Item> outbox{actors::CountObjects::kMaxChanges};
-    std::size_t merge_at = 0;                // length of the queue at which changes are merged again
-    std::map<std::uint64_t, Request> asked;  // requests without an answer, by number
+    std::size_t merge_at = 0;                        // length of the queue at which changes are merged again
+    std::map<std::uint64_t, Request> open_requests;  // requests without an answer, by number
   };
 
   void on_request(runtime::Peer& peer, runtime::Request request, runtime::Responder responder) override;
@@ -96,7 +96,7 @@ class PeerNodes final : public runtime::PeerHandler {
   const Events events_;
   NodeId self_;
   std::map<NodeId, Link> links_;
-  std::uint64_t next_asked_ = 1;
+  std::uint64_t next_request_ = 1;
   bool to_flush_ = false;
   runtime::Timer flushing_;
   std::map<NodeId, Error> gone_;

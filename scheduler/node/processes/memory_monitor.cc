@@ -68,7 +68,7 @@ bool would_help(const std::vector<MemoryUser>& users, std::uint64_t used, std::u
   return sum_of(users) >= std::max(used - std::min(used, threshold_bytes), limit / kFills);
 }
 
-runtime::Duration next_look(std::uint64_t used, std::uint64_t threshold_bytes) {
+runtime::Duration next_check(std::uint64_t used, std::uint64_t threshold_bytes) {
   const double seconds = static_cast<double>(threshold_bytes - std::min(used, threshold_bytes)) / kFillsPerSecond;
   const auto pause = std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e6) * 1000));
   return std::clamp(pause, kSoonest, kLatest);
@@ -80,11 +80,11 @@ MemoryMonitor::MemoryMonitor(runtime::Clock& clock, runtime::Log log, Options op
 void MemoryMonitor::start() {
   if (options_.kernel_kills) kills_ = options_.kernel_kills();
   const bool on = options_.machine && options_.measure && options_.threshold > 0 && options_.threshold < 1;
-  if (on || options_.kernel_kills) look();
+  if (on || options_.kernel_kills) check();
 }
 
 void MemoryMonitor::again(runtime::Duration pause) {
-  looking_ = clock_.after(pause, [this] { look(); });
+  looking_ = clock_.after(pause, [this] { check(); });
 }
 
 std::uint64_t MemoryMonitor::threshold_of(std::uint64_t limit) const {
@@ -109,7 +109,7 @@ void MemoryMonitor::measure(std::function<void(std::vector<MemoryUser>)> then) {
   });
 }
 
-void MemoryMonitor::look() {
+void MemoryMonitor::check() {
   forget_old_kills();
   if (!options_.machine || options_.threshold <= 0 || options_.threshold >= 1) return again(kLatest);
   if (ending_) return again(options_.at_end);  // workers are killed one at a time
@@ -133,7 +133,7 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   const std::uint64_t threshold = threshold_of(limit);
   if (used <= threshold) {
     in_vain_ = false;
-    return again(next_look(used, threshold));
+    return again(next_check(used, threshold));
   }
   const std::string state = fmt::format("{} uses {} of {}, beyond the threshold of {:g} %", options_.where, bytes_text(used),
                                         bytes_text(limit), options_.threshold * 100);
@@ -174,7 +174,7 @@ void MemoryMonitor::forget_old_kills() {
 }
 
 std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::string& who, pid_t pid, const runtime::ExitStatus& status,
-                                                 bool asked) {
+                                                 bool requested) {
   if (ending_ && ending_->first == worker) {
     Error out = std::move(ending_->second);
     ending_.reset();
@@ -182,7 +182,7 @@ std::optional<Error> MemoryMonitor::cause_of_end(WorkerId worker, const std::str
     if (status.signal == SIGKILL) return out;
     return std::nullopt;  // the worker has ended by itself before the signal came
   }
-  if (asked || status.signal != SIGKILL || !options_.kernel_kills || options_.kernel_kills() <= kills_) return std::nullopt;
+  if (requested || status.signal != SIGKILL || !options_.kernel_kills || options_.kernel_kills() <= kills_) return std::nullopt;
   ++kills_;
   const auto memory = options_.machine ? options_.machine() : runtime::MachineMemory();
   const std::string text = fmt::format(

@@ -1,7 +1,7 @@
 // Kills a worker when the host is nearly out of memory, before the kernel does. Workers are killed one at a time, with a reason in the
 // error. Loop thread only.
 //
-// The decisions are pure functions (whom_to_end, would_help, next_look); the monitor measures, acts and remembers. It measures less often
+// The decisions are pure functions (whom_to_end, would_help, next_check); the monitor measures, acts and remembers. It measures less often
 // the farther away the threshold is. It measures workers only above the threshold and beside the loop, since a walk through page tables
 // takes time.
 #pragma once
@@ -41,7 +41,7 @@ std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std
 bool would_help(const std::vector<MemoryUser>& users, std::uint64_t used, std::uint64_t threshold_bytes, std::uint64_t limit);
 
 // The shortest time in which memory could exceed the threshold, if it is filled at full speed; within bounds.
-runtime::Duration next_look(std::uint64_t used, std::uint64_t threshold_bytes);
+runtime::Duration next_check(std::uint64_t used, std::uint64_t threshold_bytes);
 
 class MemoryMonitor {
  public:
@@ -67,11 +67,11 @@ class MemoryMonitor {
   MemoryMonitor(runtime::Clock& clock, runtime::Log log, Options options, Users users, Kill kill);
   void start();
 
-  // The cause of a process's end if it was a lack of memory. `asked`: the end was requested for another reason.
-  std::optional<Error> cause_of_end(WorkerId worker, const std::string& who, pid_t pid, const runtime::ExitStatus& status, bool asked);
+  // The cause of a process's end if it was a lack of memory. `requested`: the end was requested for another reason.
+  std::optional<Error> cause_of_end(WorkerId worker, const std::string& who, pid_t pid, const runtime::ExitStatus& status, bool requested);
 
  private:
-  void look();
+  void check();
   void measure(std::function<void(std::vector<MemoryUser>)> then);  // passes users that have not ended meanwhile
   void judge(std::uint64_t used, std::uint64_t limit, std::vector<MemoryUser> users);
   bool comes_back(std::uint64_t used) const;

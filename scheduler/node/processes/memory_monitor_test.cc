@@ -50,10 +50,10 @@ TEST(WouldHelpTest, EndingAWorkerHelpsOnlyIfWorkersFillTheMemory) {
 
 TEST(NextLookTest, IsSoonerNearTheThreshold) {
   using std::chrono::milliseconds;
-  EXPECT_EQ(next_look(0, 100 * kGiB), milliseconds(2000));
-  EXPECT_EQ(next_look(96 * kGiB, 100 * kGiB), milliseconds(1000));
-  EXPECT_EQ(next_look(100 * kGiB, 100 * kGiB), milliseconds(100));
-  EXPECT_EQ(next_look(101 * kGiB, 100 * kGiB), milliseconds(100));
+  EXPECT_EQ(next_check(0, 100 * kGiB), milliseconds(2000));
+  EXPECT_EQ(next_check(96 * kGiB, 100 * kGiB), milliseconds(1000));
+  EXPECT_EQ(next_check(100 * kGiB, 100 * kGiB), milliseconds(100));
+  EXPECT_EQ(next_check(101 * kGiB, 100 * kGiB), milliseconds(100));
 }
 
 // A host with a few workers, on virtual time.

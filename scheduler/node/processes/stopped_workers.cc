@@ -2,7 +2,7 @@
 
 namespace shoal::scheduler {
 
-StoppedWorkers::Finding StoppedWorkers::look(WorkerId worker, bool stopped) {
+StoppedWorkers::Finding StoppedWorkers::check(WorkerId worker, bool stopped) {
   const std::int64_t reported_at = looks_in(options_.report_after), ended_at = looks_in(options_.limit);
   if (!stopped) {
     const auto before = looks_.extract(worker);

@@ -24,7 +24,7 @@ class StoppedWorkers {
 
   enum class Finding : std::uint8_t { kNone, kStopped, kContinues, kTooLong };
   // The outcome of a look at a worker. Each finding is returned once per stop.
-  Finding look(WorkerId worker, bool stopped);
+  Finding check(WorkerId worker, bool stopped);
   void ended(WorkerId worker) { looks_.erase(worker); }
 
  private:

@@ -18,7 +18,7 @@ class StoppedWorkersTest : public testing::Test {
   static std::map<int, Finding> findings(StoppedWorkers& workers, int looks) {
     std::map<int, Finding> out;
     for (int i = 1; i <= looks; ++i) {
-      if (const auto found = workers.look(kWorker, true); found != Finding::kNone) out[i] = found;
+      if (const auto found = workers.check(kWorker, true); found != Finding::kNone) out[i] = found;
     }
     return out;
   }
@@ -30,15 +30,15 @@ TEST_F(StoppedWorkersTest, AStoppedWorkerIsReportedAndLaterEnded) {
 }
 
 TEST_F(StoppedWorkersTest, AWorkerThatRunsIsNeverReported) {
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(workers_.look(kWorker, false), Finding::kNone);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(workers_.check(kWorker, false), Finding::kNone);
 }
 
 TEST_F(StoppedWorkersTest, AWorkerThatContinuesIsReportedIfItsStopWas) {
   findings(workers_, 4);
-  EXPECT_EQ(workers_.look(kWorker, false), Finding::kNone);
+  EXPECT_EQ(workers_.check(kWorker, false), Finding::kNone);
   findings(workers_, 29);
-  EXPECT_EQ(workers_.look(kOther, true), Finding::kNone);
-  EXPECT_EQ(workers_.look(kWorker, false), Finding::kContinues);
+  EXPECT_EQ(workers_.check(kOther, true), Finding::kNone);
+  EXPECT_EQ(workers_.check(kWorker, false), Finding::kContinues);
   EXPECT_EQ(findings(workers_, 29), (std::map<int, Finding>{{5, Finding::kStopped}}));
 }
 

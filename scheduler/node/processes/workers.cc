@@ -268,10 +268,10 @@ void Workers::end_session(const Worker& w) {
 
 void Workers::start_monitors() {
   monitor_.start();
-  if (options_.find_stopped) look_for_stopped();
+  if (options_.find_stopped) check_for_stopped();
 }
 
-void Workers::look_for_stopped() {
+void Workers::check_for_stopped() {
   std::vector<std::pair<WorkerId, pid_t>> seen;
   std::vector<pid_t> pids;
   for (const auto& [id, w] : workers_) {
@@ -287,9 +287,9 @@ void Workers::look_for_stopped() {
 void Workers::found_stopped(const std::vector<std::pair<WorkerId, pid_t>>& seen, const std::set<pid_t>& stopped) {
   for (const auto& [id, pid] : seen) {
     Worker* const w = find(id);
-    if (w != nullptr && w->pid == pid) found(*w, stopped_.look(id, stopped.contains(pid)));
+    if (w != nullptr && w->pid == pid) found(*w, stopped_.check(id, stopped.contains(pid)));
   }
-  looking_for_stopped_ = clock_.after(options_.stopped.interval, [this] { look_for_stopped(); });
+  looking_for_stopped_ = clock_.after(options_.stopped.interval, [this] { check_for_stopped(); });
 }
 
 // Processes that attached by themselves are only reported: a shell may have stopped them.

@@ -116,7 +116,7 @@ class Workers final : private Launcher::Events {
   void not_started(Worker& worker, const Error& why, runtime::Responder& responder);
   void gone(WorkerId worker, std::int32_t shell_code, const Error& cause);
   void end_session(const Worker& worker);
-  void look_for_stopped();
+  void check_for_stopped();
   void found_stopped(const std::vector<std::pair<WorkerId, pid_t>>& seen, const std::set<pid_t>& stopped);
   void found(Worker& worker, StoppedWorkers::Finding finding);
   void send_signal(const Worker& worker, int signal);

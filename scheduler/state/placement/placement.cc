@@ -34,7 +34,7 @@ Placed on_one(const Wants& wants, const NodeResources& room) {
 class Left {
  public:
   explicit Left(const NodeResources& room) : room_(room) {}
-  const Resources& of(const NodeResources::value_type& node) const {
+  const Resources& free_on(const NodeResources::value_type& node) const {
     const auto it = changed_.find(node.first);
     return it == changed_.end() ? node.second : it->second;
   }
@@ -54,8 +54,8 @@ Placed packed(const Wants& wants, const NodeResources& room) {
   Left left(room);
   auto last = room.end();
   for (const auto& want : wants) {
-    auto chosen = last != room.end() && want.fits_in(left.of(*last)) ? last : room.begin();
-    while (chosen != room.end() && !want.fits_in(left.of(*chosen))) ++chosen;
+    auto chosen = last != room.end() && want.fits_in(left.free_on(*last)) ? last : room.begin();
+    while (chosen != room.end() && !want.fits_in(left.free_on(*chosen))) ++chosen;
     if (chosen == room.end()) return std::nullopt;
     left.take(*chosen, want);
     out.push_back(chosen->first);
@@ -94,7 +94,7 @@ Placed spread(const Wants& wants, const NodeResources& room, const Load& load) {
     auto chosen = room.end();
     std::pair<std::size_t, std::size_t> least;
     for (auto it = room.begin(); it != room.end(); ++it) {
-      if (!want.fits_in(left.of(*it))) continue;
+      if (!want.fits_in(left.free_on(*it))) continue;
       const auto there = load.find(it->first);
       const auto already = mine.find(it->first);
       const std::pair<std::size_t, std::size_t> here = {already == mine.end() ? 0 : already->second,
@@ -219,7 +219,7 @@ std::string explain(const std::vector<Resources>& given, const NodeResources& ro
   Left left(room);
   for (std::size_t i = 0; i < wants.size(); ++i) {
     const Resources& want = wants[i];
-    const auto fits = std::find_if(left.begin(), left.end(), [&](const auto& node) { return want.fits_in(left.of(node)); });
+    const auto fits = std::find_if(left.begin(), left.end(), [&](const auto& node) { return want.fits_in(left.free_on(node)); });
     if (fits != left.end()) {
       left.take(*fits, want);
       continue;
@@ -228,7 +228,7 @@ std::string explain(const std::vector<Resources>& given, const NodeResources& ro
     std::size_t fewest = ~std::size_t{0};
     for (const auto& node : left) {
       std::size_t lacking = 0;
-      for (const auto& [name, units] : want.all()) lacking += units > left.of(node).units(name);
+      for (const auto& [name, units] : want.all()) lacking += units > left.free_on(node).units(name);
       if (lacking < fewest) {
         fewest = lacking;
         nearest = &node;
@@ -237,8 +237,9 @@ std::string explain(const std::vector<Resources>& given, const NodeResources& ro
     const std::string which = strategy == Strategy::kStrictPack ? " on one node"
                               : wants.size() > 1                ? fmt::format(" (number {} of {})", i + 1, wants.size())
                                                                 : "";
-    return fmt::format("needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
-                       whole == nullptr ? want.missing_in(left.of(*nearest)) : in_use(want, left.of(*nearest), whole->at(nearest->first)));
+    return fmt::format(
+        "needs {}{}; nearest fit: node {} lacks {}", want.to_string(), which, to_string(nearest->first),
+        whole == nullptr ? want.missing_in(left.free_on(*nearest)) : in_use(want, left.free_on(*nearest), whole->at(nearest->first)));
   }
   return strategy == Strategy::kStrictSpread ? "needs a node of its own for each, and too few have room" : "fits";
 }

@@ -44,7 +44,7 @@ class NodeTable : public Table<NodeId, rows::Node> {
   void die(NodeId id) { edit(id).row.state = actors::NodeState::kDead; }
   // Returns NotFound for an unknown or dead node, InvalidArgument if the node was asked to leave already.
   Result<void> schedule(const actors::SetNodeScheduling& wish, runtime::TimePoint now, std::int64_t unix_ms);
-  void ask_to_leave(NodeId id) { scratch(id).leave_sent = true; }
+  void set_leave_sent(NodeId id) { scratch(id).leave_sent = true; }
   // Called on every tick. If the last call is longer ago than `longest`, this head stood still (a slow disk, a slow machine), and
   // heartbeats may be unread. The excess, which it returns, does not count as a node's silence.
   runtime::Duration tick(runtime::TimePoint now, runtime::Duration longest);

@@ -35,7 +35,7 @@ class ResourceIndex {
   const NodeResources& capacity() const { return capacity_; }
   // The sum of capacity() over all nodes.
   const ResourceSums& all() const { return all_; }
-  // A counter that grows whenever an entry of the queue that did not fit may fit.
+  // A counter that grows whenever an entry of the queue that did not fit may fit now. While it is unchanged, such entries need no new look.
   std::uint64_t growth() const { return growth_; }
 
  private:

@@ -108,7 +108,7 @@ class Bench {
     n.host = "node-" + std::to_string(id);
     n.pid = 100;
     n.endpoint = "10.0.0.1:" + std::to_string(id);
-    n.resources = actors::Resources::of({{"CPU", 4}, {"memory", 64e9}}).value();
+    n.resources = actors::Resources::from_amounts({{"CPU", 4}, {"memory", 64e9}}).value();
     SHOAL_CHECK(state_.step(NodeJoined{from_bytes<actors::RegisterNode>(to_bytes(n)).value()}).has_value(), "a node is refused");
     event();
   }
@@ -131,7 +131,9 @@ class Bench {
     g.launch.kind = actors::Launch::Kind::kPythonWorker;
     g.launch.program = "/usr/bin/python3";
     g.launch.env = {{"PATH", "/usr/bin"}, {"HOME", "/root"}};
-    for (int i = 0; i < count; ++i) g.actors.push_back({random_.id<ActorId>(), "Worker", actors::Resources::of({{"CPU", cpus}}).value()});
+    for (int i = 0; i < count; ++i) {
+      g.actors.push_back({random_.id<ActorId>(), "Worker", actors::Resources::from_amounts({{"CPU", cpus}}).value()});
+    }
     return g;
   }
   void ask(const actors::GangSpec& g) {

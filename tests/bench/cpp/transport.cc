@@ -130,7 +130,7 @@ std::shared_ptr<const Tls> Bench::tls() const {
     const auto validity = valid_from(clock_->unix_millis() / 1000, kDay);
     const auto authority = make_authority("bench", validity).value();
     const auto own = make_certificate(authority, "127.0.0.1", validity).value();
-    folder_.write("authority", Fingerprint::of(authority.certificate).value().to_string());
+    folder_.write("authority", Fingerprint::from_certificate(authority.certificate).value().to_string());
     folder_.write("key", own.key);
     folder_.write("certificate", own.certificate);
   }

@@ -41,19 +41,19 @@ class _Registrations:
 
 
 class Added:
-    """Parameters added to one root after sharding. ``look`` finds them and broadcasts the values of the mesh's first rank, as DDP does."""
+    """Parameters added to one root after sharding. ``find`` finds them and broadcasts the values of the mesh's first rank, as DDP does."""
 
     def __init__(self, root: RootSeam):
         self._root = root
         self._parameters: dict[nn.Parameter, str] = {}
-        self._seen = -1  # _Registrations.count when ``look`` last ran
+        self._seen = -1  # _Registrations.count when ``find`` last ran
         _Registrations.watch()
 
     @property
     def any(self) -> bool:
         return bool(self._parameters)
 
-    def look(self) -> None:
+    def find(self) -> None:
         """Finds new parameters. Collective: a forward of the root calls it, which all ranks run."""
         if self._seen == _Registrations.count:
             return

@@ -107,8 +107,8 @@ class Root:
         self._in_backward_optimizer = optimizer
         self.step.set_optimizer_in_backward(optimizer is not None)
 
-    def _make_models(self, made: list[_native.ShardedModel] | None = None) -> None:
-        """``made``: the models, if they exist already."""
+    def _make_models(self, models: list[_native.ShardedModel] | None = None) -> None:
+        """``models``: the models, if they exist already."""
         self.step.drop_models()
         self.complete = False  # True while there are models
         self.models: list[_native.ShardedModel] = []
@@ -122,7 +122,7 @@ class Root:
         self.reductions = Reductions(self.units_of)
         for place, units in enumerate(self.units_of):
             names = [u.state.name for u in units]
-            model = made[place] if made else units[0].actor.make_model([u.native for u in units], names, slots=self.slots)
+            model = models[place] if models else units[0].actor.make_model([u.native for u in units], names, slots=self.slots)
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
@@ -262,7 +262,7 @@ class Root:
 
     def find_added(self) -> None:
         self.copies.clear()
-        self.added.look()
+        self.added.find()
 
     def order_rows(self) -> None:
         event, self.rows_event = self.rows_event, None

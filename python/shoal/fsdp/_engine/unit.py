@@ -127,7 +127,7 @@ class Unit:
     @property
     def scale(self) -> float:
         part = self.state.settings.part
-        return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.of))
+        return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.total))
 
     @property
     def reduces_by_collectives(self) -> bool:
@@ -154,7 +154,7 @@ class Unit:
             p.gradient.published()
 
     def gradients_done(self, present: list[bool]) -> None:
-        done = [(p, p.gradient.done(has)) for p, has in zip(self.parameters, present, strict=True)]
+        done = [(p, p.gradient.complete(has)) for p, has in zip(self.parameters, present, strict=True)]
         done = [(p, gradient) for p, gradient in done if gradient is not None]
         if self.all_reduce_hook is not None and done:
             self._call_hook([(p, gradient._local_tensor) for p, gradient in done])

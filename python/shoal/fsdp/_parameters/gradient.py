@@ -21,8 +21,8 @@ _NO_GRADIENT = _native.Gradient()
 
 class ParameterGradient:
     """One parameter's gradient on this rank. The whole gradient is ``unsharded.grad`` plus ``_accumulated`` or ``_parts`` until ``work``
-    takes it; the engine reads it until ``published``. The reduced gradient, from ``done``, is added to ``sharded.grad`` once. Reductions
-    end in the order in which they began."""
+    takes it; the engine reads it until ``published``. The reduced gradient, from ``complete``, is added to ``sharded.grad`` once.
+    Reductions end in the order in which they began."""
 
     def __init__(self, parameter: Slices, views: Views):
         self._parameter, self._views = parameter, views
@@ -143,9 +143,9 @@ class ParameterGradient:
     def work(self, everywhere: bool, unused: bool, fresh: bool = False) -> _native.Gradient:
         """Prepares a reduction and returns its addresses for the engine.
 
-        The whole gradient stays alive until ``published``, the reduction's result until ``done``. No other reduction of this parameter may
-        be pending, because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the result
-        goes to new memory, because the caller accumulates it after hooks.
+        The whole gradient stays alive until ``published``, the reduction's result until ``complete``. No other reduction of this parameter
+        may be pending, because this one may accumulate into its result. ``unused``: zeros stand for a missing gradient. ``fresh``: the
+        result goes to new memory, because the caller accumulates it after hooks.
         """
         p, views = self._parameter, self._views
         views.follow_requires_grad()
@@ -186,7 +186,7 @@ class ParameterGradient:
         if self._pending:
             self._pending[-1][1] = None
 
-    def done(self, present: bool) -> torch.Tensor | None:
+    def complete(self, present: bool) -> torch.Tensor | None:
         """Completes the oldest pending reduction. ``present``: some rank had a gradient. Returns this rank's rows of it, or None if it was
         reduced within a replica only."""
         target, _, everywhere = self._pending.popleft()

@@ -11,11 +11,11 @@ MAXIMUM = 64  # leaves of the engine's tree of additions (fsdp/kernels/kernels.h
 
 @dataclass
 class Part:
-    """A worker's present part of a batch. ``number``: the logical rank that plays it. ``of``: the number of logical ranks. ``last``: this
-    worker's gradients are complete with it."""
+    """A worker's present part of a batch. ``number``: the logical rank that plays it. ``total``: the number of logical ranks. ``last``:
+    this worker's gradients are complete with it."""
 
     number: int
-    of: int
+    total: int
     last: bool
     backward_ran: bool = False
 

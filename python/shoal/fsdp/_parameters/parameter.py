@@ -148,7 +148,7 @@ class ShardedParameter(Slices):
         if found:
             views.register(views.sharded)
             views.mark()
-        return views.sharded.dtype != self.dtype or Kind.of(views.sharded._local_tensor) is not self.kind
+        return views.sharded.dtype != self.dtype or Kind.of_tensor(views.sharded._local_tensor) is not self.kind
 
     def adopt_early(self) -> None:
         """Calls ``adopt`` if every replacement has values and this dtype, shape and kind. The next forward adopts others."""
@@ -156,12 +156,12 @@ class ShardedParameter(Slices):
             current = module._parameters.get(attribute)
             if not isinstance(current, torch.Tensor) or current.is_meta:
                 return
-            if current.dtype != self.dtype or current.shape != self.global_shape or Kind.of(local_of(current)) is not self.kind:
+            if current.dtype != self.dtype or current.shape != self.global_shape or Kind.of_tensor(local_of(current)) is not self.kind:
                 return
         self.adopt()
 
     def _in_arena(self, local: torch.Tensor) -> bool:
-        if Kind.of(local) is not self.kind:
+        if Kind.of_tensor(local) is not self.kind:
             return False
         if self.kind is not Kind.MEMORY:
             return local is self.own
@@ -196,9 +196,9 @@ class ShardedParameter(Slices):
         requires_grad = current.requires_grad
         if current is not self.views.sharded:
             current._shoal_sharded = weakref.ref(self)  # for an optimizer that holds the replacement
-        if local.dtype != self.dtype or Kind.of(local) is not self.kind:  # the unit is rebuilt from these values
+        if local.dtype != self.dtype or Kind.of_tensor(local) is not self.kind:  # the unit is rebuilt from these values
             self.spec = with_dtype(self.spec, local.dtype)
-            set_on_it = isinstance(current, DTensor) and Kind.of(local) is Kind.EXTENDED
+            set_on_it = isinstance(current, DTensor) and Kind.of_tensor(local) is Kind.EXTENDED
             replaced = dtensor_parameter(local if set_on_it else local.clone(), self.spec, requires_grad)
             if current is not self.views.sharded:
                 torch.utils.swap_tensors(self.views.sharded, replaced)

@@ -26,7 +26,7 @@ class Kind(enum.Enum):
     EXTENDED = enum.auto()  # with FSDP2's all-gather extensions, of its class or set on the object
 
     @staticmethod
-    def of(local: torch.Tensor) -> Kind:
+    def of_tensor(local: torch.Tensor) -> Kind:
         if hasattr(local, "fsdp_pre_all_gather"):
             return Kind.EXTENDED
         return Kind.WRAPPER if is_wrapper(local) else Kind.MEMORY
@@ -71,7 +71,7 @@ class Slices:
         return self.kind is not Kind.MEMORY or not self.data.in_arena
 
     def _set_kind(self, local: torch.Tensor) -> None:
-        self.kind = Kind.of(local)
+        self.kind = Kind.of_tensor(local)
         if self.extended != hasattr(local, "fsdp_post_all_gather"):
             raise AssertionError(
                 "Both fsdp_pre_all_gather and fsdp_post_all_gather should be defined if using all-gather extensions: parameter "

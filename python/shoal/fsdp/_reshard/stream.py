@@ -185,7 +185,7 @@ class _Buffer:
     def __init__(self):
         self._memory = torch.empty(MESSAGE_BYTES + _CHECKSUM.size, dtype=torch.uint8)
 
-    def of(self, nbytes: int) -> torch.Tensor:
+    def first(self, nbytes: int) -> torch.Tensor:
         if self._memory.numel() < nbytes + _CHECKSUM.size:
             self._memory = torch.empty(nbytes + _CHECKSUM.size, dtype=torch.uint8)
         return self._memory[: nbytes + _CHECKSUM.size]
@@ -214,7 +214,7 @@ class _Outgoing:
                 self._work.wait()
             return False
         nbytes = sum(end - begin for _, begin, end in message)
-        memory, at = next(self._buffers).of(nbytes), 0
+        memory, at = next(self._buffers).first(nbytes), 0
         for piece, begin, end in message:
             part = memory[at : at + end - begin]
             part.copy_(bytes_of(piece.rows)[begin:end])
@@ -242,7 +242,7 @@ class _Incoming:
 
     def post(self) -> None:
         while len(self._posted) < 2 and (message := next(self._messages, None)) is not None:
-            memory = next(self._buffers).of(sum(end - begin for _, begin, end in message))
+            memory = next(self._buffers).first(sum(end - begin for _, begin, end in message))
             call = (f"reshard: rows of rank {self._from}", self._posts, 0.0, False)
             work = self._communicator.receive(memory_of(memory), self._source, "uint8", 0, call)
             self._posted.append((work, message, memory))

@@ -44,13 +44,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of one operator. ``made``: bytes per device of each result with its own memory. ``extra``: bytes per device of temporarily
-    resharded arguments. ``outputs``: the results' shardings, as numbers."""
+    """The cost of one operator. ``result_bytes``: bytes per device of each result with its own memory. ``extra``: bytes per device of
+    temporarily resharded arguments. ``outputs``: the results' shardings, as numbers."""
 
     outputs: tuple[int, ...]
     seconds: float
     collectives: tuple[Collective, ...]
-    made: tuple[float, ...]
+    result_bytes: tuple[float, ...]
     extra: float
 
 

@@ -104,7 +104,7 @@ class Problem:
                 for v in ends:  # the sharded gradient has the memory of the computed one
                     live -= held[v]
                     held[v] = 0.0
-            for (o, r, fresh), s, size in zip(outputs, p.outputs, p.made, strict=False):
+            for (o, r, fresh), s, size in zip(outputs, p.outputs, p.result_bytes, strict=False):
                 if o >= 0:
                     state[o] = s
                     if fresh and size:

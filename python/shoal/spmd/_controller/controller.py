@@ -89,7 +89,7 @@ class Controller:
             while self._under_way and (len(self._under_way) > _UNDER_WAY or all(r._ref.ready for r in self._under_way[0].refs)):
                 self._answered()
 
-    def ask(self, item: tuple) -> Any:
+    def query(self, item: tuple) -> Any:
         """Returns rank 0's answer to a question, which it gets after all recorded items have run."""
         with self.lock:
             self._refuse_after_failure()
@@ -109,14 +109,14 @@ class Controller:
         """Returns the times: per batch (begin, end, items), and per rank (name, begin, end, line of the program) of operators and their
         waits."""
         with self.lock:
-            self.ask(("idle",))
+            self.query(("idle",))
             lines, self._lines = self._lines or [], None
             found = get([rank.traced.remote() for rank in self._ranks])
         return self._collected, [[(name, a, b, "" if i is None else lines[i]) for name, a, b, i in spans] for spans in found]
 
     def wait(self) -> None:
         """Returns once all recorded items have run."""
-        self.ask(("idle",))
+        self.query(("idle",))
 
     def _send(self, question: tuple | None = None) -> None:
         """Sends the collected batch. A question is its last item, even if other threads or the garbage collector add items meanwhile."""

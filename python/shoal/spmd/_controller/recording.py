@@ -232,7 +232,7 @@ class Recorder(Controller):
     def sent(self, value: torch.Tensor) -> Small | Large:
         """Returns a copy of a host tensor for the batch."""
         if value.numel() * value.element_size() < _LARGE:
-            return Small.of(value)
+            return Small.from_tensor(value)
         return Large(self.beside(value.detach()))
 
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
@@ -251,7 +251,7 @@ class Recorder(Controller):
     def _viewed(self, f: _Function, args: tuple, kwargs: dict) -> tuple[type | None, list[Meta]]:
         out = f.func(*_without_values(args), **_without_values(kwargs))
         kind = type(out) if isinstance(out, (list, tuple)) else None
-        return kind, [Meta.of(o.shape, o.dtype) for o in (out if kind else [out])]
+        return kind, [Meta.cached(o.shape, o.dtype) for o in (out if kind else [out])]
 
     def _into_host(self, func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
         """Runs in this process an operator that writes to a host tensor which torch's own code has made."""
@@ -262,8 +262,8 @@ class Recorder(Controller):
     # ---- results
 
     def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple, kwargs: dict) -> Any:
-        kind, found, after = self.ask(("ask", *item))
-        results = [Meta.of(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
+        kind, found, after = self.query(("ask", *item))
+        results = [Meta.cached(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
         self._next += sum(type(r) is Meta for r in results)
         if item[4] is not None:
             if after != item[4][0]:
@@ -287,7 +287,7 @@ class Recorder(Controller):
                 box.at = at
                 box.strides = strides[i] if i < len(strides) else None
                 if f.is_view:
-                    box.of = args[0]._box.at, args[0]._box.of
+                    box.base = args[0]._box.at, args[0]._box.base
                 out.append(call.cls(box))
                 first += 1
             else:
@@ -337,7 +337,7 @@ class Recorder(Controller):
             self.add(("put", number, self.sent(value)))
             if pace:  # False between the arguments of an operator, which must be in one batch
                 self.pace()
-        return self._fresh(number, Meta.of(value.shape, value.dtype))
+        return self._fresh(number, Meta.cached(value.shape, value.dtype))
 
     def _fresh(self, number: int, meta: Meta) -> RemoteBox:
         return RemoteBox(self, number, meta, sharding=Sharding.replicated(len(meta.shape), world().num_devices))
@@ -351,7 +351,7 @@ class Recorder(Controller):
             self._next += 1
             self.add(("make", number, str(overload), args, kwargs))
             self.pace()
-        box = self._fresh(number, Meta.of(like.shape, like.dtype))
+        box = self._fresh(number, Meta.cached(like.shape, like.dtype))
         box.strides = known_strides(like)
         return Tensor(box)
 
@@ -402,7 +402,7 @@ def _item(recorder: Recorder, func, args, kwargs):
     t = args[0]
     if t.numel() != 1:
         return func(t._box.array.gathered())  # torch raises the error for a tensor with several elements
-    return recorder.ask(("item", t._box.number if type(t._box) is RemoteBox else recorder.adopt(t).number))
+    return recorder.query(("item", t._box.number if type(t._box) is RemoteBox else recorder.adopt(t).number))
 
 
 _SPECIAL: dict[Any, Callable] = {

@@ -24,7 +24,7 @@ class Meta:
         self.shape, self.dtype = shape, dtype
 
     @classmethod
-    def of(cls, shape: Any, dtype: torch.dtype) -> Meta:
+    def cached(cls, shape: Any, dtype: torch.dtype) -> Meta:
         key = (tuple(shape), dtype)
         found = cls._known.get(key)
         if found is None:
@@ -40,14 +40,14 @@ class Meta:
 class RemoteBox:
     """The box of a Tensor whose value lies on the ranks: its number there, and its metadata."""
 
-    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "is_view", "number", "of", "recorder", "strides")
+    __slots__ = ("_array", "_held", "_mark", "_sharding", "at", "base", "is_view", "number", "recorder", "strides")
 
     def __init__(self, recorder: Controller, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
         self._sharding = sharding  # unknown if None; that of a view changes with its base
         self.at: Position = None  # position in the program of the operator that made this sharding
-        self.of: tuple[Position, Any] | None = None  # ``at`` and ``of`` of the base, for a view
+        self.base: tuple[Position, Any] | None = None  # ``at`` and ``base`` of the base, for a view
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
         self.strides: tuple[int, ...] | None = None
 
@@ -75,7 +75,7 @@ class RemoteBox:
     def sharding(self) -> Sharding:
         if self._sharding is not None:
             return self._sharding
-        found = Sharding(*self.recorder.ask(("sharding", self.number)))
+        found = Sharding(*self.recorder.query(("sharding", self.number)))
         if not self.is_view:
             self._sharding = found
         return found
@@ -86,18 +86,18 @@ class RemoteBox:
 
     @property
     def laid(self) -> tuple[Origin | None, int]:
-        found = self.recorder.ask(("origin", self.number))
+        found = self.recorder.query(("origin", self.number))
         if found is None:
             return None, 0
         operator, moves, views = found
-        at, of = self.at, self.of
+        at, base = self.at, self.base
         for _ in range(views):
-            if of is not None:
-                at, of = of
+            if base is not None:
+                at, base = base
         return (operator, at, moves), views
 
     def whole(self) -> torch.Tensor:
-        return self.recorder.ask(("whole", self.number))
+        return self.recorder.query(("whole", self.number))
 
     def held(self, sharding: Sharding, parts: dict[int, torch.Tensor]) -> None:
         self._held = (sharding, {position: weakref.ref(p) for position, p in parts.items()})

@@ -61,7 +61,7 @@ class Small:
         self.dtype, self.shape, self.raw = dtype, shape, raw
 
     @classmethod
-    def of(cls, t: torch.Tensor) -> Small:
+    def from_tensor(cls, t: torch.Tensor) -> Small:
         # contiguous, and a single element has stride 1
         dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
         return cls(t.dtype, tuple(t.shape), dense.view(torch.uint8).numpy().tobytes() if t.numel() else b"")

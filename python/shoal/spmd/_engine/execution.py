@@ -31,7 +31,7 @@ RESOLVED = {
 def replicated_ops() -> dict[str, int]:
     """Returns, by operator without a rule for sharded tensors, how often it ran on whole tensors."""
     if _world.controller is not None:
-        return _world.controller.ask(("replicated",))
+        return _world.controller.query(("replicated",))
     return dict(_replicated)
 
 
@@ -439,23 +439,23 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, or
     return made
 
 
-def _summed(values: list[torch.Tensor], of: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
+def _summed(values: list[torch.Tensor], how: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:
     """Combines cells in their order, so that the result does not depend on the process that computes it; half precision adds in float32."""
     w = world()
     note(f"{name} adds up over the devices")
-    if of.of_all:
+    if how.of_all:
         return {0: w.all_reduce(values[0].contiguous(), name)}  # the memory of values[0] may be overwritten: nothing else uses it
-    received: list[list[torch.Tensor]] = [[] for _ in of.receives]
+    received: list[list[torch.Tensor]] = [[] for _ in how.receives]
     if w.num_processes > 1:
-        expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in of.receives]
-        received = w.travel([[values[i] for i in cells] for cells in of.sends], expected, values[0].dtype, name)
+        expected = [[tuple(c.stop - c.start for c in cuts[position]) for position in positions] for positions in how.receives]
+        received = w.travel([[values[i] for i in cells] for cells in how.sends], expected, values[0].dtype, name)
     parts = {}
-    for position, cells in of.order.items():
+    for position, cells in how.order.items():
         found = [values[i] if sender == w.rank else received[sender][i] for sender, i in cells]
         wide = torch.float32 if found[0].dtype in (torch.bfloat16, torch.float16) else found[0].dtype
         total = found[0].to(wide)
         for value in found[1:]:
-            total = COMBINED[of.combine](total, value.to(wide))
+            total = COMBINED[how.combine](total, value.to(wide))
         parts[position] = total.to(found[0].dtype)
     return parts
 

@@ -22,7 +22,8 @@ def _made(overload: Any):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
         if operator_of(overload).random:
             world().verify_stream(str(overload), kwargs.get("generator"))
-        # torch.tensor and its like fill the result without __torch_dispatch__; _from_data wraps it.
+        # Inside of torch.tensor and its like the Python key is excluded, and torch fills this memory directly. So they get a plain CPU
+        # tensor, which _from_data moves to the device.
         excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
         if processes.controller is not None and not excluded and not operator_of(overload).random:
             return processes.controller.make(overload, args, kwargs)

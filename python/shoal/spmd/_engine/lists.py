@@ -48,12 +48,12 @@ def run_together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tenso
     for box in dict.fromkeys([t._box for t in targets if isinstance(t, Tensor)]):
         box.wrote()
 
-    def made(values: list[torch.Tensor]) -> list[Tensor]:
+    def wrapped(values: list[torch.Tensor]) -> list[Tensor]:
         return [Tensor(Box(Array(a.shape, v.dtype, a.sharding, dict.fromkeys(a.locals, v)))) for v, a in zip(values, like, strict=True)]
 
     if not op.num_returns:
         return None
-    return made(out) if op.num_returns == 1 else tuple(map(made, out))
+    return wrapped(out) if op.num_returns == 1 else tuple(map(wrapped, out))
 
 
 def _locals(tensors: Sequence[torch.Tensor], shardings: list[Sharding]) -> list[torch.Tensor] | None:

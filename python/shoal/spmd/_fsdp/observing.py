@@ -79,20 +79,20 @@ def _is_object_of_program(v: Any) -> bool:
     return type(v) is SimpleNamespace or type(v).__module__.partition(".")[0] not in _NOT_THE_PROGRAMS
 
 
-def put_back(of: Any, before: Any) -> str:
+def put_back(container: Any, before: Any) -> str:
     """Restores a container's content. Returns a text that names the changes; "" if there were none."""
-    if not isinstance(of, dict):
-        if len(of) == len(before) and all(map(operator.is_, of, before)):
+    if not isinstance(container, dict):
+        if len(container) == len(before) and all(map(operator.is_, container, before)):
             return ""
-        of.clear()
-        of.update(before) if isinstance(of, set) else of.extend(before)
-        return f"a {type(of).__name__}"
-    changed = [k for k in {**before, **of} if k not in of or k not in before or of[k] is not before[k]]
+        container.clear()
+        container.update(before) if isinstance(container, set) else container.extend(before)
+        return f"a {type(container).__name__}"
+    changed = [k for k in {**before, **container} if k not in container or k not in before or container[k] is not before[k]]
     for k in changed:
         if k in before:
-            of[k] = before[k]
+            container[k] = before[k]
         else:
-            del of[k]
+            del container[k]
     return ", ".join(map(str, changed))
 
 

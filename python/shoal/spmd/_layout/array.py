@@ -52,10 +52,10 @@ class Array:
             # elements are sent in the order in which they lie in memory, so that copies are contiguous
             order = self.order or tuple(range(len(self.shape)))
             back = [order.index(d) for d in range(len(order))]
-            sent = [[self.locals[p.source][p.of].permute(order) for p in pieces] for pieces in plan.sends]
+            sent = [[self.locals[p.source][p.source_range].permute(order) for p in pieces] for pieces in plan.sends]
             expected = [[tuple(p.shape[d] for d in order) for p in pieces] for pieces in plan.receives]
             received = [[t.permute(back) for t in ts] for ts in world().travel(sent, expected, self.dtype, label)]
-        found = [(p, self.locals[p.source][p.of]) for p in plan.own]
+        found = [(p, self.locals[p.source][p.source_range]) for p in plan.own]
         found += [(p, t) for pieces, ts in zip(plan.receives, received, strict=True) for p, t in zip(pieces, ts, strict=True)]
         by_target: dict[int, list[tuple[Piece, torch.Tensor]]] = {t: [] for t in world().held(sharding)}
         for piece, value in found:

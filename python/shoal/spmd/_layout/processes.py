@@ -32,11 +32,11 @@ Ranges = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of elements to copy: from the range ``of`` in part ``source`` to the range ``to`` in part ``target``. Ranges count from the
+    """A range of elements to copy: from ``source_range`` in part ``source`` to the range ``to`` in part ``target``. Ranges count from the
     start of each part."""
 
     source: int
-    of: Ranges
+    source_range: Ranges
     target: int
     to: Ranges
     shape: tuple[int, ...]

@@ -76,7 +76,7 @@ def communicated(by: str = "collective", *, reset: bool = False) -> dict[str, in
     if by not in ("collective", "operator"):
         raise InvalidArgument(f"communicated(by={by!r})", hint='by is "collective" or "operator"')
     if processes.controller is not None:
-        return processes.controller.ask(("communicated", by, reset))
+        return processes.controller.query(("communicated", by, reset))
     found: Counter[str] = Counter()
     for (operator, collective), n in sorted(_bytes.items()):
         found[operator if by == "operator" else collective] += n
@@ -93,11 +93,11 @@ def origin(operator: str, moves: Moves) -> Origin:
     return operator, gather_traceback(True, False, False), moves
 
 
-def source(of: Origin) -> tuple[str, int] | None:
+def source(origin: Origin) -> tuple[str, int] | None:
     """File and line of the innermost frame outside of torch and this package."""
-    if of[1] is None or isinstance(of[1], tuple):
-        return of[1] and line_of(*of[1])
-    for frame in symbolize_tracebacks([of[1]])[0]:
+    if origin[1] is None or isinstance(origin[1], tuple):
+        return origin[1] and line_of(*origin[1])
+    for frame in symbolize_tracebacks([origin[1]])[0]:
         file = frame["filename"]
         if not file.startswith(_ROOTS) and (not file.startswith("<") or file in ("<stdin>", "<string>")):
             return file, frame["line"]

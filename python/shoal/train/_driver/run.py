@@ -32,7 +32,7 @@ METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "d
 _NOTICE_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NOTICE_FROM_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _POLL_S = 1.0  # seconds between two queries of the cluster's nodes
-# In errors of gloo and of torch's stores, which have no class of their own in every version.
+# Texts by which an error of gloo or of torch's stores is recognised as a broken connection: not every version has a class for it.
 _LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Connection was likely closed", "Broken pipe")
 
 

@@ -34,12 +34,12 @@ class FakeClique {
  public:
   FakeClique(int num_ranks, std::function<void(std::string)> violation);
   int num_ranks() const { return num_ranks_; }
-  static inline std::atomic<bool> hang = false;  // operations meet nothing
+  static inline std::atomic<bool> hang = false;  // operations find no counterpart, so they do not end
 
   // The parts of a communicator's operations that meet those of others. `aborted`: guarded by the clique.
   struct Member {
     int rank = 0;
-    std::uint64_t num_collectives = 0;  // those that it has put on its stream
+    std::uint64_t num_collectives = 0;  // collectives that this member has put on its stream
     std::size_t num_running = 0;        // groups on the stream
     bool aborted = false;
   };

@@ -1,4 +1,4 @@
-// The functions of the table of FakeNccl.
+// FakeNccl's implementations of the functions in NcclApi (nccl_api.h). They record a caller's misuse as a violation.
 #include <algorithm>
 #include <cstring>
 

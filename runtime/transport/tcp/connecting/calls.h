@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/transport/tcp/sockets/byte_stream.h"
 #include "runtime/transport/tcp/connecting/introduction.h"
 #include "runtime/transport/tcp/connecting/rank_address.h"
+#include "runtime/transport/tcp/sockets/byte_stream.h"
 #include "runtime/transport/tcp/sockets/poller.h"
 
 namespace shoal::runtime {

@@ -1,4 +1,4 @@
-#include "scheduler/cli/inspection/ask_nodes.h"
+#include "scheduler/cli/inspection/inspect_nodes.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ constexpr runtime::Duration kPatience = std::chrono::seconds(6);  // time limit 
 
 }  // namespace
 
-Result<InspectionReply> ask_nodes(ClusterConnection& cluster, Inspect::What what) {
+Result<InspectionReply> inspect_nodes(ClusterConnection& cluster, Inspect::What what) {
   InspectionReply out;
   SHOAL_TRY(const auto rows, cluster.head->list(ListRequest::What::kNodes));
   SHOAL_TRY(const auto head, runtime::parse_endpoints(cluster.endpoint));
@@ -27,20 +27,20 @@ Result<InspectionReply> ask_nodes(ClusterConnection& cluster, Inspect::What what
       if (row.state != actors::NodeState::kAlive) continue;
       out.hosts[row.id] = row.host;
       ++waiting;
-      gateway.ask_node(row.endpoint, actors::Method::kInspect, to_bytes(Inspect{what}), kPatience,
-                       [&out, &waiting, &row](Result<runtime::Message> answer) {
-                         --waiting;
-                         auto reported =
-                             answer ? actors::from_bytes<NodeReport>(answer->payload) : Result<NodeReport>(fail(answer.error()));
-                         if (!reported) return out.silent.push_back({row.id, {}, answer ? 0 : row.pid, reported.error().message()});
-                         out.left_out += reported->left_out;
-                         for (const auto& p : reported->processes) {
-                           out.left_out += p.left_out;
-                           out.forgotten += p.forgotten;
-                           if (p.silent) out.silent.push_back({row.id, p.worker, p.pid, p.silent->message()});
-                         }
-                         out.nodes.push_back(*std::move(reported));
-                       });
+      gateway.call_node(row.endpoint, actors::Method::kInspect, to_bytes(Inspect{what}), kPatience,
+                        [&out, &waiting, &row](Result<runtime::Message> answer) {
+                          --waiting;
+                          auto reported =
+                              answer ? actors::from_bytes<NodeReport>(answer->payload) : Result<NodeReport>(fail(answer.error()));
+                          if (!reported) return out.silent.push_back({row.id, {}, answer ? 0 : row.pid, reported.error().message()});
+                          out.left_out += reported->left_out;
+                          for (const auto& p : reported->processes) {
+                            out.left_out += p.left_out;
+                            out.forgotten += p.forgotten;
+                            if (p.silent) out.silent.push_back({row.id, p.worker, p.pid, p.silent->message()});
+                          }
+                          out.nodes.push_back(*std::move(reported));
+                        });
     }
     cluster.context->run_until([&] { return waiting == 0; }, 3 * kPatience);
   }

@@ -6,6 +6,6 @@
 
 namespace shoal::scheduler::cli {
 
-Result<InspectionReply> ask_nodes(ClusterConnection& cluster, actors::Inspect::What what);
+Result<InspectionReply> inspect_nodes(ClusterConnection& cluster, actors::Inspect::What what);
 
 }  // namespace shoal::scheduler::cli
