@@ -373,7 +373,7 @@ class Session:
         """
 
     def follow_stream(self, stream: int, answer: Ref) -> None:
-        """Ends the stream's items when `done` is ready."""
+        """Ends the stream's items when `answer` is ready."""
 
     def next_item(self, stream: int) -> Ref:
         """
@@ -989,8 +989,10 @@ class ShardedModel:
     @property
     def version(self) -> int: ...
 
-    def plan(self, prefetch: int, lists: Sequence[PrefetchList]) -> None:
-        """How far ahead units are unsharded; `lists` override `prefetch`."""
+    def plan(self, prefetch: int, lists: Sequence[PrefetchList], alike: bool) -> None:
+        """
+        How far ahead units are unsharded; `lists` override `prefetch`. `alike`: all ranks make the same plan, whatever their times.
+        """
 
     @property
     def memory(self) -> dict:
@@ -1090,7 +1092,7 @@ class StepUnit:
 class Group:
     """The parameters of a unit on one mesh."""
 
-    def __init__(self, model: int, index: int, empty: bool, collectives: bool, replicated: bool) -> None: ...
+    def __init__(self, model: int, index: int, empty: bool, collectives: bool, gathers: bool, replicated: bool) -> None: ...
 
 class Step:
     """
@@ -1108,7 +1110,9 @@ class Step:
 
     def forward_end(self, unit: int, training: bool, recomputed: bool, failed: bool) -> None: ...
 
-    def unshard(self, unit: int) -> None: ...
+    def unshard(self, unit: int, shows: bool = True) -> None: ...
+
+    def show_unsharded(self, unit: int) -> None: ...
 
     def reshard(self, unit: int) -> None: ...
 
@@ -1149,8 +1153,10 @@ class Step:
     def drop_models(self) -> None:
         """Refuses events that use the models' memory until set_models."""
 
-    def set_models(self, models: Sequence[ShardedModel], groups: Sequence[Sequence[Group]], slots: int) -> None:
-        """`groups`: by unit."""
+    def set_models(self, models: Sequence[ShardedModel], groups: Sequence[Sequence[Group]], slots: int, inputs: int) -> None:
+        """
+        `groups`: by unit. `slots`, `inputs`: the most reductions under way in an arena, or by collectives.
+        """
 
     def set_group(self, unit: int, group: int, value: Group) -> None: ...
 

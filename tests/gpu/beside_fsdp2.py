@@ -1,4 +1,5 @@
-"""A GPT of 1.3 billion parameters in bf16 at world 1 on a CUDA device: Shoal and torch's FSDP2 in turn, in one process.
+"""A GPT in bf16 at world 1 on a CUDA device: Shoal and torch's FSDP2 in turn, in one process. --config: 125 million parameters in 48 small
+units, or 1.3 or 3 billion in large ones. With one rank nothing is communicated.
 
 Prints a JSON line for each run: tokens per second, the milliseconds in which the host issues a step, and the device's peak bytes. The last
 lines give the ratios of medians and `N passed, N failed`. A run fails if its losses differ from FSDP2's, or if Shoal's peak memory is more
@@ -20,7 +21,9 @@ from device import mesh_of_one_rank
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 CONFIGS = {
-    "cuda": {"n_layer": 24, "d_model": 2048, "n_head": 16, "vocab": 32768, "seq": 1024, "batch": 8},
+    "125M": {"n_layer": 48, "d_model": 448, "n_head": 7, "vocab": 16384, "seq": 512, "batch": 8},
+    "1.3B": {"n_layer": 24, "d_model": 2048, "n_head": 16, "vocab": 32768, "seq": 1024, "batch": 8},
+    "3B": {"n_layer": 36, "d_model": 2560, "n_head": 20, "vocab": 32768, "seq": 1024, "batch": 4},
     "cpu": {"n_layer": 2, "d_model": 64, "n_head": 2, "vocab": 256, "seq": 32, "batch": 2},
 }
 TOLERANCE = 1e-4  # relative difference of losses: on a device, attention's backward adds in no fixed order
@@ -78,11 +81,12 @@ def main():
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--config", choices=[c for c in CONFIGS if c != "cpu"], default="1.3B")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=12, help="steps of a run; the first four are not measured")
     options = parser.parse_args()
     device = options.device
-    mesh, config = mesh_of_one_rank(device), CONFIGS[device]
+    mesh, config = mesh_of_one_rank(device), CONFIGS["cpu" if device == "cpu" else options.config]
     rows = {"FSDP2": [], "shoal.fsdp": []}
     failed, expected, tokens = 0, None, config["batch"] * config["seq"]
     for _ in range(options.rounds):
@@ -92,11 +96,13 @@ def main():
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
             passed = off <= TOLERANCE and (way == "FSDP2" or peak <= 1.001 * max(r["peak_bytes"] for r in rows["FSDP2"]))
             failed += not passed
-            row = {"way": way, "tokens_per_s": round(tokens / seconds), "host_ms": round(host * 1e3, 1), "peak_bytes": peak}
+            row = {"config": "cpu" if device == "cpu" else options.config, "way": way, "tokens_per_s": round(tokens / seconds), "host_ms": round(host * 1e3, 1), "peak_bytes": peak}
             rows[way].append(row)
             print(json.dumps({**row, "first": losses[0], "last": losses[-1], "off_by": off, "passed": passed}), flush=True)
     dist.destroy_process_group()
-    median = {way: {key: statistics.median(r[key] for r in of_one) for key in of_one[0] if key != "way"} for way, of_one in rows.items()}
+    median = {way: {key: statistics.median(r[key] for r in of_one) for key in of_one[0] if key not in ("way", "config")} for way, of_one in rows.items()}
+    ratios = {key: median["shoal.fsdp"][key] / median["FSDP2"][key] for key in median["FSDP2"] if median["FSDP2"][key]}
+    print(json.dumps({"config": "cpu" if device == "cpu" else options.config, "ours/FSDP2": ratios}))
     for key in ("tokens_per_s", "host_ms", "peak_bytes"):
         theirs_is, ours_is = median["FSDP2"][key], median["shoal.fsdp"][key]
         print(f"{key}: shoal.fsdp {ours_is:g}, FSDP2 {theirs_is:g}" + (f", ratio {ours_is / theirs_is:.3f}" if theirs_is else ""))

@@ -1,5 +1,6 @@
 """run.sh without a device: it reports that, and its programs work on the CPU."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import run as driver
 import torch
 
 RUN = Path(__file__).parent / "run.sh"
@@ -14,7 +16,7 @@ RUN = Path(__file__).parent / "run.sh"
 
 def run(*args):
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([RUN, *args], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([RUN, *args], env=environment, capture_output=True, text=True, timeout=280)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -25,12 +27,28 @@ def test_run_reports_a_missing_device():
     assert "there is no CUDA device" in said, said
 
 
-def test_every_way_trains_alike_on_the_cpu():
-    code, said = run("--device", "cpu")
+def test_every_part_passes_on_the_cpu_and_its_figures_are_in_one_json(tmp_path):
+    code, said = run("--device", "cpu", "--json", str(tmp_path / "results.json"))
     assert code == 0, said
-    # Printed by config_t.py, ranks.py, the comparison of speeds, and device_check, which uses the fakes of CUDA and NCCL.
-    assert said.count(" passed, 0 failed") == 4, said
-    assert '"passed": false' not in said, said
-    assert '"transport": "shm"' in said, said  # printed by ranks.py
-    assert "2 passed, 0 failed" in said, said
-    assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said  # printed by beside_fsdp2.py
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["versions"]["torch"] == torch.__version__
+    by_part = {part["part"]: part for part in results["parts"]}
+    assert {part["state"] for part in by_part.values()} == {"passed"}, said
+    ranks = by_part["1, 2 and 4 ranks on one device"]["figures"]
+    assert {(f["case"], f["world"]) for f in ranks} >= {("fp32", 2), ("bf16, accumulated", 2), ("replicas", 4)}, ranks
+    assert all(f["passed"] for f in ranks)
+    assert {f["transport"] for f in ranks if f["world"] > 1} == {"shm"}
+    beside = by_part["125 million parameters in small units, beside FSDP2"]["figures"]
+    assert beside[-1]["ours/FSDP2"]["tokens_per_s"] > 0
+    assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said
+
+
+def test_a_part_that_takes_too_long_is_ended_with_what_it_has_printed(tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text('import time\nprint(\'{"before": 1}\', flush=True)\ntime.sleep(1000)\n')
+    result = driver.run(driver.Part("slow", 2, str(slow)), ())
+    assert (result["state"], result["figures"]) == ("out of time", [{"before": 1}])
+
+
+def test_a_binary_that_was_not_built_is_skipped():
+    assert driver.run(driver.Part("none", 2, "tests/gpu/no_such_binary"), ())["state"] == "skipped"
