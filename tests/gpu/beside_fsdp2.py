@@ -86,7 +86,8 @@ def main():
     parser.add_argument("--steps", type=int, default=12, help="steps of a run; the first four are not measured")
     options = parser.parse_args()
     device = options.device
-    mesh, config = mesh_of_one_rank(device), CONFIGS["cpu" if device == "cpu" else options.config]
+    name = "cpu" if device == "cpu" else options.config
+    mesh, config = mesh_of_one_rank(device), CONFIGS[name]
     rows = {"FSDP2": [], "shoal.fsdp": []}
     failed, expected, tokens = 0, None, config["batch"] * config["seq"]
     for _ in range(options.rounds):
@@ -96,14 +97,15 @@ def main():
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
             passed = off <= TOLERANCE and (way == "FSDP2" or peak <= 1.001 * max(r["peak_bytes"] for r in rows["FSDP2"]))
             failed += not passed
-            row = {"config": "cpu" if device == "cpu" else options.config, "way": way, "tokens_per_s": round(tokens / seconds), "host_ms": round(host * 1e3, 1), "peak_bytes": peak}
+            row = {"config": name, "way": way, "tokens_per_s": round(tokens / seconds), "host_ms": round(host * 1e3, 1), "peak_bytes": peak}
             rows[way].append(row)
             print(json.dumps({**row, "first": losses[0], "last": losses[-1], "off_by": off, "passed": passed}), flush=True)
     dist.destroy_process_group()
-    median = {way: {key: statistics.median(r[key] for r in of_one) for key in of_one[0] if key not in ("way", "config")} for way, of_one in rows.items()}
+    keys = ("tokens_per_s", "host_ms", "peak_bytes")
+    median = {way: {key: statistics.median(r[key] for r in of_one) for key in keys} for way, of_one in rows.items()}
     ratios = {key: median["shoal.fsdp"][key] / median["FSDP2"][key] for key in median["FSDP2"] if median["FSDP2"][key]}
-    print(json.dumps({"config": "cpu" if device == "cpu" else options.config, "ours/FSDP2": ratios}))
-    for key in ("tokens_per_s", "host_ms", "peak_bytes"):
+    print(json.dumps({"config": name, "ours/FSDP2": ratios}))
+    for key in keys:
         theirs_is, ours_is = median["FSDP2"][key], median["shoal.fsdp"][key]
         print(f"{key}: shoal.fsdp {ours_is:g}, FSDP2 {theirs_is:g}" + (f", ratio {ours_is / theirs_is:.3f}" if theirs_is else ""))
     print(f"{2 * options.rounds - failed} passed, {failed} failed")

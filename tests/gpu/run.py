@@ -1,7 +1,7 @@
 """All tests on a CUDA device, each under its own time limit, with one JSON for all results (at most 9 minutes together).
 
-With --device cpu it rehearses them on the CPU, with the fakes of CUDA and NCCL. Needs Shoal, installed or built, and torch 2.11 or later; no
-network, and no Bazel. Binaries that are not there are reported as skipped. Without a device: one sentence and exit code 2.
+With --device cpu it rehearses them on the CPU, with the fakes of CUDA and NCCL. Needs Shoal, installed or built, and torch 2.11 or later;
+no network, and no Bazel. Binaries that are not there are reported as skipped. Without a device: one sentence and exit code 2.
 --json FILE: where the results go; --only PART: as often as needed.
 """
 
@@ -75,8 +75,15 @@ def run(part: Part, arguments: tuple[str, ...]) -> dict:
             figures.append(json.loads(line))
     print(output, end="", flush=True)
     seconds = round(time.monotonic() - begin, 1)
-    return {"part": part.name, "state": state, "code": process.returncode, "seconds": seconds, "limit": part.limit, "figures": figures,
-            "end": output[-TAIL:]}
+    return {
+        "part": part.name,
+        "state": state,
+        "code": process.returncode,
+        "seconds": seconds,
+        "limit": part.limit,
+        "figures": figures,
+        "end": output[-TAIL:],
+    }
 
 
 def versions(device: str) -> dict:

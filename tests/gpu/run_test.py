@@ -45,7 +45,7 @@ def test_every_part_passes_on_the_cpu_and_its_figures_are_in_one_json(tmp_path):
 
 def test_a_part_that_takes_too_long_is_ended_with_what_it_has_printed(tmp_path):
     slow = tmp_path / "slow.py"
-    slow.write_text('import time\nprint(\'{"before": 1}\', flush=True)\ntime.sleep(1000)\n')
+    slow.write_text("import time\nprint('{\"before\": 1}', flush=True)\ntime.sleep(1000)\n")
     result = driver.run(driver.Part("slow", 2, str(slow)), ())
     assert (result["state"], result["figures"]) == ("out of time", [{"before": 1}])
 
