@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal.fsdp._devices.collectives import Collectives, gather_by_process_group
 from shoal.fsdp._devices.groups import groups
-from shoal.fsdp._devices.packing import counts, joined, pack, slice_bytes, source, times, unpack
+from shoal.fsdp._devices.packing import counts, joined, owns_on, pack, slice_bytes, source, times, unpack
 from shoal.fsdp._devices.streams import DONE, Mark, Transfers
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -76,7 +76,7 @@ class PackedGather:
         wholes = [self._wholes.allocated(p) for p in self._parameters]
         with torch.autograd._unsafe_preserve_version_counter(tuple(wholes)):
             if self._buffer is None:
-                torch._foreach_copy_(wholes, [p.own for p in self._parameters])
+                torch._foreach_copy_(wholes, owns_on(self._data.device, self._parameters))
                 return
             self._mark.wait()
             unpack(self._buffer.view(self._data.shards, -1), self._parameters, wholes, self._data)

@@ -28,13 +28,19 @@ def counts(p: ShardedParameter, data: DataMesh) -> list[int]:
     return [(end - begin) * row for begin, end in pairwise(bounds)]
 
 
+def owns_on(device: torch.device, parameters: Sequence[ShardedParameter]) -> list[torch.Tensor]:
+    """This rank's slices on the device. Those of an offloaded unit are copied as they are: a cast on the host would go through memory that
+    is not pinned."""
+    return [p.own if p.own.device == device else p.own.to(device, non_blocking=True) for p in parameters]
+
+
 def pack(parameters: Sequence[ShardedParameter], out: torch.Tensor) -> None:
     """Writes this rank's slices to ``out``, one behind the other, in its dtype, each padded to the size of the first rank's."""
     sizes = [p.padded_shape.numel() for p in parameters]
     if any(p.own_shape != p.padded_shape for p in parameters):
         out.zero_()  # the padding
     slices = [part.view(p.padded_shape).narrow(p.dim, 0, p.own_shape[p.dim]) for p, part in zip(parameters, out.split(sizes), strict=True)]
-    torch._foreach_copy_(slices, [p.own for p in parameters], non_blocking=True)  # those of an offloaded unit come from the host
+    torch._foreach_copy_(slices, owns_on(out.device, parameters))
 
 
 def unpack(gathered: torch.Tensor, parameters: Sequence[ShardedParameter], wholes: Sequence[torch.Tensor], data: DataMesh) -> None:
