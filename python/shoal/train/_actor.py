@@ -33,7 +33,7 @@ class TrainWorker:
         A worker that leaves returns None."""
         for name in [n for n in os.environ if n.startswith("TORCHELASTIC_")]:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
-        os.environ.update(role.environment)
+        os.environ.update(role.environment | {n: os.environ[n] for n in ("SHOAL_DEVICE_TRANSPORT",) if os.environ.get(n)})
         process.memory_group = driver._shoal_actor.id
         import torch.distributed as dist
 
@@ -113,7 +113,7 @@ def _take_device(scaling: ScalingConfig) -> str:
             f"use_gpu=True, and torch {torch.__version__} finds no CUDA device on {session().host}",
             hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
         )
-    torch.cuda.set_device(0)  # the only one that the worker sees
+    torch.cuda.set_device(int(os.environ.get("SHOAL_LOCAL_DEVICE", "0")))
     return f"cpu:{on_cpu},cuda:nccl"
 
 

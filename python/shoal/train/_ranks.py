@@ -1,4 +1,4 @@
-"""The environment variables of ranks that are actors: torchrun's, as ``shoal submit --num-workers`` sets them."""
+"""The environment variables of ranks that are actors: torchrun's, as ``shoal submit --num-workers`` sets them, and those of their devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from shoal.train._chaos.identity import Process
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank: its node's id, the host's address, a TCP port that was free on that host, and its process."""
+    """The place of a rank: its node's id, the host's address, a TCP port that was free on that host, its process, and its CUDA device as
+    ``CUDA_VISIBLE_DEVICES`` names it (empty: none)."""
 
     node: str
     host: str
     port: int
     process: Process | None = None
+    device: str = ""
 
 
 def own_place(port: int | None = None) -> Place:
     """Returns the place of this process. Raises OSError if no port is given and none is free."""
-    return Place(session().node, session().host, free_port() if port is None else port, Process.with_pid(os.getpid()))
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return Place(session().node, session().host, free_port() if port is None else port, Process.with_pid(os.getpid()), device)
 
 
 def free_port() -> int:
@@ -42,7 +45,10 @@ def free_port() -> int:
 def environments(places: list[Place]) -> list[dict[str, str]]:
     """Returns each rank's variables. ``places``: by rank.
 
-    Local ranks count within a node, nodes are numbered in the order of their first ranks, and all ranks meet at rank 0.
+    Local ranks count within a node, nodes are numbered in the order of their first ranks, and all ranks meet at rank 0. Ranks with a device
+    see the devices of all ranks of their node, in the order of these ranks: so ``torch.cuda.set_device(LOCAL_RANK)`` takes a rank's own,
+    and copies between processes find the others'. ``SHOAL_LOCAL_DEVICE`` is the number of a rank's own device among them. Ranks of a node
+    that share a device get the transport ``cuda_ipc``, because NCCL refuses them; a worker that has another keeps it.
     """
     ranks: dict[str, list[int]] = {}  # by node
     for rank, place in enumerate(places):
@@ -61,4 +67,14 @@ def environments(places: list[Place]) -> list[dict[str, str]]:
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
         found.append({name: str(value) for name, value in values.items()})
+    for of_node in ranks.values():
+        devices = [places[rank].device for rank in of_node]
+        if not all(devices):
+            continue
+        visible = list(dict.fromkeys(devices))
+        for rank, device in zip(of_node, devices, strict=True):
+            found[rank] |= {"CUDA_VISIBLE_DEVICES": ",".join(visible), "SHOAL_LOCAL_DEVICE": str(visible.index(device))}
+    if any(place.device and sum((p.node, p.device) == (place.node, place.device) for p in places) > 1 for place in places):
+        for variables in found:
+            variables["SHOAL_DEVICE_TRANSPORT"] = "cuda_ipc"
     return found

@@ -23,7 +23,9 @@ class ScalingConfig:
     ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The bits depend on
     the number of ``logical_ranks``: a power of two up to 64, by default the smallest that is not below the maximum of workers. Each worker
     plays some of these ranks. See docs/training.md for what else stays the same.
-    ``use_gpu``: each worker also gets a GPU as its only CUDA device, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states.
+    ``use_gpu``: each worker also gets a GPU, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states. It sees those of all
+    workers of its node, in the order of local ranks, and its own is the current one. Workers that share a device have the transport
+    ``cuda_ipc``, unless ``SHOAL_DEVICE_TRANSPORT`` names another.
     An elastic training runs on CPUs.
     """
 

@@ -24,8 +24,10 @@ from shoal.train._driver.membership import Membership
 from shoal.train._driver.run import Run, Setup
 from shoal.train._scaling_config import ScalingConfig
 
-# Environment variables passed to the ranks.
+# Environment variables passed to the ranks, and the beginnings of those that are passed where workers have devices.
 _SETTINGS = ("SHOAL_FSDP", "SHOAL_INTERFACE", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
+_OF_DEVICES = ("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "CUBLAS_")
+_OF_THE_NODE = ("CUDA_VISIBLE_DEVICES",)  # it chooses a worker's device
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Trainer:
     over gloo, and of the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each
     worker's current device is its own (*unverified on hardware*).
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
-    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them. An interface that this process has got from its node is valid on this
+    ``SHOAL_DEVICE_TRANSPORT``, with ``use_gpu`` also variables that begin with NCCL, TORCH_NCCL, PYTORCH, CUDA or CUBLAS and ``_``, unless a
+    ``runtime_env`` sets them. An interface that this process has got from its node is valid on this
     host only, and is not inherited.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
@@ -80,7 +83,7 @@ class Trainer:
         resources = scaling.resources
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
-        settings = _settings(s.folder)
+        settings = _settings(s.folder, scaling.use_gpu)
         try:
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
@@ -143,10 +146,11 @@ def _fitting(nodes: list[dict[str, Any]], resources: dict[str, float], scaling: 
     return max(scaling.minimum, min(fit, scaling.first_target))
 
 
-def _settings(session_folder: str) -> dict[str, str]:
+def _settings(session_folder: str, use_gpu: bool) -> dict[str, str]:
     """Returns the variables that the ranks get from this process."""
     given = environment.inherited().get("env_vars", {})
-    found = {name: os.environ[name] for name in _SETTINGS if name in os.environ and name not in given}
+    names = [*_SETTINGS, *(n for n in os.environ if use_gpu and n.startswith(_OF_DEVICES) and n not in _OF_THE_NODE)]
+    found = {name: os.environ[name] for name in names if name in os.environ and name not in given}
     network = Path(session_folder, "tls", "network.json")
     if started_by_node() and network.is_file() and json.loads(network.read_text())["interface"] == found.get("SHOAL_INTERFACE"):
         del found["SHOAL_INTERFACE"]
