@@ -17,7 +17,7 @@ from shoal.exceptions import InvalidArgument, Unavailable
 
 # The transport between devices: "nccl", "cuda_ipc" (copies between processes of one host) or "process_group" (torch's). Empty: meshes have
 # the process group, and shoal.collective the first of OWN that every rank can use.
-TRANSPORT_VARIABLE = "SHOAL_DEVICE_TRANSPORT"  # read when a group is opened, because a Trainer may set it for a worker
+TRANSPORT = "SHOAL_DEVICE_TRANSPORT"  # read when a group is opened, because a Trainer may set it for a worker
 PROCESS_GROUP = "process_group"
 OWN = ("nccl", "cuda_ipc")
 _MOST_BY_COPIES = 16  # ranks (IpcSegment::kMaxRanks)
@@ -172,7 +172,7 @@ def _dtype(t: torch.Tensor) -> str:
 def offer_of(number: int, host: int) -> Offer:
     """Returns this process's offer for its CUDA device ``number``."""
     found = _native.device_offer(number)
-    return Offer(host, found.identity, found.no_cuda, found.no_nccl, found.no_kernels, found.visible, os.environ.get(TRANSPORT_VARIABLE, ""))
+    return Offer(host, found.identity, found.no_cuda, found.no_nccl, found.no_kernels, found.visible, os.environ.get(TRANSPORT, ""))
 
 
 def open_group(ranks: tuple[int, ...], rank: int, device: torch.device, default: str = "") -> tuple[DeviceGroup | None, Choice]:

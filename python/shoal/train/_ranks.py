@@ -1,4 +1,4 @@
-"""The environment variables of ranks that are actors: torchrun's, as ``shoal submit --num-workers`` sets them, and those of their devices."""
+"""The environment variables of ranks that are actors: torchrun's, as ``shoal submit --num-workers`` sets them, and their devices'."""
 
 from __future__ import annotations
 
