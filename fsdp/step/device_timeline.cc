@@ -1,8 +1,7 @@
 #include "fsdp/step/device_timeline.h"
 
 #include <algorithm>
-
-#include <fmt/format.h>
+#include <utility>
 
 #include "runtime/core/check.h"
 
@@ -129,27 +128,48 @@ Result<void> DeviceTimeline::run(const Action& a) {
 
 void DeviceTimeline::begin_gather(int number) {
   Unit& u = unit(number);
-  if (is_empty(number) || u.gathered || u.whole) return;
+  if (is_empty(number) || u.gathers || u.whole) return;
+  u.gathers = true;
+  if (model_.in_place) return begin_in_place(number);
   const double piece = model_.shard(number);
   device_.wait(Stream::kPack, rows_);
   u.gathered = device_.allocate(Stream::kPack, MemoryKind::kPacked, piece * model_.shards.ranks * model_.compute);
-  if (model_.offloads) {  // parameter by parameter: a cast one takes the memory of the next copy
-    device_.copy_to_device(Stream::kPack, program_.label("to device", number), piece * model_.stored);
-  }
+  // Parameter by parameter: one that is cast leaves its memory to the next copy.
+  if (model_.offloads) device_.copy_to_device(Stream::kPack, program_.label("to device", number), piece * model_.stored);
   device_.move(Stream::kPack, program_.label("pack", number), piece * (model_.stored + model_.compute));
   device_.wait(Stream::kGather, device_.mark(Stream::kPack));
   program_.all_gather(number);
   u.gather = device_.mark(Stream::kGather);
 }
 
+void DeviceTimeline::begin_in_place(int number) {
+  Unit& u = unit(number);
+  const double piece = model_.shard(number);
+  allocate_whole(number);
+  device_.wait(Stream::kGather, device_.mark(Stream::kProgram));  // which may still read what the memory held before
+  device_.wait(Stream::kGather, rows_);
+  Memory cast = device_.allocate(Stream::kGather, MemoryKind::kPacked, piece * model_.compute);
+  if (model_.offloads) device_.copy_to_device(Stream::kGather, program_.label("to device", number), piece * model_.stored);
+  device_.move(Stream::kGather, program_.label("cast", number), piece * (model_.stored + model_.compute));
+  program_.all_gather(number);
+  device_.free(cast);
+  u.gather = device_.mark(Stream::kGather);
+}
+
+void DeviceTimeline::allocate_whole(int number) {
+  const double bytes = model_.shard(number) * model_.shards.ranks * model_.compute;
+  unit(number).whole = device_.allocate(Stream::kProgram, MemoryKind::kWhole, bytes);
+}
+
 void DeviceTimeline::unshard(int number) {
   Unit& u = unit(number);
-  if (is_empty(number) || u.whole) return;
   begin_gather(number);
-  const double bytes = model_.shard(number) * model_.shards.ranks * model_.compute;
-  u.whole = device_.allocate(Stream::kProgram, MemoryKind::kWhole, bytes);
+  if (!u.gathers) return;
+  u.gathers = false;
+  if (!model_.in_place) allocate_whole(number);
   device_.wait(Stream::kProgram, u.gather);
-  device_.move(Stream::kProgram, program_.label("unpack", number), 2 * bytes);
+  if (model_.in_place) return;
+  device_.move(Stream::kProgram, program_.label("unpack", number), 2 * u.whole->bytes);
   unpacked(*u.gathered);
   u.gathered.reset();
 }
@@ -174,19 +194,23 @@ void DeviceTimeline::free(Read read) {
 
 void DeviceTimeline::reshard(int number) {
   Unit& u = unit(number);
-  if (u.whole) device_.free(*u.whole);
+  if (!u.whole) return;
+  device_.free(*u.whole);
   u.whole.reset();
 }
 
 void DeviceTimeline::drop_gather(int number) {
   Unit& u = unit(number);
-  if (!u.gathered) return;
+  if (!u.gathers) return;
+  u.gathers = false;
   device_.wait(Stream::kProgram, u.gather);
+  if (model_.in_place) return reshard(number);
   unpacked(*u.gathered);
   u.gathered.reset();
 }
 
-// ---- reductions: _devices/reduction.py ---------------------------------------------------------------------------------------------------
+// ---- reductions: _devices/reduction.py
+// ---------------------------------------------------------------------------------------------------
 
 void DeviceTimeline::begin_reduce(int number) {
   if (is_empty(number)) return;
@@ -229,17 +253,15 @@ void DeviceTimeline::finish_reduce(int number) {
   const double piece = model_.shard(number);
   device_.wait(stream, r.mark);
   device_.move(stream, program_.label("scale", number), 2 * piece * model_.reduce);
-  if (model_.offloads || model_.stored != model_.reduce) {
-    Memory cast = device_.allocate(stream, MemoryKind::kGradients, model_.stored == model_.reduce ? 0 : piece * model_.stored);
-    if (model_.stored != model_.reduce)
-      device_.move(stream, program_.label("cast", number), piece * (model_.reduce + model_.stored));
-    if (model_.offloads) {
-      device_.copy_to_host(stream, program_.label("to host", number), piece * model_.stored);
-      on_host_.push_back(device_.mark(stream));
-      device_.free(cast);
-    } else {
-      program_.keep_reduced(cast);
-    }
+  if (model_.stored != model_.reduce) {
+    const Memory cast = device_.allocate(stream, MemoryKind::kGradients, piece * model_.stored);
+    device_.move(stream, program_.label("cast", number), piece * (model_.reduce + model_.stored));
+    device_.free(r.out);
+    r.out = cast;
+  }
+  if (model_.offloads) {
+    device_.copy_to_host(stream, program_.label("to host", number), piece * model_.stored);
+    on_host_.push_back(device_.mark(stream));
     device_.free(r.out);
   } else {
     program_.keep_reduced(r.out);

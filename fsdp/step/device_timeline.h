@@ -9,24 +9,24 @@
 #include <string>
 #include <vector>
 
+#include "fsdp/device/virtual_device.h"
 #include "fsdp/step/executor.h"
-#include "fsdp/step/virtual_device.h"
 
 namespace shoal::fsdp {
 
 // A unit of a model, on one rank.
 struct DeviceUnit {
   std::string name;
-  double numel = 0;                  // of its whole parameters; 0: none
+  double numel = 0;                  // elements of its whole parameters; 0: it has no parameters
   double forward = 0, backward = 0;  // seconds
   double activations = 0;            // bytes that its forward keeps for its backward
-  int kernels = 1;                   // that the host launches in forward; in backward twice as many
+  int kernels = 1;                   // kernels that the host launches in forward; in backward twice as many
 };
 
-// What a rank's steps have in common, whoever orders their communication.
+// The costs of a rank's steps under any order of their communication.
 struct DeviceModel {
   std::vector<DeviceUnit> units;
-  Communicator shards, replicas;              // replicas of 1 rank: no replicas
+  Communicator shards, replicas;                // replicas of 1 rank: no replicas
   std::optional<Communicator> reductions = {};  // a group of reduce_scatters only
   double stored = 4, compute = 2, reduce = 4;   // bytes of an element: a shard's, a whole parameter's, a reduced gradient's
   double states = 12;                           // bytes of an element's shard and optimizer states
@@ -34,9 +34,10 @@ struct DeviceModel {
   bool offloads = false;                        // shards, gradients and states are in the host's memory
   double host_memory = 50e9;                    // bytes per second of the optimizer there
   int inputs = 1;                               // reductions that may have their inputs at a time
+  bool in_place = false;                        // DeviceTimeline only: our own groups gather straight into whole parameters
 
   double shard(int unit) const { return units[static_cast<std::size_t>(unit)].numel / shards.ranks; }
-  double compute_seconds(const DeviceCosts& costs) const;  // of a step without communication, packing or hooks
+  double compute_seconds(const DeviceCosts& costs) const;  // a step without communication, packing or hooks
   double optimizer_seconds(const DeviceCosts& costs) const;
 };
 
@@ -84,8 +85,9 @@ class DeviceTimeline final : public Executor {
 
  private:
   struct Unit {
-    std::optional<Memory> gathered = {};  // the buffer of the gather under way
-    Mark gather = VirtualDevice::kBegin;
+    bool gathers = false;                 // a gather is under way
+    Mark gather = VirtualDevice::kBegin;  // its end
+    std::optional<Memory> gathered = {};  // its buffer, unless it is in place
     std::optional<Memory> whole = {};
   };
   struct Reduction {
@@ -104,6 +106,8 @@ class DeviceTimeline final : public Executor {
   Unit& unit(int number) { return units_[static_cast<std::size_t>(number)]; }
   bool is_empty(int number) const { return model_.units[static_cast<std::size_t>(number)].numel == 0; }
   void begin_gather(int unit);
+  void begin_in_place(int unit);
+  void allocate_whole(int unit);
   void drop_gather(int unit);
   void unshard(int unit);
   void reshard(int unit);
@@ -122,7 +126,7 @@ class DeviceTimeline final : public Executor {
   std::shared_ptr<const Schedule> schedule_;
   std::vector<Unit> units_;
   Mark rows_ = VirtualDevice::kBegin;
-  std::optional<Read> read_;  // of the last gather of a forward
+  std::optional<Read> read_;  // the last gather of a forward
   std::deque<Reduction> reductions_;
   std::vector<Mark> accumulated_, on_host_;
 };

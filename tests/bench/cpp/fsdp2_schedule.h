@@ -13,7 +13,7 @@ class Fsdp2Schedule {
  public:
   using Device = fsdp::VirtualDevice;
 
-  // What the program asks of a unit.
+  // The program's requests for a unit.
   struct Rules {
     bool reshard_after_forward = true;
     std::vector<int> forward_prefetch, backward_prefetch;

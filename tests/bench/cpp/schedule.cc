@@ -1,7 +1,8 @@
 // Training steps of a model like Llama 3.1 8B on clusters that are not there, by our step machine and by FSDP2's schedule, both on the same
-// virtual device (fsdp/step/virtual_device.h). A line of JSON per scenario and side:
-// {"name": .., "side": "ours" or "fsdp2", "step": seconds, "exposed": .., "peak": bytes, "reserved": ..}. Exposed communication is the step's
-// duration without its computation. `schedule --timeline NAME` prints the operations of the scenario's steps instead. Asserts nothing.
+// virtual device (fsdp/device/virtual_device.h). A line of JSON per scenario and side:
+// {"name": .., "side": "ours" or "fsdp2", "step": seconds, "exposed": .., "peak": bytes, "reserved": ..}. Exposed communication is the
+// step's duration without its computation. `schedule --timeline NAME` prints the operations of the scenario's steps instead. Asserts
+// nothing.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -22,8 +23,8 @@ using namespace fsdp;  // NOLINT: this program is about its types
 
 // ---- the clusters and the model --------------------------------------------------------------------------------------------------------
 
-// An H100 SXM: HBM3 with 3.35 TB/s (NVIDIA's data sheet), of which large copies reach about 85 %; PCIe 5 x16, of whose 64 GB/s pinned copies
-// reach about 50. The host's costs are those of eager PyTorch, and the same for both sides.
+// An H100 SXM: HBM3 with 3.35 TB/s (NVIDIA's data sheet), of which large copies reach about 85 %; PCIe 5 x16, of whose 64 GB/s pinned
+// copies reach about 50. The host's costs are those of eager PyTorch, and the same for both sides.
 constexpr DeviceCosts kH100{.memory = 2.85e12, .to_device = 50e9, .to_host = 50e9};
 
 // all_gather and reduce_scatter of large messages reach about 360 of NVLink's 450 GB/s per direction (nccl-tests on 8 H100).
@@ -50,7 +51,7 @@ std::vector<DeviceUnit> llama_8b(double tokens) {
   const auto dense = [&](double numel) { return 2 * numel * tokens / kFlops; };
   const double attention = 2 * tokens * std::min(tokens, kSequence) * kHidden / kFlops;  // causal: half of the pairs
   const double lookup = tokens * kHidden * 4 / kH100.memory;
-  // What selective checkpointing keeps of a block: about ten tensors of the hidden size in bf16.
+  // Selective checkpointing keeps about ten tensors of the hidden size in bf16 per block.
   const double activations = tokens * kHidden * 2 * 10;
   std::vector<DeviceUnit> units{{.name = "root"}};
   units.push_back({"embedding", kVocabulary * kHidden, lookup, lookup + kVocabulary * kHidden * 2 / kH100.memory, tokens * kHidden * 2, 1});
@@ -94,6 +95,8 @@ std::vector<Scenario> scenarios() {
       {"lists of 2, 2 x 8, 1 NIC", on(slow), 2},
       {"HSDP, 2 x 8, 1 NIC", on(host, between_hosts(2, 1.0 / 8))},
       {"own reduce group, 2 x 8, 1 NIC", with(on(slow), separate)},
+      {"our groups in place, 8 GPUs", with(on(host), [](DeviceModel& m) { m.in_place = true; })},
+      {"our groups in place, 2 x 8", with(on(hosts), [](DeviceModel& m) { m.in_place = true; })},
   };
 }
 
@@ -187,7 +190,8 @@ class Ours final : public Side {
       reshards.push_back(machine_.after_forward(u) == UnitRules::AfterForward::kReshard);
       if (u > 0) forward.insert(forward.end(), {{false, true, u}, {false, false, u}});
       for (const bool backward : {false, true}) {
-        const auto& ahead = backward ? rules_[static_cast<std::size_t>(u)]->backward_prefetch : rules_[static_cast<std::size_t>(u)]->forward_prefetch;
+        const auto& ahead =
+            backward ? rules_[static_cast<std::size_t>(u)]->backward_prefetch : rules_[static_cast<std::size_t>(u)]->forward_prefetch;
         if (!ahead.empty()) options.prefetch.lists.push_back({u, backward, {ahead.begin(), ahead.end()}});
       }
     }

@@ -2,8 +2,8 @@
 //
 // The host never waits, except in synchronize. It puts operations on streams at its own clock; each runs when the one before it on its
 // stream, the one before it on its communicator, and the marks for which its stream waits have ended. Operations that share a link run at
-// once, each at its part of the link's bandwidth. Memory is counted as torch's caching allocator does: in the order of the host's calls, with
-// one pool per stream. Whoever frees memory has to make its pool's stream wait for the last use elsewhere.
+// once, each at its part of the link's bandwidth. Memory is counted as torch's caching allocator does: in the order of the host's calls,
+// with one pool per stream. Before memory is freed, its pool's stream has to wait for the last use elsewhere.
 #pragma once
 
 #include <array>
@@ -16,12 +16,12 @@ namespace shoal::fsdp {
 
 // Seconds, and bytes per second.
 struct DeviceCosts {
-  double launch = 5e-6;       // of the host: puts an operation on a stream
-  double record = 1e-6;       // of the host: records an event, or makes a stream wait for one
-  double hook = 50e-6;        // of the host: a hook of the program
-  double action = 2e-6;       // of the host: an action of the step machine
-  double rendezvous = 30e-6;  // of the host: waits for control words of other ranks
-  double memory = 3e12;       // of the device: reads and writes
+  double launch = 5e-6;       // the host puts an operation on a stream
+  double record = 1e-6;       // the host records an event, or makes a stream wait for one
+  double hook = 50e-6;        // the host enters a hook of the program
+  double action = 2e-6;       // the host carries out an action of the step machine
+  double rendezvous = 30e-6;  // the host waits for control words of other ranks
+  double memory = 3e12;       // the device reads and writes
   double to_device = 50e9, to_host = 50e9;
 };
 
@@ -104,15 +104,17 @@ class VirtualDevice {
 
  private:
   template <class E>
-  static std::size_t at(E e) { return static_cast<std::size_t>(e); }
+  static std::size_t at(E e) {
+    return static_cast<std::size_t>(e);
+  }
   // Lets time pass until the operation has ended, or, with kBegin, all have.
   void pass_until_ended(Mark mark);
   bool can_start(const Operation& operation) const;
   bool has_ended(Mark mark) const { return mark == kBegin || operations_[at(mark)].end >= 0; }
 
   const DeviceCosts costs_;
-  double now_ = 0;          // the host's clock
-  double device_now_ = 0;   // up to which operations have run
+  double now_ = 0;         // the host's clock
+  double device_now_ = 0;  // up to which operations have run
   std::vector<Operation> operations_;
   std::array<std::deque<Mark>, kNumStreams> queues_;  // not ended
   std::vector<std::deque<Mark>> communicators_;       // by number: not ended, in the order of issue

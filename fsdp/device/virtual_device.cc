@@ -1,4 +1,4 @@
-#include "fsdp/step/virtual_device.h"
+#include "fsdp/device/virtual_device.h"
 
 #include <algorithm>
 #include <limits>
