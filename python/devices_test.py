@@ -1,5 +1,6 @@
 """The choice of a transport between devices, and the order in which a group's operations and the streams wait for each other."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from shoal._distributed.devices import Choice, DeviceGroup, Offer, choose
 from shoal.exceptions import InvalidArgument, Unavailable
 from shoal.fsdp._devices import groups as _groups
-from shoal.fsdp._devices.ahead import Ahead
 from shoal.fsdp._devices.groups import DeviceGroups
+from shoal.fsdp._devices.streams import Transfers
 
 
 def offers(*devices, **fields):
@@ -134,81 +135,91 @@ def test_gradients_are_added_in_their_dtype_in_equal_pieces():
     ]
 
 
-class StubUnit:
-    def __init__(self, name, log):
-        self.name, self.log = name, log
+class RecordingStreams:
+    """Streams that record which of them waits for which mark."""
 
-    def begin(self):
-        self.log.append(f"begin {self.name}")
-        return True
+    asynchronous = False
 
-    def drop_begun(self):
-        self.log.append(f"drop {self.name}")
+    def __init__(self):
+        self.log, self.present, self.marks = [], ["present"], 0
+        self.pack, self.gather, self.reduce, self.replicas = (Entered(self, name) for name in ("pack", "gather", "reduce", "replicas"))
 
+    def mark(self):
+        self.marks += 1
+        return RecordedMark(self, f"{self.present[-1]} {self.marks}")
 
-def version(ahead, log, units):
-    for unit in units:
-        log.append(f"use {unit.name}")
-        ahead.used(unit)
-    ahead.version_ends()
-    taken = list(log)
-    log.clear()
-    return taken
+    def of_event(self, event):
+        return RecordedMark(self, event)
+
+    def synchronize(self, mark):
+        self.log.append(f"host: {mark.name}")
 
 
-def test_a_gather_begins_with_the_use_of_the_unit_before_it_from_the_second_time_on():
-    log = []
-    a, b, c = (StubUnit(name, log) for name in "abc")
-    ahead = Ahead(depth=1)
-    assert version(ahead, log, [a, b, c, b]) == ["use a", "use b", "use c", "use b"]
-    assert version(ahead, log, [a, b, c, b]) == ["use a", "begin b", "use b", "begin c", "use c", "begin b", "use b"]
+class Entered:
+    def __init__(self, streams, name):
+        self.streams, self.name = streams, name
+
+    def __enter__(self):
+        self.streams.present.append(self.name)
+
+    def __exit__(self, *error):
+        self.streams.present.pop()
 
 
-def test_a_gather_that_no_unit_used_is_dropped_before_the_parameters_change():
-    log = []
-    a, b, c = (StubUnit(name, log) for name in "abc")
-    ahead = Ahead(depth=2)
-    version(ahead, log, [a, b, c])
-    assert version(ahead, log, [a]) == ["use a", "begin b", "begin c", "drop b", "drop c"]
-    assert version(ahead, log, [b, c]) == ["use b", "use c"]  # another program than the last one
-    assert version(ahead, log, [b, c]) == ["use b", "begin c", "use c"]
+class RecordedMark:
+    def __init__(self, streams, name):
+        self.streams, self.name = streams, name
+
+    def wait(self):
+        self.streams.log.append(f"{self.streams.present[-1]}: {self.name}")
 
 
-def test_evaluation_after_training_begins_ahead_and_keeps_no_record_of_each_batch():
-    log = []
-    a, b, c = (StubUnit(name, log) for name in "abc")
-    ahead = Ahead(depth=1)
-    version(ahead, log, [a, b, c, b, a])
-    taken = version(ahead, log, [a, b, c] * 100)  # batches of an evaluation, within one version
-    assert taken[:5] == ["use a", "begin b", "use b", "begin c", "use c"]
-    assert taken[-7:] == ["use a", "begin b", "use b", "begin c", "use c", "begin a", "drop a"]
-    assert len(ahead._next) <= 9
+def in_backward(run):
+    t = torch.ones((), requires_grad=True)
+    t.register_hook(lambda grad: run())
+    (t * 2).backward()
 
 
-class StubPending:
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def finish(self):
-        self.log.append(f"order after {self.name}")
-        if self.name == "broken":
-            raise Unavailable("a rank has died")
-
-
-def test_a_reduction_ends_once_the_next_one_has_begun():
-    log = []
-    ahead = Ahead(depth=1)
-    for name in ("a", "b"):
-        log.append(f"begin {name}")
-        ahead.reduces(StubPending(name, log), lambda name=name: log.append(f"take {name}"))
-    assert log == ["begin a", "begin b", "order after a", "take a"]
-    ahead.finish_reductions()
-    assert log[4:] == ["order after b", "take b"]
+def test_a_forward_keeps_the_buffer_of_its_last_gather_until_the_next_one_is_unpacked():
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    first, second = torch.zeros(4), torch.zeros(4)
+    kept = weakref.ref(first)
+    transfers.unpacked(first)
+    del first
+    assert streams.log == []
+    assert kept() is not None
+    transfers.unpacked(second)
+    # The streams that use the memory next wait until the present stream has read it.
+    assert streams.log == ["pack: present 1", "gather: present 1"]
+    assert kept() is None
 
 
-def test_after_an_exception_the_stream_is_behind_each_reduction_and_none_is_taken():
-    log = []
-    ahead = Ahead(depth=1)
-    ahead.reduces(StubPending("broken", log), lambda: log.append("take"))
-    ahead.forget_reductions()
-    assert log == ["order after broken"]
+def test_a_backward_frees_the_buffer_of_a_gather_at_once():
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    in_backward(lambda: transfers.unpacked(torch.zeros(4)))
+    assert streams.log == ["pack: present 1", "gather: present 1"]
+
+
+def test_gathers_see_rows_as_the_present_stream_leaves_them_or_as_the_programs_event_says():
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    transfers.order_rows()
+    with streams.pack:
+        transfers.rows.wait()
+    transfers.order_rows("an event")
+    with streams.pack:
+        transfers.rows.wait()
+    assert streams.log == ["pack: present 1", "pack: an event"]
+
+
+def test_the_end_of_a_pass_waits_once_for_each_accumulation():
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    for stream in (streams.reduce, streams.replicas):
+        with stream:
+            transfers.accumulated()
+    transfers.finish()
+    transfers.finish()
+    assert streams.log == ["present: reduce 1", "present: replicas 2"]

@@ -72,6 +72,14 @@ def test_locks_are_in_listed_files_only() -> None:
     demand(ratchet.of_reasons(*project(), "locks"), advice)
 
 
+def test_steps_wait_for_devices_in_listed_files_only() -> None:
+    advice = (
+        "A file that runs within a training step calls what makes the host wait for a device. Keep the value on the device, and order "
+        'streams by events. Where the host has to wait, list the file under "host_waits" in tests/tidy.json, with the reason.'
+    )
+    demand(ratchet.of_reasons(*project(), "host_waits"), advice)
+
+
 def test_folders_have_few_files() -> None:
     advice = (
         "A folder has too many source files. Give a concept of it a folder of its own. Where they belong together, list the folder under "
@@ -174,6 +182,13 @@ def test_a_count_has_to_be_as_recorded() -> None:
     assert len(ratchet.of_counts(s, NOTHING | {"words": {"a": 3, "b": 1}}, "words")) == 2
     assert ratchet.lowered(s, NOTHING | {"words": {"a": 1}})["words"] == {"a": 1}
     assert ratchet.lowered(s, NOTHING | {"words": {"a": 3, "b": 1}})["words"] == {"a": 2}
+
+
+def test_waits_of_the_host_are_found_in_rooms_of_a_step() -> None:
+    text = 'a = t.item()\nb = t.to("cpu")\nc = t.cpu()\nd = t.to(device)\n'
+    s = survey({"python/shoal/optim/a.py": text, "python/shoal/spmd/a.py": text})
+    assert [place.split(":")[1] for place in s.places["host_waits"]["python/shoal/optim/a.py"]] == ["1", "2", "3"]
+    assert list(s.places["host_waits"]) == ["python/shoal/optim/a.py"]
 
 
 def test_clocks_and_locks_are_found_outside_of_runtime() -> None:

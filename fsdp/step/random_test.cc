@@ -43,8 +43,8 @@ class RandomProgram {
     }
     const int world = draw(2, 4), slots = draw(1, 3), inputs = draw(1, 2);
     inner_ = chance(0.5) ? 0 : draw(0, num_units - 1);
-    ranks_ =
-        std::make_unique<SimulatedRanks>(SimulatedRanks::Options{.world_size = world, .slots = slots, .inputs = inputs, .learns = learns_}, units_, groups_);
+    ranks_ = std::make_unique<SimulatedRanks>(
+        SimulatedRanks::Options{.world_size = world, .slots = slots, .inputs = inputs, .learns = learns_}, units_, groups_);
     for (int rank = 0; rank < world; ++rank) {
       ranks_->machine(rank).set_finalized_by_hand(by_hand_);
       ranks_->machine(rank).set_optimizer_in_backward(in_backward_);
@@ -110,7 +110,8 @@ class RandomProgram {
     for (int r = 0; plain_ && r < ranks_->world_size(); ++r) {
       if (ranks_->most_leases(r) > at(depth()) + (learns_ ? 1 : 0))
         return fmt::format("rank {} has held {} leases at a time", r, ranks_->most_leases(r));
-      if (ranks_->most_gathers(r) > (learns_ ? 2 : 1)) return fmt::format("rank {} has had {} gathers under way", r, ranks_->most_gathers(r));
+      if (ranks_->most_gathers(r) > (learns_ ? 2 : 1))
+        return fmt::format("rank {} has had {} gathers under way", r, ranks_->most_gathers(r));
     }
     return "";
   }
@@ -140,7 +141,8 @@ class RandomProgram {
     // Ranks may skip units where that leaves one order of reductions. It does not if a unit's reduction waits for the end of the pass
     // (frozen, or run by another forward), or if a unit is reduced twice. The reducer refuses such steps (InvalidArgument/Diverged).
     // Where collectives gather a unit, a rank that waits in one publishes nothing for units that it has skipped.
-    const bool skips = !ahead && !devices_ && gathered_ < 0 && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
+    const bool skips =
+        !ahead && !devices_ && gathered_ < 0 && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
     const bool raises = dies < 0 && !in_backward_ && !devices_ && gathered_ < 0 && chance(0.2);
     std::vector<bool> reduces;  // by pass before the last one: it reduces, and is not the last
     for (int pass = 0; pass < passes; ++pass) reduces.push_back(!by_hand_ && chance(0.3));
@@ -242,13 +244,13 @@ class RandomProgram {
   }
 
   std::mt19937_64 random_;
-  const bool plain_ = chance(0.3);         // without rules of its own, so that few leases are held at a time
-  const bool learns_ = chance(0.5);        // ranks unshard ahead as their last step would have needed it
-  const bool by_hand_ = chance(0.1);       // the program ends its passes by finalize
-  const bool in_backward_ = chance(0.15);  // the optimizer in backward
-  const bool devices_ = chance(0.3);       // collectives gather and reduce all units
+  const bool plain_ = chance(0.3);                             // without rules of its own, so that few leases are held at a time
+  const bool learns_ = chance(0.5);                            // ranks unshard ahead as their last step would have needed it
+  const bool by_hand_ = chance(0.1);                           // the program ends its passes by finalize
+  const bool in_backward_ = chance(0.15);                      // the optimizer in backward
+  const bool devices_ = chance(0.3);                           // collectives gather and reduce all units
   int gathered_ = !devices_ && chance(0.2) ? draw(0, 1) : -1;  // the only unit for which they do so
-  int inner_ = 0;                          // the unit of evaluations
+  int inner_ = 0;                                              // the unit of evaluations
   std::vector<int> parents_;
   std::vector<bool> frozen_;
   std::vector<StepMachine::UnitOptions> units_;

@@ -300,12 +300,11 @@ void SimulatedRanks::transfer(int rank, const Action& a) {
       for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
         if (!groups[at(g)].gathers) continue;
         if (a.view == View::kUnsharded) check(c.show({a.unit, g}, mine.entered));
-        if (a.view == View::kSharded) c.hide({a.unit, g});
+        if (a.view == View::kSharded || a.view == View::kSmallerMesh) c.hide({a.unit, g});
       }
       break;
     case Kind::kBeginReduce:
-      if (is_collective(place))
-        check(c.begin_reduce(place, groups[at(a.group)].replicated && !a.partial, at(options_.inputs)));
+      if (is_collective(place)) check(c.begin_reduce(place, groups[at(a.group)].replicated && !a.partial, at(options_.inputs)));
       break;
     case Kind::kReduceReplicas:
       check(c.reduce_replicas(place));

@@ -41,12 +41,12 @@ struct SimulatedEvent {
     kDie,
     kUnshard,       // by hand
     kBeginUnshard,  // by hand; a gather does not end before its use
-    kReshard,     // by hand
-    kFailIn,      // the action `unit` actions later fails
-    kJoin,        // the rank has no more batches, and serves the others
-    kSetReduces,  // the units' next backwards reduce (`on`), or keep their gradients
-    kSetLast,     // the next backward is the step's last (`on`)
-    kStepEnds,    // where the program goes on after an exception
+    kReshard,       // by hand
+    kFailIn,        // the action `unit` actions later fails
+    kJoin,          // the rank has no more batches, and serves the others
+    kSetReduces,    // the units' next backwards reduce (`on`), or keep their gradients
+    kSetLast,       // the next backward is the step's last (`on`)
+    kStepEnds,      // where the program goes on after an exception
   };
   Kind kind;
   int unit = kAllUnits;
@@ -109,7 +109,7 @@ class SimulatedRanks {
     std::uint64_t entered = 0, left = 0, attempt = 0;
     std::uint64_t forward_version = 0;  // read by the last forward
     std::vector<Place> published;       // in this attempt
-    std::size_t finished = 0;  // of those that the engine reduces
+    std::size_t finished = 0;           // those that the engine reduces
     SimulatedCollectives collectives;
     std::set<int> leased;
     std::size_t most_leases = 0, most_gathers = 0;
@@ -146,7 +146,7 @@ class SimulatedRanks {
   Actions before(int rank, const SimulatedEvent& event);
   void read(int rank, int unit);
   void publish(int rank, Place place);
-  // What the action does among collectives.
+  // Carries out the action's part among collectives.
   void transfer(int rank, const Action& action);
   bool is_collective(Place place) const { return groups_[at(place.first)][at(place.second)].collectives; }
   // Goes past publications of groups that collectives reduce: the engine has nothing to finish for them.

@@ -1,4 +1,4 @@
-// What one simulated rank has issued to collectives, and has not ended: gathers of parameters, and reductions over shards and replicas.
+// The collectives of one simulated rank that have not ended: gathers of parameters, and reductions over shards and replicas.
 // A collective ends once every rank has issued it, and all ranks have to issue theirs in one order.
 #pragma once
 
@@ -52,8 +52,8 @@ class SimulatedCollectives {
   struct Reducing {
     Place place;
     std::size_t number;
-    bool to_replicas;              // another part follows
-    bool among_replicas = false;   // the present part
+    bool to_replicas;             // another part follows
+    bool among_replicas = false;  // the present part
   };
 
   std::size_t issue(Kind kind, Place place);

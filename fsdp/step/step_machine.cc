@@ -293,7 +293,7 @@ Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   } else {
     enter(out, unit);
   }
-  if (outermost) order_rows(out);  // what has been adopted is in the rows
+  if (outermost) order_rows(out);  // adopted values are in the rows by now
   out.push_back({.kind = Kind::kLease, .unit = unit, .training = f.training && !f.recomputed});
   show(out, unit, View::kUnsharded);
   if (outermost || (running_ == unit && !f.recomputed)) out.push_back({.kind = Kind::kWatchWhole, .unit = scope(unit)});
@@ -608,7 +608,7 @@ Actions StepMachine::completed(const Action& a) {
       units_[at(a.unit)].view = a.view;
       for (Gather& gather : units_[at(a.unit)].gathers) {
         if (a.view == View::kUnsharded) gather = Gather::kShown;
-        if (a.view == View::kSharded && gather == Gather::kShown) gather = Gather::kNone;
+        if ((a.view == View::kSharded || a.view == View::kSmallerMesh) && gather == Gather::kShown) gather = Gather::kNone;
       }
       break;
     case Kind::kBeginGather:

@@ -245,7 +245,7 @@ class StepMachine {
   std::deque<Transfer> transfers_;               // not finished, oldest first
   std::vector<bool> gathers_all_;                // by model: each of its groups gathers
   bool uses_collectives_ = false;
-  std::vector<std::vector<Place>> places_;       // by model and the group's number there
+  std::vector<std::vector<Place>> places_;  // by model and the group's number there
   std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none

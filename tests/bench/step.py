@@ -51,9 +51,9 @@ def measure(options) -> Report:
     report = Report("step", [row for part in ROWS if part in parts for row in ROWS[part]])
     for folder in (OURS, PEERS):
         report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
-    jobs = {}
+    jobs, others = {}, {"units": _unit_jobs, "devices": _device_jobs, "start": _start_jobs, "memory": _memory_jobs}
     for part in parts:
-        jobs |= {"units": _unit_jobs, "devices": _device_jobs, "start": _start_jobs, "memory": _memory_jobs}.get(part, lambda part=part: _step_jobs(part))()
+        jobs |= others[part]() if part in others else _step_jobs(part)
     for r in range(options.rounds):
         for name, job in jobs.items() if r % 2 == 0 else reversed(jobs.items()):
             say(f"bench step: round {r + 1} of {options.rounds}: {name}")

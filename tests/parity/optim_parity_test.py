@@ -1,6 +1,7 @@
 """Optimizers and clipping over shards give torch's results on whole tensors. All checks run in one job of two ranks and one of four."""
 
 import os
+from unittest import mock
 
 os.environ.setdefault("SHOAL_TIMEOUT", "100")  # seconds, after which a rank that waits alone raises an error
 
@@ -330,6 +331,15 @@ def nan_and_infinity_on_one_rank_are_known_to_all():
                 shoal.optim.clip_grad_norm_(ours, 1.0, order, error_if_nonfinite=True)
             norm = shoal.optim.clip_grad_norm_(ours, 1.0, order)
             assert norm.isnan() if bad != bad else norm.isinf()
+
+
+@check(4)
+def norms_by_torchs_operators_as_on_devices():
+    with mock.patch("shoal.optim._clip._by_operators", return_value=True):
+        any_mix_of_placements_and_meshes()
+        squares_beyond_fp32_are_summed()
+        a_sum_still_to_be_taken_and_a_gradient_that_one_rank_lacks()
+        nan_and_infinity_on_one_rank_are_known_to_all()
 
 
 @check(4)

@@ -22,6 +22,9 @@ MOST_FILES = 20  # in a folder without a reason
 
 CLOCK = re.compile(r"_clock::now\b|\b(?:clock_gettime|gettimeofday|timespec_get)\b|(?<![\w.>])time\s*\(\s*(?:nullptr|NULL|0|&\w+)\s*\)")
 LOCK = re.compile(r"\bstd::(?:\w*mutex|condition_variable\w*)\b(?!\s*>)")
+# Calls by which Python's host waits for a device, in rooms that run within a training step.
+HOST_WAIT = re.compile(r"\.(?:item|tolist|cpu|synchronize)\(\)|\.to\((?:device=)?\"cpu\"")
+STEP_ROOMS = tuple(f"python/shoal/{room}/" for room in ("fsdp/_devices", "fsdp/_engine", "fsdp/_parameters", "optim"))
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*["<]([\w/-]+)/[^">/]+[">]', re.MULTILINE)
 PRIVATE = re.compile(r"^ *(?:(?:from|import) shoal[\w.]*\._[a-z].*|from shoal[\w.]* import (?:.*\W)?_[a-z]\w*)", re.MULTILINE)
@@ -118,6 +121,9 @@ def survey(sources: dict[str, str]) -> Survey:
             add_sentences(s, path, text, tree)
             if not path.endswith(".md"):  # documents_test.py has the paths of documents
                 add_lost_paths(s, path, text, tree, sources, ends)
+            if path.startswith(STEP_ROOMS) and path.endswith(".py"):
+                for found in HOST_WAIT.finditer(text):
+                    s.places["host_waits"][path].append(f"{path}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]}")
             if path.endswith(SOURCES):
                 num_files[path.rpartition("/")[0]] += 1
             if path.endswith((*CPP, ".py")):

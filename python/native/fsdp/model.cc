@@ -81,8 +81,9 @@ void bind_window(ModelClass& model) {
 }
 
 void bind_graph(ModelClass& model) {
-  model.def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), nb::arg("alike"),
-            "How far ahead units are unsharded; `lists` override `prefetch`. `alike`: all ranks make the same plan, whatever their times.")
+  model
+      .def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), nb::arg("alike"),
+           "How far ahead units are unsharded; `lists` override `prefetch`. `alike`: all ranks make the same plan, whatever their times.")
       .def_prop_ro("memory", &memory_of, "Bytes on this host, by kind; gradients: of every rank's own rows.")
       .def_prop_ro("has_plan", [](const ShardedModel& s) { return s.stepper().plan() != nullptr; })
       .def("graph_table",

@@ -180,8 +180,9 @@ class FSDPModule(TorchFSDPModule):
         self._only_unit("set_custom_reduce_scatter").gather().reduce_scatter = comm
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """On devices, reductions get a process group of their own, so that they do not queue behind gathers. Collective. In an arena gathers
-        and reductions never wait for each other."""
+        """On devices, gives reductions a process group of their own, so that they do not queue behind gathers. Collective.
+
+        In an arena gathers and reductions never wait for each other."""
         made: dict[tuple[int, ...], Any] = {}
         for u in (u for s in self._states(recurse) for u in s.units if u.reduces_by_collectives and u.data.shards > 1):
             ranks = tuple(dist.get_process_group_ranks(u.data.shard_group))
@@ -206,8 +207,9 @@ class FSDPModule(TorchFSDPModule):
             u.gathered.reduce_scatter = torch_comms.SymmMemReduceScatter(u.data.shard_group, backend)
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Makes the next forward's gathers wait for ``event``, a device's event, instead of all that its stream has to do. On a CPU mesh the
-        host waits for it, with ``synchronize()`` or ``wait()``."""
+        """Makes the next forward's gathers wait for ``event``, a device's event, instead of all that its stream has to do.
+
+        On a CPU mesh the host waits for it, with ``synchronize()`` or ``wait()``."""
         self._get_fsdp_state().settings.post_optim_event = event
 
     def _set_unshard_async_op(self, async_op: bool) -> None:

@@ -40,7 +40,8 @@ def clip_grad_norm_(
     ``norm_type``: any order, ``inf`` and ``-inf``. ``foreach`` is accepted and ignored.
 
     Returns a plain 0-d tensor: fp64 if any gradient is, else fp32. With ``error_if_nonfinite`` a NaN or infinite norm raises NonFinite (an
-    InvalidArgument and a RuntimeError) on every rank. Raises Unimplemented for gradients that are sparse, not on the CPU, or of another
+    InvalidArgument and a RuntimeError) on every rank. On devices torch's operators compute norm and factor, and the host waits for neither,
+    unless ``error_if_nonfinite`` is set. Raises Unimplemented for gradients that are sparse, on several devices, or of another
     dtype than float32, float64, bfloat16 and float16. Source: Pascanu et al., 2013.
     """
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -51,9 +52,13 @@ def clip_grad_norm_(
     part = next((q for q in map(_part, parameters) if q is not None), None)
     if part is not None and not part.last:
         return torch.zeros(())
+    device = local(gradients[0]).device if gradients else torch.device("cpu")
     for g in gradients:
-        _check(g)
-    norm = _norm(parameters, order) if part is None else _joined(_sums_by_rows(parameters, order), order)
+        _check(g, device)
+    if _by_operators(device):
+        norm = _joined(_over_axes(parameters, _sums_on_device(parameters, order, device), order), order)
+    else:
+        norm = _norm(parameters, order) if part is None else _joined(_sums_by_rows(parameters, order), order)
     if not any(g.dtype == torch.float64 for g in gradients):
         norm = norm.float()
     if error_if_nonfinite and not norm.isfinite():
@@ -62,17 +67,24 @@ def clip_grad_norm_(
             reason="NonFinite",
             hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it anyway",
         )
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).item()
-    if gradients and factor != 1:  # NaN differs from 1, too
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    if _by_operators(device):
         torch._foreach_mul_([local(g) for g in gradients], factor)
+    elif gradients and factor.item() != 1:  # NaN differs from 1, too
+        torch._foreach_mul_([local(g) for g in gradients], factor.item())
     return norm
 
 
-def _check(g: torch.Tensor) -> None:
-    if g.layout != torch.strided or g.dtype not in DTYPES or g.device.type != "cpu":
+def _by_operators(device: torch.device) -> bool:
+    """True where the library has no kernels for the norm."""
+    return device.type != "cpu"
+
+
+def _check(g: torch.Tensor, device: torch.device) -> None:
+    if g.layout != torch.strided or g.dtype not in DTYPES or local(g).device != device:
         raise Unimplemented(
             f"a gradient is {str(g.dtype)[6:]}, {str(g.layout)[6:]}, on {g.device}: shoal.optim.clip_grad_norm_ takes strided ones of "
-            "float32, float64, bfloat16 and float16 on the CPU",
+            f"float32, float64, bfloat16 and float16 on one device, and others are on {device}",
             hint="use torch.nn.utils.clip_grad_norm_",
         )
 
@@ -81,6 +93,24 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
     """The norm of the gradients' norms, in fp64, as torch defines it."""
     none = math.inf if order == -math.inf else 0.0
     sums = torch.tensor([none if p.grad is None else _power_sum(_laid_out(p), order) for p in parameters], dtype=torch.float64)
+    return _joined(_over_axes(parameters, sums, order), order)
+
+
+def _sums_on_device(parameters: list[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+    """The parameters' sums of powers in fp64, by torch's operators."""
+    out = torch.full((len(parameters),), math.inf if order == -math.inf else 0.0, dtype=torch.float64, device=device)
+    with_gradient = [i for i, p in enumerate(parameters) if p.grad is not None]
+    laid_out = [_laid_out(parameters[i]) for i in with_gradient]
+    some = [(i, g) for i, g in zip(with_gradient, laid_out, strict=True) if g.numel()]  # others count as a missing gradient
+    if some:
+        norms = torch.stack([torch.linalg.vector_norm(g, order, dtype=torch.float64) for _, g in some])
+        sums = norms if order == 0 or math.isinf(order) else norms.pow(order)
+        out = out.index_copy(0, torch.tensor([i for i, _ in some], device=device), sums)
+    return out
+
+
+def _over_axes(parameters: list[torch.Tensor], sums: torch.Tensor, order: float) -> torch.Tensor:
+    """The sums over the ranks that share each parameter."""
     # By mesh and axis: indices of the parameters that the axis shards. Parameters without a gradient here count, so all ranks have equal
     # lists.
     axes: dict[tuple, list[int]] = {}
@@ -91,7 +121,7 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
                     axes.setdefault((p.device_mesh, axis), []).append(i)
     for (mesh, axis), which in axes.items():
         sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
-    return _joined(sums, order)
+    return sums
 
 
 def _joined(sums: torch.Tensor, order: float) -> torch.Tensor:

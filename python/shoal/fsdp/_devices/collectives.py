@@ -53,9 +53,7 @@ class Collectives:
         group = groups.shards(data)
         if group is not None:
             return _OwnMark(group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self.label))
-        if out.dtype not in _GATHERED_AS_THEY_ARE:
-            out, piece = out.view(torch.uint8), piece.view(torch.uint8)
-        return _mark(streams, all_gather_single(out, piece, group=data.shard_group, async_op=streams.asynchronous))
+        return gather_by_process_group(streams, data.shard_group, out, piece)
 
     # ---- gradients ----
 
@@ -82,6 +80,12 @@ class Collectives:
         if group is not None:
             return _OwnMark(group.all_reduce(t, self.label))
         return _mark(streams, dist.all_reduce(t, group=data.mesh.get_group(data.replicate_dim), async_op=streams.asynchronous))
+
+
+def gather_by_process_group(streams: Streams, group: Any, out: torch.Tensor, piece: torch.Tensor) -> Mark:
+    if out.dtype not in _GATHERED_AS_THEY_ARE:
+        out, piece = out.view(torch.uint8), piece.view(torch.uint8)
+    return _mark(streams, all_gather_single(out, piece, group=group, async_op=streams.asynchronous))
 
 
 def _mark(streams: Streams, work: Any) -> Mark:

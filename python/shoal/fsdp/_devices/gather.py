@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
+from torch.distributed.device_mesh import DeviceMesh
 
-from shoal.fsdp._devices.collectives import Collectives
+from shoal.fsdp._devices.collectives import Collectives, gather_by_process_group
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.packing import counts, joined, pack, slice_bytes, source, times, unpack
 from shoal.fsdp._devices.streams import DONE, Mark, Transfers
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
-
 
 # Slices of fewer bytes travel together in one buffer. One kernel packs them and another one unpacks them, which takes less time than an
 # all_gather for each.
@@ -88,6 +88,43 @@ class PackedGather:
             self._mark.wait()
             self._transfers.unpacked(self._buffer)
             self._buffer = None
+
+
+class SmallerMeshGather:
+    """Plain parameters whose rows on a smaller mesh this rank has kept since their forward (``reshard_after_forward=n``). Ranks of one row
+    of ``mesh`` together have all rows. ``kept``: where the rows are there."""
+
+    def __init__(self, transfers: Transfers, mesh: DeviceMesh, rows: dict[ShardedParameter, torch.Tensor], kept: Mark, wholes: Wholes):
+        self._transfers, self._rows, self._wholes = transfers, rows, wholes
+        ranks, streams = mesh.size(1), transfers.streams
+        first = next(iter(rows))
+        # As torch.chunk divides them: the first rank's rows are the most.
+        self._padded = [torch.Size((-(-p.shape[0] // ranks), *p.shape[1:])) for p in rows]
+        self._sizes = [size.numel() for size in self._padded]
+        piece = sum(self._sizes)
+        with streams.pack:
+            kept.wait()
+            self._buffer: torch.Tensor | None = torch.empty((ranks, piece), dtype=first.compute_dtype, device=first.data.device)
+            own = self._buffer[mesh.get_local_rank(1)]
+            for t, part in zip(rows.values(), own.split(self._sizes), strict=True):
+                part[: t.numel()].copy_(t.view(-1))
+            packed = streams.mark()
+        with streams.gather:
+            packed.wait()
+            self._mark = gather_by_process_group(streams, mesh.get_group(1), self._buffer.view(-1), own)
+
+    def finish(self) -> None:
+        wholes = [self._wholes.allocated(p) for p in self._rows]
+        self._mark.wait()
+        with torch.autograd._unsafe_preserve_version_counter(tuple(wholes)):
+            for p, whole, size, part in zip(self._rows, wholes, self._padded, self._buffer.split(self._sizes, dim=1), strict=True):
+                whole.copy_(joined(part, size, 0, p.compute_dtype).narrow(0, 0, p.shape[0]))
+        self.drop()
+
+    def drop(self) -> None:
+        self._mark.wait()
+        self._transfers.unpacked(self._buffer)
+        self._buffer = None
 
 
 class InPlaceGather:

@@ -10,6 +10,7 @@ import torch
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
+
 def slice_bytes(p: ShardedParameter) -> int:
     return p.padded_shape.numel() * p.compute_dtype.itemsize
 

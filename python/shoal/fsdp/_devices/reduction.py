@@ -15,7 +15,7 @@ from shoal.fsdp._parameters.parameter import ShardedParameter
 
 
 class Target(Protocol):
-    """What a unit says about its reductions."""
+    """A unit, as its reductions see it."""
 
     data: DataMesh
     scale: float
@@ -50,7 +50,8 @@ class Reduction:
         self._before = target.scale**0.5 if dtype == torch.float16 else 1.0
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
         grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
-        self._packed: torch.Tensor | None = packed(self.parameters, grads, self._sizes, data, self._memory(sum(self._sizes) * data.shards, dtype))
+        flat = self._memory(sum(self._sizes) * data.shards, dtype)
+        self._packed: torch.Tensor | None = packed(self.parameters, grads, self._sizes, data, flat)
         del grads
         mark = streams.mark()
         if data.shards == 1:

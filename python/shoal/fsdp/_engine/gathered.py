@@ -13,14 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._devices.collectives import Collectives
-from shoal.fsdp._devices.gather import Gather, InPlaceGather, MixedGather, PackedGather
+from shoal.fsdp._devices.gather import Gather, InPlaceGather, MixedGather, PackedGather, SmallerMeshGather
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.reduction import Reduction
-from shoal.fsdp._devices.streams import Transfers, transfers
+from shoal.fsdp._devices.streams import Mark, Transfers, transfers
 from shoal.fsdp._parameters.parameter import Kind, ShardedParameter
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Gathered:
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
         self._gather: Gather | None = None  # under way
+        self._smaller: dict[ShardedParameter, torch.Tensor] = {}  # rows on the smaller mesh
+        self._kept: Mark | None = None  # where these are there, between forward and backward
         self._reductions: deque[_Reductions] = deque()  # under way, in the order in which they began
 
     # ---- the program's requests ----
@@ -155,12 +158,42 @@ class Gathered:
             gather, self._gather = self._gather, None
             if gather is not None:
                 gather.finish()
+        self._drop_smaller()
         self._shown = True
 
     def reshard(self) -> None:
+        self._drop_smaller()
         if self._shown:
             self._shown = False
             self._free()
+
+    def reshard_to(self, mesh: DeviceMesh) -> None:
+        """Keeps this rank's rows on the smaller mesh, and frees the whole parameters. Those that are not plain stay whole."""
+        if not self._shown or not self._plain(brought := self._brought()):
+            return
+        with lasting():
+            for p in brought:
+                piece = -(-p.shape[0] // mesh.size(1))
+                begin = min(mesh.get_local_rank(1) * piece, p.shape[0])
+                rows = self._whole[p].outputs[0][begin : min(begin + piece, p.shape[0])]
+                kept = self._smaller.get(p)
+                if kept is None:
+                    kept = self._smaller[p] = torch.empty_like(rows)
+                kept.untyped_storage().resize_(rows.numel() * rows.itemsize)
+                kept.copy_(rows)
+        self._kept = self._transfers.streams.mark()
+        self._shown = False
+        self._free()
+
+    def rows_on(self, p: ShardedParameter) -> torch.Tensor | None:
+        """This rank's rows on the smaller mesh, if they have memory of their own."""
+        return None if self._kept is None else self._smaller.get(p)
+
+    def _drop_smaller(self) -> None:
+        if self._kept is not None:
+            self._kept = None
+            for rows in self._smaller.values():
+                rows.untyped_storage().resize_(0)
 
     def drop_begun(self) -> None:
         """Gives up a gather under way."""
@@ -175,6 +208,8 @@ class Gathered:
         for p in self._whole:
             p.views.unsharded = None
         self._whole.clear()
+        self._smaller.clear()
+        self._kept = None
         self._shown = False
 
     def _begun(self) -> Gather | None:
@@ -182,12 +217,19 @@ class Gathered:
         if not brought:
             return None
         data = self._unit.data
-        kind: type[Gather] = PackedGather
-        if any(p.kind is not Kind.MEMORY or p.extended for p in brought) or len({p.compute_dtype for p in brought}) > 1:
+        if self._kept is not None:
+            return SmallerMeshGather(self._transfers, self._unit.post_forward_mesh, self._smaller, self._kept, self)
+        kind: type[PackedGather | MixedGather | InPlaceGather] = PackedGather
+        if not self._plain(brought):
             kind = MixedGather
         elif self.all_gather is None and all(p.dim == 0 for p in brought) and groups.shards(data) is not None:
             kind = InPlaceGather
         return kind(self._transfers, self._collectives, data, brought, self)
+
+    @staticmethod
+    def _plain(parameters: list[ShardedParameter]) -> bool:
+        """True for tensors without subclass or extension, of one compute dtype."""
+        return bool(parameters) and all(p.kind is Kind.MEMORY for p in parameters) and len({p.compute_dtype for p in parameters}) == 1
 
     def _free(self) -> None:
         if not self._unit.keeps_storage:

@@ -63,7 +63,7 @@ class Root:
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
-        self.rows_event: Any = None  # of the program: rows have their values; None: the present stream writes them
+        self.rows_event: Any = None  # the program's: rows have their values there; without it, the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
         self._found: InvalidArgument | None = None  # a write to a whole parameter, until ``raise_found``

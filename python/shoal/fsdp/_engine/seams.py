@@ -25,6 +25,7 @@ class UnitSeam(Protocol):
     all_reduce_hook: Callable[[torch.Tensor], None] | None
     all_reduce_hook_stream: Any
     keeps_storage: bool
+    post_forward_mesh: Any
     scale: float
 
     def describe(self) -> None: ...

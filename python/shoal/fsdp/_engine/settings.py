@@ -29,7 +29,7 @@ class Settings:
     rules: _native.UnitRules = field(default_factory=_native.UnitRules)  # the requests that the step machine follows
     smaller_mesh: int | None = field(init=False)  # the number of ranks in reshard_after_forward=n
     reduce_unused: bool = False
-    max_input_buffers: int | None = None  # None: 2 in an arena, 1 in collectives
+    max_input_buffers: int | None = None  # by default 2 in an arena, 1 in collectives
     forward_prefetch: list[nn.Module] = field(default_factory=list)  # sharded modules to unshard ahead
     backward_prefetch: list[nn.Module] = field(default_factory=list)
     post_optim_event: Any = None

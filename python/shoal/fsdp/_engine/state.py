@@ -133,8 +133,10 @@ class State:
             self._show_sharded(third)
         elif view is _SMALLER_MESH:
             for u in self.units:
+                if u.gathered is not None:
+                    u.gathered.reshard_to(u.post_forward_mesh)
                 for p in u.parameters:
-                    p.views.show_post_forward(u.post_forward_mesh)
+                    p.views.show_post_forward(u.post_forward_mesh, None if u.gathered is None else u.gathered.rows_on(p))
         else:  # whole parameters that the unit keeps become views (Whole) that redirect writes
             for u in self.units:
                 for p in u.parameters:

@@ -136,8 +136,8 @@ class Views:
             if current is not None and not any(current is f for f in (self.sharded, self.unsharded, self.post_forward, self.front)):
                 refuse_substitute(self._parameter.name, current)
 
-    def show_post_forward(self, mesh: Any) -> None:
-        """Makes modules hold this rank's rows on the smaller mesh, a view of the whole parameter."""
+    def show_post_forward(self, mesh: Any, rows: torch.Tensor | None = None) -> None:
+        """Makes modules hold this rank's rows on the smaller mesh: ``rows``, or a view of the whole parameter."""
         if self.post_forward is None:
             from torch.distributed.tensor import Replicate, Shard
             from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -146,7 +146,7 @@ class Views:
             size, meta = self._parameter.shape[0], self._parameter.spec.tensor_meta
             piece = -(-size // mesh.size(1))
             begin = min(mesh.get_local_rank(1) * piece, size)
-            local = whole_of(whole[begin : min(begin + piece, size)], self._parameter)
+            local = whole_of(whole[begin : min(begin + piece, size)] if rows is None else rows, self._parameter)
             spec = with_dtype(DTensorSpec(mesh, (Replicate(), Shard(0)), tensor_meta=meta), local.dtype)
             self.post_forward = dtensor_parameter(local, spec, self.sharded.requires_grad)
             self.post_forward._shoal_state = self._parameter.state
