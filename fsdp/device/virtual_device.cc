@@ -19,7 +19,7 @@ constexpr double kRounding = 1e-12;
 }  // namespace
 
 const char* to_string(VirtualDevice::Stream stream) {
-  constexpr std::array kNames = {"program", "pack", "gather", "reduce", "replicas"};
+  constexpr std::array kNames = {"program", "pack", "gather", "reduce", "replicas", "copies"};
   return kNames[static_cast<std::size_t>(stream)];
 }
 

@@ -39,8 +39,8 @@ struct Communicator {
 class VirtualDevice {
  public:
   // The program's stream, and those of transfers. Each names a pool of memory, too.
-  enum class Stream : std::uint8_t { kProgram, kPack, kGather, kReduce, kReplicas };
-  static constexpr std::size_t kNumStreams = 5;
+  enum class Stream : std::uint8_t { kProgram, kPack, kGather, kReduce, kReplicas, kCopies };
+  static constexpr std::size_t kNumStreams = 6;
   enum class Kind : std::uint8_t { kShards, kWhole, kPacked, kGradients, kActivations };
   static constexpr std::size_t kNumKinds = 5;
   // The number of an operation; kBegin: the begin of time.
@@ -119,7 +119,7 @@ class VirtualDevice {
   std::array<std::deque<Mark>, kNumStreams> queues_;  // not ended
   std::vector<std::deque<Mark>> communicators_;       // by number: not ended, in the order of issue
   std::vector<std::pair<Mark, double>> running_;      // with the seconds that are left
-  std::array<Mark, kNumStreams> last_ = {kBegin, kBegin, kBegin, kBegin, kBegin};
+  std::array<Mark, kNumStreams> last_ = {kBegin, kBegin, kBegin, kBegin, kBegin, kBegin};
   double allocated_ = 0, peak_ = 0;
   std::array<double, kNumKinds> by_kind_ = {}, by_kind_at_peak_ = {};
   std::array<double, kNumStreams> pools_ = {}, pool_peaks_ = {};

@@ -102,6 +102,10 @@ Result<void> DeviceTimeline::run(const Action& a) {
     case ActionKind::kDropGather:
       drop_gather(a.unit);
       break;
+    case ActionKind::kEndForward:
+      if (read_) free(*read_);
+      read_.reset();
+      break;
     case ActionKind::kShow:
       if (a.view == View::kUnsharded) unshard(a.unit);
       if (a.view == View::kSharded) reshard(a.unit);
@@ -189,7 +193,7 @@ void DeviceTimeline::unpacked(Memory buffer) {
 void DeviceTimeline::free(Read read) {
   device_.wait(Stream::kPack, read.mark);
   device_.wait(Stream::kGather, read.mark);
-  device_.free(read.buffer);
+  device_.free(read.memory);
 }
 
 void DeviceTimeline::reshard(int number) {
@@ -249,10 +253,11 @@ void DeviceTimeline::finish_reduce(int number) {
   Reduction r = reductions_.front();
   reductions_.pop_front();
   free_packed(r);
+  free_copied();
   const Stream stream = r.among_replicas ? Stream::kReplicas : Stream::kReduce;
   const double piece = model_.shard(number);
   device_.wait(stream, r.mark);
-  device_.move(stream, program_.label("scale", number), 2 * piece * model_.reduce);
+  if (model_.in_place) device_.move(stream, program_.label("scale", number), 2 * piece * model_.reduce);
   if (model_.stored != model_.reduce) {
     const Memory cast = device_.allocate(stream, MemoryKind::kGradients, piece * model_.stored);
     device_.move(stream, program_.label("cast", number), piece * (model_.reduce + model_.stored));
@@ -260,9 +265,10 @@ void DeviceTimeline::finish_reduce(int number) {
     r.out = cast;
   }
   if (model_.offloads) {
-    device_.copy_to_host(stream, program_.label("to host", number), piece * model_.stored);
-    on_host_.push_back(device_.mark(stream));
-    device_.free(r.out);
+    device_.wait(Stream::kCopies, device_.mark(stream));
+    device_.copy_to_host(Stream::kCopies, program_.label("to host", number), piece * model_.stored);
+    on_host_.push_back(device_.mark(Stream::kCopies));
+    copied_ = {on_host_.back(), r.out};
   } else {
     program_.keep_reduced(r.out);
   }
@@ -270,9 +276,18 @@ void DeviceTimeline::finish_reduce(int number) {
   device_.wait(Stream::kReduce, device_.mark(stream));  // the memory of the sums returns to that pool
 }
 
+void DeviceTimeline::free_copied() {
+  if (!copied_) return;
+  device_.wait(Stream::kReplicas, copied_->mark);
+  device_.wait(Stream::kReduce, copied_->mark);
+  device_.free(copied_->memory);
+  copied_.reset();
+}
+
 void DeviceTimeline::finish_transfers() {
   for (const Mark mark : accumulated_) device_.wait(Stream::kProgram, mark);
   for (const Mark mark : on_host_) device_.synchronize(mark);
+  free_copied();
   accumulated_.clear();
   on_host_.clear();
 }

@@ -34,7 +34,8 @@ struct DeviceModel {
   bool offloads = false;                        // shards, gradients and states are in the host's memory
   double host_memory = 50e9;                    // bytes per second of the optimizer there
   int inputs = 1;                               // reductions that may have their inputs at a time
-  bool in_place = false;                        // DeviceTimeline only: our own groups gather straight into whole parameters
+  // DeviceTimeline only. Our own groups gather straight into whole parameters, and divide sums by a kernel of their own.
+  bool in_place = false;
 
   double shard(int unit) const { return units[static_cast<std::size_t>(unit)].numel / shards.ranks; }
   double compute_seconds(const DeviceCosts& costs) const;  // a step without communication, packing or hooks
@@ -97,10 +98,10 @@ class DeviceTimeline final : public Executor {
     Mark mark = VirtualDevice::kBegin;
     bool among_replicas = false;
   };
-  // The buffer of a gather that the program's stream has unpacked.
+  // Memory that is freed after a mark: the buffer of a gather that was unpacked, or a gradient that was copied.
   struct Read {
     Mark mark = VirtualDevice::kBegin;
-    Memory buffer = {};
+    Memory memory = {};
   };
 
   Unit& unit(int number) { return units_[static_cast<std::size_t>(number)]; }
@@ -117,6 +118,7 @@ class DeviceTimeline final : public Executor {
   void free_packed(Reduction& reduction);
   void reduce_replicas(int unit);
   void finish_reduce(int unit);
+  void free_copied();
   void finish_transfers();
 
   StepMachine& machine_;
@@ -127,6 +129,7 @@ class DeviceTimeline final : public Executor {
   std::vector<Unit> units_;
   Mark rows_ = VirtualDevice::kBegin;
   std::optional<Read> read_;  // the last gather of a forward
+  std::optional<Read> copied_;
   std::deque<Reduction> reductions_;
   std::vector<Mark> accumulated_, on_host_;
 };

@@ -59,6 +59,7 @@ class DeviceTimelineTest : public testing::Test {
       end_forward(u);
     }
     end_forward(kRoot);
+    packed_after_forward_ = device_->allocated(MemoryKind::kPacked);
     carry_out(machine_->begin_pass());
     carry_out(machine_->backward_begin(kRoot, {}));
     for (const int u : {kB, kA}) {
@@ -95,6 +96,7 @@ class DeviceTimelineTest : public testing::Test {
   }
 
   std::unique_ptr<VirtualDevice> device_ = std::make_unique<VirtualDevice>(kFree);
+  double packed_after_forward_ = -1;
   bool waits_ = false;  // the program reads each result on the host
   DeviceModel model_;
   std::unique_ptr<StepMachine> machine_;
@@ -174,6 +176,18 @@ TEST_F(DeviceTimelineTest, TheSumOverReplicasLiesBesideTheNextBackward) {
   EXPECT_EQ(operation("reduce_scatter a").start, operation("backward a").end);
 }
 
+TEST_F(DeviceTimelineTest, ACopyToTheHostLiesBesideTheNextReduction) {
+  model_.offloads = true;
+  model_.units[kA].backward = 0;
+  device_ = std::make_unique<VirtualDevice>(
+      DeviceCosts{.launch = 0, .record = 0, .hook = 0, .action = 0, .rendezvous = 0, .memory = 1e30, .to_device = 1e30, .to_host = 100});
+  start();
+  step();
+  EXPECT_EQ(operation("to host b").start, operation("reduce_scatter b").end);
+  EXPECT_EQ(operation("to host b").end - operation("to host b").start, 2);
+  EXPECT_LT(operation("reduce_scatter a").start, operation("to host b").end);
+}
+
 TEST_F(DeviceTimelineTest, GradientsReachTheHostBeforeTheOptimizerRunsThere) {
   model_.offloads = true;
   model_.host_memory = 2800;  // the optimizer takes a second
@@ -196,6 +210,7 @@ TEST_F(DeviceTimelineTest, ThePeakOfAStepIsThatOfItsParts) {
   EXPECT_EQ(device_->at_peak(MemoryKind::kActivations), 10);
   EXPECT_EQ(device_->peak(), 2210);
   EXPECT_EQ(device_->allocated(), 1200) << "a step leaves its shards only";
+  EXPECT_EQ(packed_after_forward_, 0) << "the end of a forward frees the buffer of its last gather";
 }
 
 TEST_F(DeviceTimelineTest, AGatherInPlaceNeedsNoBuffer) {
