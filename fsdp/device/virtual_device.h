@@ -2,8 +2,10 @@
 //
 // The host never waits, except in synchronize. It puts operations on streams at its own clock; each runs when the one before it on its
 // stream, the one before it on its communicator, and the marks for which its stream waits have ended. Operations that share a link run at
-// once, each at its part of the link's bandwidth. Memory is counted as torch's caching allocator does: in the order of the host's calls,
-// with one pool per stream. Before memory is freed, its pool's stream has to wait for the last use elsewhere.
+// once, each at its part of the link's bandwidth. Transfers take no time from computation, although NCCL's kernels do.
+//
+// Memory is counted as torch's caching allocator does: in the order of the host's calls, with one pool per stream. Before memory is freed,
+// its pool's stream has to wait for the last use elsewhere.
 #pragma once
 
 #include <array>

@@ -21,15 +21,16 @@ def add_options(parser):
 
 def measure(options) -> Report:
     report = Report("schedule", [])
-    if options.timeline:
-        print(run([PROGRAM, "--timeline", options.timeline], limit=60))
-        return report
+    arguments = ["--timeline", options.timeline] if options.timeline else []
     try:
-        lines = run([PROGRAM], limit=60).splitlines()
+        output = run([PROGRAM, *arguments], limit=60)
     except Failed as error:
         report.failures["schedule"] = str(error)
         return report
-    for found in map(json.loads, lines):
+    if options.timeline:
+        print(output)
+        return report
+    for found in map(json.loads, output.splitlines()):
         scenario = found["name"]
         for figure, (unit, goal) in FIGURES.items():
             series = f"{scenario}: {figure}"

@@ -267,8 +267,10 @@ constexpr int kSteps = 3;  // the last one counts
 int main(int argc, char** argv) {
   const bool shows = argc > 1 && std::string_view(argv[1]) == "--timeline";
   const std::string_view only = shows && argc > 2 ? argv[2] : "";
+  int ran = 0;
   for (const Scenario& scenario : scenarios()) {
     if (!only.empty() && only != scenario.name) continue;
+    ++ran;
     Ours ours(scenario);
     Fsdp2 fsdp2(scenario);
     ours.step();
@@ -284,7 +286,10 @@ int main(int argc, char** argv) {
       fsdp2.print(scenario.name, "fsdp2");
     }
   }
-  return 0;
+  if (ran > 0) return 0;
+  std::fprintf(stderr, "no scenario is named %s; there are:\n", std::string(only).c_str());
+  for (const Scenario& scenario : scenarios()) std::fprintf(stderr, "  %s\n", scenario.name.c_str());
+  return 2;
 }
 
 }  // namespace
