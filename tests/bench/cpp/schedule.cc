@@ -23,13 +23,13 @@ using namespace fsdp;  // NOLINT: this program is about its types
 
 // ---- the clusters and the model --------------------------------------------------------------------------------------------------------
 
-// An H100 SXM: HBM3 with 3.35 TB/s (NVIDIA's data sheet), of which large copies reach about 85 %; PCIe 5 x16, of whose 64 GB/s pinned
-// copies reach about 50. The host's costs are those of eager PyTorch, and the same for both sides.
+// An H100 SXM has HBM3 with 3.35 TB/s and PCIe 5 x16 with 64 GB/s per direction (NVIDIA's data sheet). Assumed: large copies reach 85 % and
+// 78 % of them. The host's costs are assumptions, too, and the same for both sides.
 constexpr DeviceCosts kH100{.memory = 2.85e12, .to_device = 50e9, .to_host = 50e9};
 
-// all_gather and reduce_scatter of large messages reach about 360 of NVLink's 450 GB/s per direction (nccl-tests on 8 H100).
+// NVLink has 450 GB/s per direction (NVIDIA's data sheet). Assumed for all_gather and reduce_scatter of large messages: 80 % of it.
 constexpr double kNvlink = 360e9;
-// An NDR adapter of 400 Gbit/s reaches 46 to 48 GB/s (NVIDIA/nccl-tests, issue 290), in a ring of a training job about 42.
+// An NDR adapter of 400 Gbit/s reaches 46 to 48 GB/s (NVIDIA/nccl-tests, issue 290). Assumed for a step: 42.
 constexpr double kAdapter = 42e9;
 
 enum Link { kInHost, kBetweenHosts };
