@@ -2,6 +2,7 @@
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import torch
 from shoal._distributed.devices import Choice, DeviceGroup, Offer, choose
 from shoal.exceptions import InvalidArgument, Unavailable
 from shoal.fsdp._devices import groups as _groups
+from shoal.fsdp._devices import streams as _streams
+from shoal.fsdp._devices.collectives import Collectives
 from shoal.fsdp._devices.groups import DeviceGroups
+from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import Transfers
 
 
@@ -142,7 +146,8 @@ class RecordingStreams:
 
     def __init__(self):
         self.log, self.present, self.marks = [], ["present"], 0
-        self.pack, self.gather, self.reduce, self.replicas = (Entered(self, name) for name in ("pack", "gather", "reduce", "replicas"))
+        names = ("pack", "gather", "reduce", "replicas", "copies")
+        self.pack, self.gather, self.reduce, self.replicas, self.copies = (Entered(self, name) for name in names)
 
     def mark(self):
         self.marks += 1
@@ -195,6 +200,20 @@ def test_a_forward_keeps_the_buffer_of_its_last_gather_until_the_next_one_is_unp
     assert kept() is None
 
 
+def test_the_end_of_a_forward_frees_the_buffer_of_its_last_gather():
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    buffer = torch.zeros(4)
+    kept = weakref.ref(buffer)
+    transfers.unpacked(buffer)
+    del buffer
+    transfers.end_forward()
+    assert streams.log == ["pack: present 1", "gather: present 1"]
+    assert kept() is None
+    transfers.end_forward()
+    assert len(streams.log) == 2
+
+
 def test_a_backward_frees_the_buffer_of_a_gather_at_once():
     streams = RecordingStreams()
     transfers = Transfers(streams)
@@ -214,6 +233,25 @@ def test_gathers_see_rows_as_the_present_stream_leaves_them_or_as_the_programs_e
     assert streams.log == ["pack: present 1", "pack: an event"]
 
 
+def test_a_copy_to_the_host_lies_beside_the_next_reduction_and_its_source_is_freed_by_the_one_after(monkeypatch):
+    monkeypatch.setattr(_streams, "pinned_like", torch.empty_like)
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    gradient = torch.ones(4)
+    kept = weakref.ref(gradient)
+    with streams.replicas:
+        copied = transfers.to_host(gradient, True, (streams.replicas, streams.reduce))
+    del gradient
+    assert copied.tolist() == [1] * 4
+    assert streams.log == ["copies: replicas 1"]
+    assert kept() is not None
+    transfers.free_copied()
+    assert streams.log[1:] == ["replicas: copies 2", "reduce: copies 2"]
+    assert kept() is None
+    transfers.finish()
+    assert streams.log[3:] == ["host: copies 2"]
+
+
 def test_the_end_of_a_pass_waits_once_for_each_accumulation():
     streams = RecordingStreams()
     transfers = Transfers(streams)
@@ -223,3 +261,78 @@ def test_the_end_of_a_pass_waits_once_for_each_accumulation():
     transfers.finish()
     transfers.finish()
     assert streams.log == ["present: reduce 1", "present: replicas 2"]
+
+
+class EqualRanks(Collectives):
+    """Collectives among ranks that all have this one's tensors. Those of NCCL can divide."""
+
+    def __init__(self, divides):
+        super().__init__("unit")
+        self.divides = divides
+
+    def averages(self, data, streams):
+        return self.divides
+
+    def reduce(self, data, streams, out, packed, average=False):
+        out.copy_(packed.view(data.shards, -1)[data.shard] * (1 if average else data.shards))
+        return streams.mark()
+
+    def reduce_replicas(self, data, streams, t, average=False):
+        t *= 1 if average else data.replicas
+        return streams.mark()
+
+
+class ReducedParameter:
+    """A parameter of 4 elements on two shards' ranks, with a sum over shards that an earlier pass has kept."""
+
+    padded_shape, own_shape, dim, dtype, home = torch.Size([2]), torch.Size([2]), 0, torch.float32, torch.device("cpu")
+
+    def __init__(self, partial):
+        self.gradient, self.partial, self.grad = self, partial, None
+
+    def take_partial(self):
+        partial, self.partial = self.partial, None
+        return partial
+
+    def add(self, grad):
+        self.grad = grad
+
+    def dtensor(self, local):
+        return local
+
+
+@pytest.mark.parametrize("scale", [1 / 4, 1 / 3])
+@pytest.mark.parametrize("divides", [False, True])
+def test_gradients_are_divided_once_whether_or_not_the_collectives_divide(divides, scale):
+    data = SimpleNamespace(shards=2, shard=1, replicas=2, ranks=(0, 1, 2, 3), device=torch.device("cpu"))
+    target = SimpleNamespace(data=data, scale=scale, all_reduce_hook=None, all_reduce_hook_stream=None, accumulated=lambda p: None)
+    for partial in (None, torch.tensor([2.0, 4.0])):
+        p = ReducedParameter(partial)
+        collectives = EqualRanks(divides)
+        reduction = Reduction(Transfers(RecordingStreams()), collectives, target, [(p, torch.arange(4.0))], torch.float32, everywhere=True)
+        reduction.reduce_replicas()
+        reduction.finish()
+        # The sum of four equal ranks; the kept sum is one over the two ranks of a replica.
+        expected = torch.tensor([2.0, 3.0]) * 4 + (0 if partial is None else 2 * torch.tensor([2.0, 4.0]))
+        torch.testing.assert_close(p.grad, expected * scale)
+
+
+def test_nccls_process_groups_divide_and_others_do_not():
+    def group(name):
+        return SimpleNamespace(_get_backend=lambda device: SimpleNamespace(name=lambda: name))
+
+    def averages(name, replicas=None, **fields):
+        mesh = SimpleNamespace(device_type="cpu", get_group=lambda dim: group(replicas))
+        count = 1 if replicas is None else 2
+        data = SimpleNamespace(shards=2, shard_dim=1, shard_group=group(name), replicas=count, replicate_dim=0, mesh=mesh, device="cuda")
+        collectives = Collectives("unit")
+        for field, value in fields.items():
+            setattr(collectives, field, value)
+        return collectives.averages(data, RecordingStreams())
+
+    assert averages("nccl")
+    assert not averages("gloo")
+    assert averages("gloo", reduce_group=group("nccl"))
+    assert averages("nccl", replicas="nccl")
+    assert not averages("nccl", replicas="gloo")
+    assert not averages("nccl", reduce_scatter=object())

@@ -10,6 +10,7 @@ namespace {
 
 // In the order of Action::Kind.
 constexpr std::array kNames = {
+    // on tensors, by the program's side
     "forget_casts",
     "check_rows",
     "adopt",
@@ -29,6 +30,7 @@ constexpr std::array kNames = {
     "order_rows",
     "begin_gather",
     "drop_gather",
+    "end_forward",
     "reduce_replicas",
     "finish_transfers",
     "reduce_added",
@@ -37,6 +39,7 @@ constexpr std::array kNames = {
     "drop_reductions",
     "drop_gradients",
     "forget_pending",
+    // among the ranks
     "enter",
     "lease",
     "check_version",

@@ -39,6 +39,7 @@ struct Action {
     kOrderRows,        // gathers from now on see rows as the program's present stream has left them
     kBeginGather,      // begin to gather a group's parameters, which collectives bring; kShow waits for the end. `again`: by hand
     kDropGather,       // forget a gather that was begun and not shown; `again`: also one that began by hand
+    kEndForward,       // free the memory that the last gather of a forward has kept for the next one
     kReduceReplicas,   // add up the oldest reduction of a group that collectives reduce over replicas, too
     kFinishTransfers,  // later work of the program's present stream sees all reduced gradients
     kReduceAdded,      // reduce gradients of added parameters

@@ -330,6 +330,7 @@ Result<Actions> StepMachine::forward_end(int unit, Forward f) {
       if (ran == kAllUnits || each == unit) show(out, each, View::kGuarded);
     }
   }
+  if (outermost && uses_collectives_) out.push_back({Kind::kEndForward});
   if (outermost && !f.failed) out.push_back({Kind::kRaiseFound});
   return out;
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal._distributed.devices import Pending
+from shoal._distributed.devices import DeviceGroup, Pending
 from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.streams import Mark, Streams, WorkMark
@@ -62,30 +62,52 @@ class Collectives:
             return torch.empty((numel,), dtype=dtype, device=device)
         return self.reduce_scatter.allocate((numel,), dtype=dtype, device=device)
 
-    def reduce(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor) -> Mark:
+    def averages(self, data: DataMesh, streams: Streams) -> bool:
+        """True if ``reduce`` and ``reduce_replicas`` can divide by the number of ranks while they add up."""
+        if streams.asynchronous or self.reduce_scatter is not None:
+            return False  # gloo cannot divide, and the program's object is called for a sum
+        if data.shards > 1 and not (self._own_shards(data) is None and _is_nccl(self._reduce_group(data), data)):
+            return False
+        if data.replicas == 1:
+            return True
+        return groups.replicas(data) is None and _is_nccl(data.mesh.get_group(data.replicate_dim), data)
+
+    def _own_shards(self, data: DataMesh) -> DeviceGroup | None:
+        """Shoal's own group that reduces over shards; None: the process group does."""
+        return groups.shards(data) if self.reduce_group is None else None
+
+    def _reduce_group(self, data: DataMesh) -> Any:
+        return data.shard_group if self.reduce_group is None else self.reduce_group
+
+    def reduce(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor, average: bool = False) -> Mark:
         """Adds up ``packed`` over the shards' ranks; ``out`` gets this rank's piece."""
         if self.reduce_scatter is not None:
             op = dist.ReduceOp.SUM
             self.reduce_scatter(output_tensor=out, input_tensor=packed, group=data.shard_group, op=op, async_op=False)
             return streams.mark()
-        group = groups.shards(data) if self.reduce_group is None else None
+        group = self._own_shards(data)
         if group is not None:
             return _OwnMark(group.reduce_scatter(packed, out, self.label))
-        process_group = data.shard_group if self.reduce_group is None else self.reduce_group
-        return _mark(streams, reduce_scatter_single(out, packed, group=process_group, async_op=streams.asynchronous))
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        return _mark(streams, reduce_scatter_single(out, packed, op=op, group=self._reduce_group(data), async_op=streams.asynchronous))
 
-    def reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor) -> Mark:
+    def reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor, average: bool = False) -> Mark:
         """Adds up ``t`` over the replicas' ranks, in place."""
         group = groups.replicas(data)
         if group is not None:
             return _OwnMark(group.all_reduce(t, self.label))
-        return _mark(streams, dist.all_reduce(t, group=data.mesh.get_group(data.replicate_dim), async_op=streams.asynchronous))
+        op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+        return _mark(streams, dist.all_reduce(t, op=op, group=data.mesh.get_group(data.replicate_dim), async_op=streams.asynchronous))
 
 
 def gather_by_process_group(streams: Streams, group: Any, out: torch.Tensor, piece: torch.Tensor) -> Mark:
     if out.dtype not in _GATHERED_AS_THEY_ARE:
         out, piece = out.view(torch.uint8), piece.view(torch.uint8)
     return _mark(streams, all_gather_single(out, piece, group=group, async_op=streams.asynchronous))
+
+
+def _is_nccl(group: Any, data: DataMesh) -> bool:
+    return group._get_backend(data.device).name() == "nccl"
 
 
 def _mark(streams: Streams, work: Any) -> Mark:

@@ -48,6 +48,9 @@ class Reduction:
         data, streams = target.data, transfers.streams
         # fp16 sums overflow, so a part of the division comes before the sum.
         self._before = target.scale**0.5 if dtype == torch.float16 else 1.0
+        # As in FSDP2, NCCL divides while it adds up. A kernel that divides would delay the next reduction on its stream.
+        mean = everywhere and self._before == 1 and target.scale == 1 / len(data.ranks)
+        self._averages = mean and collectives.averages(data, streams)
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
         grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
         flat = self._memory(sum(self._sizes) * data.shards, dtype)
@@ -60,7 +63,7 @@ class Reduction:
         with streams.reduce:
             mark.wait()
             self._out = self._memory(sum(self._sizes), dtype)
-            self._mark = collectives.reduce(data, streams, self._out, self._packed)
+            self._mark = collectives.reduce(data, streams, self._out, self._packed, self._averages)
 
     def _memory(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         data = self._target.data
@@ -82,7 +85,7 @@ class Reduction:
             summed = streams.mark()
         with streams.replicas:
             summed.wait()
-            self._mark = self._collectives.reduce_replicas(self._target.data, streams, self._out)
+            self._mark = self._collectives.reduce_replicas(self._target.data, streams, self._out, self._averages)
 
     def finish(self) -> None:
         """Accumulates this rank's rows of the sums into the parameters' ``grad``."""
@@ -99,9 +102,10 @@ class Reduction:
             stream = streams.on(target.all_reduce_hook_stream)
         else:
             stream = self._summed_on()
+        self._transfers.free_copied()
         with stream:
             self._mark.wait()
-            self._accumulate()
+            self._accumulate(stream)
             self._transfers.accumulated()
             done = streams.mark()
         with self._summed_on():
@@ -136,11 +140,11 @@ class Reduction:
         for p, rows in zip(self.parameters, self._rows(self._out), strict=True):
             partial = p.gradient.take_partial()
             if partial is not None:
-                rows += partial
+                rows.add_(partial, alpha=1 / self._target.data.shards if self._averages else 1)  # it is a sum over shards
 
-    def _accumulate(self) -> None:
+    def _accumulate(self, stream: AbstractContextManager) -> None:
         target, out = self._target, self._out
-        factor = target.scale / self._before
+        factor = 1 if self._averages else target.scale / self._before
         if self._collectives.reduce_scatter is not None and target.data.shards > 1:
             out = out * factor  # a copy, because the program's object may use its output's memory again
         elif factor != 1:
@@ -151,7 +155,7 @@ class Reduction:
             local = rows.to(p.dtype)
             if p.home != local.device:
                 pinned = p.pinned and p.views.sharded.grad is None and not p.views.sharded._backward_hooks
-                local = self._transfers.to_host(local, pinned)
+                local = self._transfers.to_host(local, pinned, (stream, self._summed_on()))
             p.gradient.add(p.dtensor(local.contiguous()))
             target.accumulated(p)
 

@@ -1,14 +1,15 @@
 """The streams of a device on which transfers run beside the program's computation, and the marks by which one waits for another.
 
-As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Streams
-are ordered by events, and the host never waits. So no tensor needs ``record_stream``: memory returns to a stream's pool only after that
+As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Copies of
+gradients to the host have a fifth, so that the next reduction does not queue behind them. Streams are ordered by events, and the host
+never waits. So no tensor needs ``record_stream``: memory returns to a stream's pool only after that
 stream waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host
 waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -23,12 +24,13 @@ class Mark(Protocol):
 
 
 class Streams(Protocol):
-    """The streams of one device. Entering one of the first four makes it the present stream."""
+    """The streams of one device. Entering one of the first five makes it the present stream."""
 
     pack: AbstractContextManager
     gather: AbstractContextManager
     reduce: AbstractContextManager
     replicas: AbstractContextManager
+    copies: AbstractContextManager
     asynchronous: bool  # collectives return before they are done; else the present stream orders what follows them
 
     def mark(self) -> Mark:
@@ -70,7 +72,7 @@ class HostStreams:
     asynchronous = True
 
     def __init__(self) -> None:
-        self.pack = self.gather = self.reduce = self.replicas = nullcontext()
+        self.pack = self.gather = self.reduce = self.replicas = self.copies = nullcontext()
 
     def mark(self) -> Mark:
         return DONE
@@ -121,7 +123,7 @@ class DeviceStreams:
     def __init__(self, device: torch.device):
         self._device, self._handle = device, torch.get_device_module(device)
         self.pack, self.gather, self.reduce = (_Stream(self._handle, self._handle.Stream(device, priority=-1)) for _ in range(3))
-        self.replicas = _Stream(self._handle, self._handle.Stream(device))
+        self.replicas, self.copies = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(2))
 
     def mark(self) -> Mark:
         event = self._handle.Event()
@@ -142,6 +144,10 @@ def open_streams(device: torch.device) -> Streams:
     return HostStreams() if device.type == "cpu" else DeviceStreams(device)
 
 
+def pinned_like(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
+
+
 class Transfers:
     """The transfers of one device: its streams, and the memory that they share with the program's stream.
 
@@ -154,6 +160,7 @@ class Transfers:
         self._read: tuple[Mark, torch.Tensor] | None = None  # the buffer of the last gather of a forward, until it is unpacked
         self._reduced: list[Mark] = []
         self._on_host: list[Mark] = []
+        self._copied: list[tuple[Mark, torch.Tensor, Sequence[AbstractContextManager]]] = []  # gradients, until their copies have ended
 
     def order_rows(self, event: Any = None) -> None:
         """Gathers from now on see rows as the present stream leaves them, or as they are at the program's ``event``."""
@@ -196,14 +203,28 @@ class Transfers:
         """The present stream has accumulated gradients."""
         self._reduced.append(self.streams.mark())
 
-    def to_host(self, gradient: torch.Tensor, pinned: bool) -> torch.Tensor:
-        """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish``."""
+    def to_host(self, gradient: torch.Tensor, pinned: bool, allocated_on: Sequence[AbstractContextManager]) -> torch.Tensor:
+        """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish``. ``allocated_on``: the
+        streams to whose pools the gradient's memory may return."""
         if not pinned or self.streams.asynchronous:
             return gradient.to("cpu")
-        out = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
-        out.copy_(gradient, non_blocking=True)
-        self._on_host.append(self.streams.mark())
+        out = pinned_like(gradient)
+        reduced = self.streams.mark()
+        with self.streams.copies:
+            reduced.wait()
+            out.copy_(gradient, non_blocking=True)
+            mark = self.streams.mark()
+        self._on_host.append(mark)
+        self._copied.append((mark, gradient, allocated_on))
         return out
+
+    def free_copied(self) -> None:
+        """Frees gradients that reductions have copied to the host. The next reduction calls it, when most copies have ended."""
+        for mark, _, allocated_on in self._copied:
+            for stream in allocated_on:
+                with stream:
+                    mark.wait()
+        self._copied.clear()
 
     def finish(self) -> None:
         """Later work of the present stream, and of the host where gradients lie there, sees all accumulated gradients."""
@@ -211,6 +232,7 @@ class Transfers:
             mark.wait()
         for mark in self._on_host:
             self.streams.synchronize(mark)
+        self.free_copied()
         self._reduced.clear()
         self._on_host.clear()
 

@@ -275,6 +275,10 @@ class Root:
     def drop_gather(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.drop_begun()
 
+    def end_forward(self) -> None:
+        for t in self.transfers:
+            t.end_forward()
+
     def show_rows(self, plain: bool) -> None:
         """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
         self.rows_plain = plain
