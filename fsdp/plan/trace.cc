@@ -18,6 +18,7 @@ struct Segment {
   double duration = 0;
   bool keep = true;
   std::int32_t part = 0;
+  bool begins = false;  // a forward or backward of its unit begins here, not one that resumes after a child's
 };
 
 std::int32_t must(Result<std::int32_t> id) {
@@ -51,7 +52,8 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
     }
     if (!stack.empty()) {
       const double until = index + 1 < times.size() ? times[index + 1] : times[index];
-      out.push_back({index, stack.back().first, stack.back().second, std::max(0.0, until - times[index] - inside[index]), true, 0});
+      out.push_back(
+          {index, stack.back().first, stack.back().second, std::max(0.0, until - times[index] - inside[index]), true, 0, b.begin});
     }
     ++index;
   }
@@ -60,7 +62,11 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   std::map<std::pair<std::int32_t, bool>, std::vector<std::size_t>> of_unit;
   for (std::size_t i = 0; i < out.size(); ++i) of_unit[{out[i].unit, out[i].backward}].push_back(i);
   for (const auto& [unit, list] : of_unit) {
-    for (std::size_t k = 1; k + 1 < list.size(); ++k) out[list[k]].keep = out[list[k]].duration >= min_part * whole;
+    for (std::size_t k = 1; k + 1 < list.size(); ++k) {
+      Segment& s = out[list[k]];
+      // Where no duration counts, each batch of a step has its nodes, at which its units are unsharded ahead.
+      s.keep = s.duration >= min_part * whole || (min_part > 1 && s.begins);
+    }
     std::int32_t part = 0;
     for (const auto i : list) {
       if (out[i].keep) out[i].part = part++;

@@ -149,6 +149,7 @@ class RandomProgram {
     const bool evaluates = chance(0.2);
     const int by_hand = !plain_ && chance(0.1) ? draw(0, static_cast<int>(units_.size()) - 1) : -1;  // a unit that is unsharded by hand
     const bool reshards = chance(0.5), begins = chance(0.5), shows = !begins || chance(0.5);
+    const bool writes = chance(0.3), waits = begins && chance(0.5);
     std::vector<std::vector<Use>> uses;  // by pass and unit, alike on all ranks
     for (int pass = 0; pass < passes; ++pass) {
       uses.emplace_back(units_.size());
@@ -164,6 +165,8 @@ class RandomProgram {
         if (shows) events.push_back({.kind = EventKind::kUnshard, .unit = by_hand});
         if (shows) events.push_back({.kind = EventKind::kCompute, .unit = by_hand});
         if (reshards) events.push_back({.kind = EventKind::kReshard, .unit = by_hand});
+        if (writes) events.push_back({.kind = EventKind::kWrite});
+        if (waits) events.push_back({.kind = EventKind::kShowUnsharded, .unit = by_hand});
       }
       std::vector<std::vector<bool>> run;
       for (int pass = 0; pass < passes; ++pass) {

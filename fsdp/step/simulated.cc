@@ -525,6 +525,7 @@ void SimulatedRanks::write_event(int rank, const SimulatedEvent& e) const {
       {EventKind::kDie, "the rank dies"},
       {EventKind::kUnshard, "unshard"},
       {EventKind::kBeginUnshard, "begin_unshard"},
+      {EventKind::kShowUnsharded, "show_unsharded"},
       {EventKind::kReshard, "reshard"},
       {EventKind::kJoin, "join"},
   };
@@ -584,6 +585,8 @@ Result<Actions> SimulatedRanks::report(int rank, const SimulatedEvent& e) {
       return m.unshard(e.unit);
     case EventKind::kBeginUnshard:
       return m.unshard(e.unit, /*shows=*/false);
+    case EventKind::kShowUnsharded:
+      return m.show_unsharded(e.unit);
     case EventKind::kReshard:
       return m.reshard(e.unit);
     case EventKind::kFailIn:

@@ -39,14 +39,15 @@ struct SimulatedEvent {
     kWrite,
     kReset,  // reset_iter_state on this rank
     kDie,
-    kUnshard,       // by hand
-    kBeginUnshard,  // by hand; a gather does not end before its use
-    kReshard,       // by hand
-    kFailIn,        // the action `unit` actions later fails
-    kJoin,          // the rank has no more batches, and serves the others
-    kSetReduces,    // the units' next backwards reduce (`on`), or keep their gradients
-    kSetLast,       // the next backward is the step's last (`on`)
-    kStepEnds,      // where the program goes on after an exception
+    kUnshard,        // by hand
+    kBeginUnshard,   // by hand; a gather does not end before its use
+    kShowUnsharded,  // waits for the end of that
+    kReshard,        // by hand
+    kFailIn,         // the action `unit` actions later fails
+    kJoin,           // the rank has no more batches, and serves the others
+    kSetReduces,     // the units' next backwards reduce (`on`), or keep their gradients
+    kSetLast,        // the next backward is the step's last (`on`)
+    kStepEnds,       // where the program goes on after an exception
   };
   Kind kind;
   int unit = kAllUnits;

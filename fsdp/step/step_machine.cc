@@ -26,6 +26,7 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
     units_[u].groups = std::move(groups[u]);
     units_[u].published.assign(units_[u].groups.size(), false);
     units_[u].gathers.assign(units_[u].groups.size(), Gather::kNone);
+    units_[u].awaited = Awaited::kNone;
     units_[u].seen = false;  // the versions that earlier forwards read are gone
     for (const Group& g : units_[u].groups) models = std::max(models, g.model + 1);
   }
@@ -116,6 +117,13 @@ void StepMachine::begin_gathers(Actions& out, int unit, bool by_hand) const {
   }
 }
 
+void StepMachine::end_version(Actions& out) {
+  drop_gathers(out, kAllUnits, /*by_hand=*/true);
+  for (Unit& u : units_) {
+    if (u.awaited == Awaited::kUnsharded) u.awaited = Awaited::kDropped;
+  }
+}
+
 void StepMachine::drop_gathers(Actions& out, int unit, bool by_hand) const {
   for (int u = 0; u < num_units(); ++u) {
     if (unit != kAllUnits && u != unit) continue;
@@ -169,8 +177,8 @@ void StepMachine::finish_transfer(Actions& out, const Transfer& transfer) {
   if (gives_up(transfer.unit)) out.push_back({.kind = Kind::kUpdate, .unit = transfer.unit, .group = transfer.group});
 }
 
-// Until at most `inputs` reductions have their inputs. One among replicas begins where the one among shards ends, and has the time until
-// the next call, so that it lies beside a backward.
+// Until reductions of at most `inputs` numbers have their inputs. One among replicas begins where the one among shards ends, and has the
+// time until the next call, so that it lies beside a backward.
 void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
   std::deque<Transfer> kept;
   for (const Transfer& t : transfers_) {
@@ -181,12 +189,15 @@ void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
     }
   }
   transfers_.clear();
-  for (std::size_t left = kept.size(); Transfer & t : kept) {
+  std::size_t left = 0;  // of these numbers
+  for (std::size_t i = 0; i < kept.size(); ++i) left += i == 0 || kept[i].number != kept[i - 1].number;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    Transfer& t = kept[i];
     if (left <= inputs) {
       transfers_.push_back(t);
       continue;
     }
-    --left;
+    left -= i + 1 == kept.size() || kept[i + 1].number != t.number;
     if (!t.replicated) {
       finish_transfer(out, t);
       continue;
@@ -195,6 +206,14 @@ void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
     t.among = Transfer::Among::kReplicas;
     transfers_.push_back(t);
   }
+}
+
+void StepMachine::make_room(Actions& out, int unit) {
+  const auto& groups = units_[at(unit)].groups;
+  const bool packs = std::any_of(groups.begin(), groups.end(), [](const Group& g) { return g.collectives && !g.empty; });
+  if (!packs || !rules(unit).reduces) return;
+  advance_transfers(out, inputs_ - 1);
+  ++transfer_number_;
 }
 
 void StepMachine::finish_transfers(Actions& out) {
@@ -213,10 +232,9 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   const bool last_read = gives_up(unit);
   u.published[at(group)] = true;
   const bool partial = g.replicated && !rules(unit).everywhere;
-  if (g.collectives && !g.empty) advance_transfers(out, inputs_ - 1);  // its memory is free before the next input is packed
   out.push_back(
       {.kind = Kind::kBeginReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
-  if (g.collectives && !g.empty) transfers_.push_back({unit, group, g.replicated && !partial});
+  if (g.collectives && !g.empty) transfers_.push_back({unit, group, transfer_number_, g.replicated && !partial});
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
     // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
@@ -238,6 +256,8 @@ void StepMachine::reduce_or_keep(Actions& out, int unit, int group, bool reshard
 
 // A unit that did not run in this pass, with its kept gradients.
 void StepMachine::publish(Actions& out, int unit) {
+  const auto& published = units_[at(unit)].published;
+  if (std::find(published.begin(), published.end(), false) != published.end()) make_room(out, unit);
   for (int g = 0; g < static_cast<int>(units_[at(unit)].groups.size()); ++g) {
     if (rules(unit).reduces && !units_[at(unit)].published[at(g)]) reduce(out, unit, g, false);
   }
@@ -260,6 +280,7 @@ void StepMachine::end_backward(Actions& out, int unit) {
   // As in FSDP2, the memory of whole parameters is free before their gradients are packed for a collective.
   const bool hides_first = std::any_of(u.groups.begin(), u.groups.end(), [](const Group& g) { return g.collectives; });
   if (hides && hides_first) show(out, unit, View::kSharded);
+  make_room(out, unit);
   for (int g = 0; g < static_cast<int>(u.groups.size()); ++g) {
     if (rules(unit).reduces && is_reducing(unit, g)) {
       // An earlier autograd graph of this pass has published the group: its reduction must end before the next one begins. The wait
@@ -420,7 +441,7 @@ Actions StepMachine::finish_pass(bool alive) {
   finish_transfers(out);
   if (uses_collectives_) out.push_back({Kind::kFinishTransfers});
   if (leave) {  // leases end before the window opens
-    drop_gathers(out, kAllUnits, /*by_hand=*/true);
+    end_version(out);
     show_all_sharded(out);
   }
   finish_models(out, leave);
@@ -442,19 +463,26 @@ Result<Actions> StepMachine::unshard(int unit, bool shows) {
   if (window_open()) out.push_back({Kind::kAdopt});
   order_rows(out);
   unshard_ahead(out, {unit}, /*by_hand=*/true);
-  if (shows) show(out, unit, View::kUnsharded);
+  if (shows) {
+    show(out, unit, View::kUnsharded);
+  } else if (view(unit) != View::kUnsharded) {
+    units_[at(unit)].awaited = Awaited::kUnsharded;
+  }
   return out;
 }
 
 Result<Actions> StepMachine::show_unsharded(int unit) {
+  const Awaited awaited = units_[at(unit)].awaited;
+  if (awaited == Awaited::kDropped) return unshard(unit);
   Actions out;
-  show(out, unit, View::kUnsharded);
+  if (awaited == Awaited::kUnsharded) show(out, unit, View::kUnsharded);
   return out;
 }
 
 Result<Actions> StepMachine::reshard(int unit) {
   Actions out;
   show(out, unit, View::kSharded);
+  units_[at(unit)].awaited = Awaited::kNone;
   drop_gathers(out, unit, /*by_hand=*/true);
   out.push_back({.kind = Kind::kReshard, .unit = unit});
   return out;
@@ -464,7 +492,7 @@ Result<Actions> StepMachine::open_window(const std::string& caller) {
   SHOAL_OK(refuse_waiting(fmt::format("{} opens the write window", caller)));
   Actions out;
   running_ = -1;
-  drop_gathers(out, kAllUnits, /*by_hand=*/true);
+  end_version(out);
   show_all_sharded(out);
   out.push_back({Kind::kFreeRows});
   open_windows(out, caller);
@@ -499,6 +527,7 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
     out.push_back({.kind = Kind::kAwaitReductions, .model = model});
     finish_all_reductions(out);
   }
+  make_room(out, unit);
   reduce(out, unit, group, true);  // the others reduce, although this rank's last backward may have kept its gradients
   return out;
 }
@@ -535,7 +564,7 @@ Actions StepMachine::reset(bool all, bool warns) {
   transfers_.clear();
   for (Unit& u : units_) u.phase = Phase::kIdle;
   out.push_back({.kind = Kind::kDropReductions, .again = warns});
-  drop_gathers(out, kAllUnits, /*by_hand=*/true);
+  end_version(out);
   out.push_back({Kind::kReset});
   show_all_sharded(out);
   if (optimizer_in_backward_) {  // rows of this version may be partly updated, so it ends
@@ -607,6 +636,7 @@ Actions StepMachine::completed(const Action& a) {
       break;
     case Kind::kShow:
       units_[at(a.unit)].view = a.view;
+      if (a.view == View::kUnsharded) units_[at(a.unit)].awaited = Awaited::kNone;
       for (Gather& gather : units_[at(a.unit)].gathers) {
         if (a.view == View::kUnsharded) gather = Gather::kShown;
         if ((a.view == View::kSharded || a.view == View::kSmallerMesh) && gather == Gather::kShown) gather = Gather::kNone;

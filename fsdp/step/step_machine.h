@@ -112,6 +112,8 @@ class StepMachine {
   void raised();
   // `shows`: waits for the end of gathers, too. Otherwise the next forward, or show_unsharded, does so.
   Result<Actions> unshard(int unit, bool shows = true);
+  // Ends an unshard that has shown nothing yet, and repeats it if a write has dropped its gather. Nothing if a forward has shown the unit
+  // since, or it was resharded.
   Result<Actions> show_unsharded(int unit);
   Result<Actions> reshard(int unit);
   Result<Actions> show_sharded(int unit);
@@ -166,6 +168,9 @@ class StepMachine {
   int num_units() const { return static_cast<int>(units_.size()); }
 
  private:
+  // An unshard by hand that has shown nothing yet.
+  enum class Awaited : std::uint8_t { kNone, kUnsharded, kDropped };
+
   struct Unit {
     UnitOptions options;
     std::vector<Group> groups = {};
@@ -173,6 +178,7 @@ class StepMachine {
     std::vector<Gather> gathers = {};  // by group
     Phase phase = Phase::kIdle;
     View view = View::kSharded;
+    Awaited awaited = Awaited::kNone;
     bool seen = false;  // a forward ran it whose backward is pending
     int casts = 0;      // casts_ at its last forward
   };
@@ -191,6 +197,7 @@ class StepMachine {
   struct Transfer {
     enum class Among : std::uint8_t { kShards, kReplicas };
     int unit, group;
+    std::uint64_t number;  // the same for all groups of a unit that are reduced together
     bool replicated;
     Among among = Among::kShards;
     bool begun = false;  // as in Reduction
@@ -214,6 +221,8 @@ class StepMachine {
   void unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand = false) const;
   void begin_gathers(Actions& out, int unit, bool by_hand = false) const;
   void drop_gathers(Actions& out, int unit, bool by_hand) const;
+  // Gathers of this version are dropped.
+  void end_version(Actions& out);
   void enter(Actions& out, int unit) const;
   void enter_all(Actions& out, Forward forward);
   void open_windows(Actions& out, const std::string& caller) const;
@@ -227,6 +236,7 @@ class StepMachine {
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
   void advance_transfers(Actions& out, std::size_t inputs);
+  void make_room(Actions& out, int unit);
   void finish_transfer(Actions& out, const Transfer& transfer);
   void finish_transfers(Actions& out);
   bool is_reducing(int unit, int group) const;
@@ -245,6 +255,7 @@ class StepMachine {
   std::deque<Transfer> transfers_;               // not finished, oldest first
   std::vector<bool> gathers_all_;                // by model: each of its groups gathers
   bool uses_collectives_ = false;
+  std::uint64_t transfer_number_ = 0;
   std::vector<std::vector<Place>> places_;  // by model and the group's number there
   std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1

@@ -194,6 +194,40 @@ TEST_F(StepMachineTest, AnUnshardByHandIsDroppedByAWriteAndNotByAForward) {
   run(machine_.open_window("a write"));
   run(machine_.unshard(kB, /*shows=*/false));
   EXPECT_EQ(actions(machine_.open_window("a write"), {"drop_gather"}), (Lines{"drop_gather b by hand"}));
+  // The wait for its end gathers what was written.
+  EXPECT_EQ(actions(machine_.show_unsharded(kB), gathers), (Lines{"order_rows", "begin_gather b by hand", "show b unsharded"}));
+}
+
+TEST_F(StepMachineTest, TheEndOfAnUnshardByHandShowsNothingAfterAForwardOrAReshard) {
+  for (const bool devices : {false, true}) {
+    if (devices) set_devices();
+    run(machine_.unshard(kB, /*shows=*/false));
+    forward(kB);
+    EXPECT_EQ(actions(machine_.show_unsharded(kB), {""}), Lines());
+    run(machine_.unshard(kB, /*shows=*/false));
+    run(machine_.reshard(kB));
+    EXPECT_EQ(actions(machine_.show_unsharded(kB), {""}), Lines());
+    run(machine_.unshard(kB, /*shows=*/false));
+    EXPECT_EQ(actions(machine_.show_unsharded(kB), {""}), (Lines{"show b unsharded"}));
+    EXPECT_EQ(actions(machine_.show_unsharded(kB), {""}), Lines());
+    run(machine_.open_window("a write"));
+  }
+}
+
+TEST_F(StepMachineTest, TheGroupsOfAUnitHoldTheirInputsTogether) {
+  set_devices();
+  machine_.set_groups({{{.collectives = true}},
+                       {{.index = 1, .collectives = true}, {.model = 1, .collectives = true}},
+                       {{.index = 2, .collectives = true}, {.model = 1, .index = 1, .collectives = true}}},
+                      2);
+  forward_of_all();
+  begin_backward();
+  const Lines reductions = {"begin_reduce", "finish_reduce"};
+  run(machine_.backward_begin(kB, {1, 1}));
+  EXPECT_EQ(actions(machine_.backward_end(kB), reductions), (Lines{"begin_reduce b and reshard", "begin_reduce b/1 model 1 and reshard"}));
+  run(machine_.backward_begin(kA, {1, 1}));
+  EXPECT_EQ(actions(machine_.backward_end(kA), reductions),
+            (Lines{"finish_reduce b", "finish_reduce b/1", "begin_reduce a and reshard", "begin_reduce a/1 model 1 and reshard"}));
 }
 
 TEST_F(StepMachineTest, AUnitWithoutParametersHoldsNoSlot) {

@@ -6,6 +6,7 @@ The class has more methods than others of Shoal, because FSDP2's has them: most 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from types import FunctionType
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torch_comms
 
 from shoal import _native
 from shoal._native import AfterForward
@@ -186,6 +186,8 @@ class FSDPModule(TorchFSDPModule):
         made: dict[tuple[int, ...], Any] = {}
         for u in (u for s in self._states(recurse) for u in s.units if u.reduces_by_collectives and u.data.shards > 1):
             ranks = tuple(dist.get_process_group_ranks(u.data.shard_group))
+            if enable and ranks not in made and u.gathered.collectives.reduce_group is not None:
+                made[ranks] = u.gathered.collectives.reduce_group
             if enable and ranks not in made:
                 made[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter")
             u.gathered.collectives.reduce_group = made[ranks] if enable else None
@@ -195,22 +197,22 @@ class FSDPModule(TorchFSDPModule):
         unit with custom communication."""
         self._refuse_custom("set_allocate_memory_from_process_group")
         for u in (u for u in self._get_fsdp_state().units if u.reduces_by_collectives and u.data.shards > 1):
-            u.gathered.all_gather = torch_comms.ProcessGroupAllocAllGather(u.data.shard_group) if enable else None
-            u.gathered.reduce_scatter = torch_comms.ProcessGroupAllocReduceScatter(u.data.shard_group) if enable else None
+            u.gathered.all_gather = _comm_of_torch("ProcessGroupAllocAllGather")(u.data.shard_group) if enable else None
+            u.gathered.reduce_scatter = _comm_of_torch("ProcessGroupAllocReduceScatter")(u.data.shard_group) if enable else None
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
         """On devices, this unit's collectives use buffers in symmetric memory. On a CPU mesh unsharded parameters already lie in shared
         memory. Raises AssertionError for a unit with custom communication."""
         self._refuse_custom("set_symm_mem")
         for u in (u for u in self._get_fsdp_state().units if u.reduces_by_collectives and u.data.shards > 1):
-            u.gathered.all_gather = torch_comms.SymmMemAllGather(u.data.shard_group, backend)
-            u.gathered.reduce_scatter = torch_comms.SymmMemReduceScatter(u.data.shard_group, backend)
+            u.gathered.all_gather = _comm_of_torch("SymmMemAllGather")(u.data.shard_group, backend)
+            u.gathered.reduce_scatter = _comm_of_torch("SymmMemReduceScatter")(u.data.shard_group, backend)
 
     def set_post_optim_event(self, event: Any) -> None:
         """Makes the next forward's gathers wait for ``event``, a device's event, instead of all that its stream has to do.
 
         On a CPU mesh the host waits for it, with ``synchronize()`` or ``wait()``."""
-        self._get_fsdp_state().settings.post_optim_event = event
+        self._get_fsdp_state().outermost().settings.post_optim_event = event
 
     def _set_unshard_async_op(self, async_op: bool) -> None:
         """Does nothing: no gather makes the program wait before its unit is used."""
@@ -227,7 +229,7 @@ class FSDPModule(TorchFSDPModule):
     def _refuse_custom(self, method: str) -> None:
         for gathered in (u.gathered for u in self._get_fsdp_state().units if u.gathered is not None):
             for what, comm in (("all gather", gathered.all_gather), ("reduce scatter", gathered.reduce_scatter)):
-                if comm is not None and type(comm).__module__ != torch_comms.__name__:
+                if comm is not None and type(comm).__module__ != _TORCHS:
                     raise AssertionError(f"cannot call {method}() when {what} comm is custom: {type(comm).__name__}")
 
     # ---- the rest ----
@@ -297,6 +299,17 @@ def _checked(modules: list[FSDPModule]) -> list[FSDPModule]:
             raise ValueError(f"Expects FSDPModule but got {type(m)}: {m}")
         m._get_fsdp_state()
     return list(modules)
+
+
+# The module of torch's own AllGather and ReduceScatter, which FSDP2's methods choose.
+_TORCHS = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+
+
+def _comm_of_torch(name: str) -> Any:
+    found = getattr(importlib.import_module(_TORCHS), name, None)
+    if found is None:
+        raise Unimplemented(f"torch {torch.__version__} has no {name}", hint="use a later torch, or leave the call out")
+    return found
 
 
 _classes: dict[type, type] = {}

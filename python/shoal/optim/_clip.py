@@ -52,11 +52,11 @@ def clip_grad_norm_(
     part = next((q for q in map(_part, parameters) if q is not None), None)
     if part is not None and not part.last:
         return torch.zeros(())
-    device = local(gradients[0]).device if gradients else torch.device("cpu")
+    device = local(parameters[0]).device if parameters else torch.device("cpu")
     for g in gradients:
         _check(g, device)
     if _by_operators(device):
-        norm = _joined(_over_axes(parameters, _sums_on_device(parameters, order, device), order), order)
+        norm = _joined(_sums_on_device(parameters, order, device), order)
     else:
         norm = _norm(parameters, order) if part is None else _joined(_sums_by_rows(parameters, order), order)
     if not any(g.dtype == torch.float64 for g in gradients):
@@ -68,7 +68,7 @@ def clip_grad_norm_(
             hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it anyway",
         )
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    if _by_operators(device):
+    if _by_operators(device) and gradients:
         torch._foreach_mul_([local(g) for g in gradients], factor)
     elif gradients and factor.item() != 1:  # NaN differs from 1, too
         torch._foreach_mul_([local(g) for g in gradients], factor.item())
@@ -93,35 +93,39 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
     """The norm of the gradients' norms, in fp64, as torch defines it."""
     none = math.inf if order == -math.inf else 0.0
     sums = torch.tensor([none if p.grad is None else _power_sum(_laid_out(p), order) for p in parameters], dtype=torch.float64)
-    return _joined(_over_axes(parameters, sums, order), order)
+    for (mesh, axis), which in _axes(parameters).items():
+        sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
+    return _joined(sums, order)
 
 
 def _sums_on_device(parameters: list[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
-    """The parameters' sums of powers in fp64, by torch's operators."""
-    out = torch.full((len(parameters),), math.inf if order == -math.inf else 0.0, dtype=torch.float64, device=device)
-    with_gradient = [i for i, p in enumerate(parameters) if p.grad is not None]
-    laid_out = [_laid_out(parameters[i]) for i in with_gradient]
-    some = [(i, g) for i, g in zip(with_gradient, laid_out, strict=True) if g.numel()]  # others count as a missing gradient
-    if some:
-        norms = torch.stack([torch.linalg.vector_norm(g, order, dtype=torch.float64) for _, g in some])
-        sums = norms if order == 0 or math.isinf(order) else norms.pow(order)
-        out = out.index_copy(0, torch.tensor([i for i, _ in some], device=device), sums)
-    return out
+    """The parameters' sums of powers over all ranks in fp64, by torch's operators. The host sends no index there, which would wait."""
+    none = torch.full((), math.inf if order == -math.inf else 0.0, dtype=torch.float64, device=device)
+    sums = []
+    for p in parameters:
+        g = None if p.grad is None else _laid_out(p)
+        if g is None or g.numel() == 0:
+            sums.append(none)
+            continue
+        norm = torch.linalg.vector_norm(g, order, dtype=torch.float64)
+        sums.append(norm if order == 0 or math.isinf(order) else norm.pow(order))
+    for (mesh, axis), which in _axes(parameters).items():
+        over_ranks = _over_ranks(torch.stack([sums[i] for i in which]), order, mesh.get_group(axis))
+        for i, one in zip(which, over_ranks.unbind(), strict=True):
+            sums[i] = one
+    return torch.stack(sums) if sums else torch.zeros((0,), dtype=torch.float64, device=device)
 
 
-def _over_axes(parameters: list[torch.Tensor], sums: torch.Tensor, order: float) -> torch.Tensor:
-    """The sums over the ranks that share each parameter."""
-    # By mesh and axis: indices of the parameters that the axis shards. Parameters without a gradient here count, so all ranks have equal
-    # lists.
+def _axes(parameters: list[torch.Tensor]) -> dict[tuple, list[int]]:
+    """By mesh and axis: indices of the parameters that the axis shards. Parameters without a gradient here count, so all ranks have equal
+    lists."""
     axes: dict[tuple, list[int]] = {}
     for i, p in enumerate(parameters):
         if isinstance(p, DTensor):
             for axis, placement in enumerate(p.placements):
                 if not isinstance(placement, Replicate) and p.device_mesh.size(axis) > 1:
                     axes.setdefault((p.device_mesh, axis), []).append(i)
-    for (mesh, axis), which in axes.items():
-        sums[which] = _over_ranks(sums[which], order, mesh.get_group(axis))
-    return sums
+    return axes
 
 
 def _joined(sums: torch.Tensor, order: float) -> torch.Tensor:

@@ -83,7 +83,7 @@ class Collectives:
         """Adds up ``packed`` over the shards' ranks; ``out`` gets this rank's piece."""
         if self.reduce_scatter is not None:
             op = dist.ReduceOp.SUM
-            self.reduce_scatter(output_tensor=out, input_tensor=packed, group=data.shard_group, op=op, async_op=False)
+            self.reduce_scatter(output_tensor=out, input_tensor=packed, group=self._reduce_group(data), op=op, async_op=False)
             return streams.mark()
         group = self._own_shards(data)
         if group is not None:

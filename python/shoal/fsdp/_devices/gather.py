@@ -68,6 +68,7 @@ class PackedGather:
             own = self._buffer.narrow(0, piece * data.shard, piece)
             pack(parameters, own)
             packed = streams.mark()
+        transfers.packed = packed
         with streams.gather:
             packed.wait()
             self._mark = collectives.gather(data, streams, self._buffer, own)
@@ -198,6 +199,7 @@ class MixedGather:
             own = self._buffer.narrow(0, piece * data.shard, piece)
             torch.cat(flat, out=own)
             packed = streams.mark()
+        transfers.packed = packed
         self._mark = packed
         if data.shards > 1:
             with streams.gather:

@@ -50,6 +50,9 @@ class _Done:
     def wait(self) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
 
 DONE: Mark = _Done()
 
@@ -157,6 +160,7 @@ class Transfers:
     def __init__(self, streams: Streams):
         self.streams = streams
         self.rows: Mark = DONE  # the program's writes to rows, which gathers have to see
+        self.packed: Mark = DONE  # the last gather's reads of rows
         self._read: tuple[Mark, torch.Tensor] | None = None  # the buffer of the last gather of a forward, until it is unpacked
         self._reduced: list[Mark] = []
         self._on_host: list[Mark] = []
@@ -165,6 +169,11 @@ class Transfers:
     def order_rows(self, event: Any = None) -> None:
         """Gathers from now on see rows as the present stream leaves them, or as they are at the program's ``event``."""
         self.rows = self.streams.mark() if event is None else self.streams.of_event(event)
+
+    def wait_for_reads(self) -> None:
+        """The host waits until gathers have read rows that lie in its memory, which it is going to write."""
+        self.streams.synchronize(self.packed)
+        self.packed = DONE
 
     # ---- memory ----
 
@@ -202,6 +211,15 @@ class Transfers:
     def accumulated(self) -> None:
         """The present stream has accumulated gradients."""
         self._reduced.append(self.streams.mark())
+
+    def used(self, hook_stream: Any = None) -> None:
+        """The present stream has used accumulated gradients, whose memory returns to the pools of the streams that accumulated them."""
+        if self.streams.asynchronous:
+            return
+        mark = self.streams.mark()
+        for stream in (self.streams.reduce, self.streams.replicas, *(() if hook_stream is None else (self.streams.on(hook_stream),))):
+            with stream:
+                mark.wait()
 
     def to_host(self, gradient: torch.Tensor, pinned: bool, allocated_on: Sequence[AbstractContextManager]) -> torch.Tensor:
         """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish``. ``allocated_on``: the

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,6 +163,8 @@ class Gathered:
         self._shown = True
 
     def reshard(self) -> None:
+        if self._kept is not None:
+            self.drop_begun()  # its packing may still read the rows
         self._drop_smaller()
         if self._shown:
             self._shown = False
@@ -271,7 +274,8 @@ class Gathered:
             if grad is not None:
                 by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
                 del grad
-        each = [Reduction(self._transfers, self._collectives, u, by_dtype.pop(dtype), dtype, everywhere) for dtype in list(by_dtype)]
+        with lasting():  # gradients have histories where the program asks for them (create_graph)
+            each = [Reduction(self._transfers, self._collectives, u, by_dtype.pop(dtype), dtype, everywhere) for dtype in list(by_dtype)]
         self._reductions.append(_Reductions(each))
 
     def _wants_zeros(self, p: ShardedParameter) -> bool:
@@ -282,16 +286,19 @@ class Gathered:
         """Begins the second part of the oldest reduction that is still among shards."""
         reductions = next(r for r in self._reductions if not r.among_replicas)
         reductions.among_replicas = True
-        for reduction in reductions.each:
-            reduction.reduce_replicas()
+        with lasting():
+            for reduction in reductions.each:
+                reduction.reduce_replicas()
 
     def finish_reduce(self) -> None:
         """Accumulates the results of the oldest reduction."""
-        for reduction in self._reductions.popleft().each:
-            reduction.finish()
+        with lasting():
+            for reduction in self._reductions.popleft().each:
+                reduction.finish()
 
     def drop_reductions(self) -> None:
         """Gives up the reductions under way, after an exception."""
-        while self._reductions:
-            for reduction in self._reductions.popleft().each:
+        reductions, self._reductions = self._reductions, deque()
+        for reduction in (one for group in reductions for one in group.each):
+            with suppress(Exception):  # the exception that ended the pass may be this one's
                 reduction.drop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +187,9 @@ class Root:
         announce()
         self.note_left()
         self.step.open_window(caller)
+        if any(u.reads_host_rows for u in self.units):
+            for t in self.transfers:
+                t.wait_for_reads()
 
     def optimizer_begin(self) -> None:
         announce()
@@ -366,7 +368,10 @@ class Root:
         if self._overtaken:  # the gradients of this unit are those of an earlier pass
             return
         self.finish_transfers()
-        self.in_backward_optimizer.update(self.states[unit].units[group])
+        u = self.states[unit].units[group]
+        self.in_backward_optimizer.update(u)
+        for t in self.transfers:
+            t.used(u.all_reduce_hook_stream)
 
     def finish_transfers(self) -> None:
         for t in self.transfers:
@@ -407,8 +412,8 @@ class Root:
         self.reductions.drop()
         for u in self.units:
             if u.gathered is not None:
-                with suppress(Exception):  # the exception may be that of this reduction
-                    u.gathered.drop_reductions()
+                u.gathered.drop_reductions()
+        self.finish_transfers()
 
     def forget_pending(self) -> None:
         for u in self.units:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.utils import _apply_to_tensors
+from torch.distributed.utils import _apply_to_tensors, _to_kwargs
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal._native import AfterForward, View
@@ -218,7 +218,7 @@ class State:
         if not root.complete:
             root.complete_models()
         root.preliminary, self.forwarding = False, True
-        if settings.post_optim_event is not None:
+        if self.is_root and settings.post_optim_event is not None:
             root.rows_event, settings.post_optim_event = settings.post_optim_event, None
             if all(u.data.in_arena for u in root.units):
                 root.order_rows()
@@ -227,8 +227,14 @@ class State:
             root.note_left()
         if self.is_root and settings.joining:
             root.step.set_joining(True)
-        root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
+        try:
+            root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
+        finally:
+            root.rows_event = None  # a later forward does not take an event of this one
         if self.is_root:
+            if self.data.device.type != "cpu":  # as FSDP2's root
+                moved, moved_kwargs = _to_kwargs(args, kwargs, self.data.device, False)
+                args, kwargs = moved[0], moved_kwargs[0]
             root.samples = _samples(args, kwargs) if settings.weigh_samples else None
         if not recomputed:
             _unshard_elsewhere(root, settings.forward_prefetch)

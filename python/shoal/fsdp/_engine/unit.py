@@ -133,6 +133,11 @@ class Unit:
     def reduces_by_collectives(self) -> bool:
         return self.gathered is not None and self.gathered.reduces
 
+    @property
+    def reads_host_rows(self) -> bool:
+        """True if a device copies this rank's rows from the host's memory."""
+        return self.gathered is not None and any(p.home.type == "cpu" for p in self.parameters) and self.data.device.type != "cpu"
+
     def begin_reduce(self, reshard: bool, everywhere: bool) -> None:
         """Publishes this rank's gradients, or their absence, once per backward pass and graph. ``everywhere``: over all replicas."""
         s = self.state
