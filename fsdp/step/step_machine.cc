@@ -189,7 +189,7 @@ void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
     }
   }
   transfers_.clear();
-  std::size_t left = 0;  // of these numbers
+  std::size_t left = 0;  // numbers that have inputs
   for (std::size_t i = 0; i < kept.size(); ++i) left += i == 0 || kept[i].number != kept[i - 1].number;
   for (std::size_t i = 0; i < kept.size(); ++i) {
     Transfer& t = kept[i];
