@@ -215,6 +215,7 @@ const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options
                              .version = 0,
                              .name = "cuda_ipc",
                              .shares_devices = true,
+                             .issues_in_polls = true,
                              .get_version = get_version,
                              .error_string = error_string,
                              .last_error = last_error,

@@ -9,6 +9,11 @@ Result<NcclChannel> NcclChannel::make(const NcclApi& api, std::shared_ptr<const 
 
 NcclChannel::~NcclChannel() { abort(); }
 
+bool NcclChannel::connected() const {
+  const std::lock_guard lock(*mutex_);
+  return comm_.get() != nullptr;
+}
+
 Result<void> NcclChannel::connect(const NcclUniqueId& id, int num_ranks, int rank) {
   const Device::Current current(*device_);
   NcclConfig config;
@@ -23,7 +28,9 @@ Result<void> NcclChannel::connect(const NcclUniqueId& id, int num_ranks, int ran
 }
 
 Result<bool> NcclChannel::ready() {
-  if (!connected()) return false;
+  const std::lock_guard lock(*mutex_);
+  if (aborted_) return fail(unavailable("the communicator was aborted").with_reason("Closed"));
+  if (comm_.get() == nullptr) return false;
   NcclStatus state = nccl::kSuccess;
   const auto status = api_->comm_async_error(comm_.get(), &state);
   if (status != nccl::kSuccess) return fail(from_nccl(*api_, status, comm_.get(), "asking for the state"));
@@ -35,6 +42,8 @@ Result<bool> NcclChannel::ready() {
 
 Result<void> NcclChannel::issue(const std::function<NcclStatus(NcclComm comm, CudaStream stream)>& calls, std::string_view what) {
   const Device::Current current(*device_);
+  const std::lock_guard lock(*mutex_);
+  if (aborted_) return fail(unavailable("the communicator was aborted").with_reason("Closed"));
   auto status = api_->group_start();
   if (status != nccl::kSuccess) return fail(from_nccl(*api_, status, comm_.get(), what));
   const auto called = calls(comm_.get(), stream_.get());
@@ -61,8 +70,11 @@ void NcclChannel::close(const std::function<bool()>& pause) {
 }
 
 void NcclChannel::abort() {
-  if (!connected()) return;
+  if (mutex_ == nullptr) return;
+  const std::lock_guard lock(*mutex_);
+  if (comm_.get() == nullptr) return;
   const Device::Current current(*device_);
+  aborted_ = true;
   (void)api_->comm_abort(comm_.release());
 }
 

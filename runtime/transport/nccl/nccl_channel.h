@@ -1,10 +1,15 @@
-// One NCCL communicator with the stream that its operations run on. All functions belong to the thread that drives the group.
+// One NCCL communicator with the stream that its operations run on.
+//
+// The thread that issues an operation and the thread that watches the group both call it: each call of NCCL is made under a mutex, so that
+// an abort ends a communicator between two calls.
 //
 // No call blocks: the communicator is made with blocking=0, and ready() asks NCCL for its progress. NCCL has no time limit for connecting,
 // so the owner watches the clock and aborts.
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 
 #include "runtime/device/device.h"
@@ -21,15 +26,16 @@ class NcclChannel {
 
   // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only.
   Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank);
-  bool connected() const { return comm_.get() != nullptr; }
-  // False while NCCL still works on the calls that were begun last.
+  bool connected() const;
+  // False while NCCL still works on the calls that were begun last. Unavailable/Closed after abort().
   Result<bool> ready();
   // Makes the calls in one group. Call it when ready() is true; then ready() is false until NCCL has put the calls on the stream.
   Result<void> issue(const std::function<NcclStatus(NcclComm comm, CudaStream stream)>& calls, std::string_view what);
 
   CudaStream stream() const { return stream_.get(); }
   NcclComm comm() const { return comm_.get(); }
-  // Ends the communicator in order: waits for NCCL by calls of pause(). Once pause() returns false, it aborts the communicator.
+  // Ends the communicator in order: waits for NCCL by calls of pause(). Once pause() returns false, it aborts the communicator. No other
+  // thread uses the channel any more.
   void close(const std::function<bool()>& pause);
   // Ends it at once. Work on the stream then ends without its effect.
   void abort();
@@ -52,10 +58,11 @@ class NcclChannel {
       : api_(&api), device_(std::move(device)), stream_(std::move(stream)) {}
 
   const NcclApi* api_;
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // null after a move
   std::shared_ptr<const Device> device_;
   Stream stream_;
   Comm comm_;
-  bool in_progress_ = false;
+  bool in_progress_ = false, aborted_ = false;
 };
 
 }  // namespace shoal::runtime

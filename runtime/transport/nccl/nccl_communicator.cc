@@ -22,7 +22,7 @@ class NcclCommunicator::NcclWork final : public Work {
   NcclWork(std::shared_ptr<NcclCommunicator> communicator, NcclDriver::OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
   bool done() const override { return operation_->done(); }
-  Result<void> wait() override { return communicator_->driver_->wait(*operation_, communicator_->request_.interrupted); }
+  Result<void> wait() override { return communicator_->driver_->wait(*operation_); }
   const NcclOperation& operation() const { return *operation_; }
   bool belongs_to(const NcclCommunicator& communicator) const { return communicator_.get() == &communicator; }
 
@@ -77,8 +77,9 @@ NcclCommunicator::NcclCommunicator(CommunicatorRequest request, std::shared_ptr<
 Result<void> NcclCommunicator::start(const NcclApi& api) {
   SHOAL_TRY(auto channel, connect_by_nccl(api, device_, *control_, *clock_, {request_.nccl->connect_timeout, request_.interrupted}));
   SHOAL_OK(device_->zero(scratch_.get().data(), kScratchBytes, channel.stream()));
-  driver_ = std::make_unique<NcclDriver>(NcclDriver::Parts{&api, device_, control_, clock_, request_.timeout, request_.nccl->in_flight},
-                                         std::move(channel));
+  driver_ = std::make_unique<NcclDriver>(
+      NcclDriver::Parts{&api, device_, control_, clock_, request_.timeout, request_.nccl->in_flight, request_.interrupted},
+      std::move(channel));
   return {};
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/transport/nccl/nccl_driver.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -15,12 +16,13 @@ constexpr Duration kIdle = 1s;                         // the same without pendi
 constexpr auto kLook = 25ms;                           // between two looks at time limits and lost ranks
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
+constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
 constexpr auto kClosing = 1s, kDraining = 5s;
 
 }  // namespace
 
 NcclDriver::NcclDriver(Parts parts, NcclChannel channel)
-    : parts_(std::move(parts)), channel_(std::move(channel)), agreement_(parts_.control) {
+    : parts_(std::move(parts)), order_(NcclIssueOrder::of(*parts_.device)), channel_(std::move(channel)), agreement_(parts_.control) {
   thread_ = std::make_unique<SideThread>([this] { run(); });
 }
 
@@ -59,39 +61,97 @@ std::optional<Error> NcclDriver::prepare(NcclOperation& operation, std::optional
 }
 
 Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after) {
+  SHOAL_TRY(const auto turn, take_turn(parts_.timeout));
+  const std::lock_guard issuing(issuing_);
   CollectivePtr operation;
   {
     const std::lock_guard lock(mutex_);
     operation = make(sequence_ + 1);
+    operation->by_caller = turn.has_value();
     if (auto error = prepare(*operation, after)) return fail(*std::move(error));
     ++sequence_;
     new_collectives_.push_back(operation);
   }
-  submitted_.notify_all();
+  submitted_.notify_all();  // the ranks' calls are compared meanwhile
+  if (operation->by_caller) issue(*operation, channel_);
   return operation;
 }
 
 Result<NcclDriver::OperationPtr> NcclDriver::submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after) {
+  SHOAL_TRY(const auto turn, take_turn(timeout_of(*message)));
+  const std::lock_guard issuing(issuing_);
+  NcclChannel* channel = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (auto error = prepare(*message, after)) return fail(*std::move(error));
+    auto* const lane = find_lane(*message);
+    if (turn && lane != nullptr && lane->open) channel = lane->channel();
+    message->by_caller = channel != nullptr;
     new_messages_.push_back(message);
   }
   submitted_.notify_all();
+  if (channel != nullptr) issue(*message, *channel);
   return message;
 }
 
-Result<void> NcclDriver::wait(const NcclOperation& operation, const std::function<bool()>& interrupted) {
+Result<std::optional<NcclIssueOrder::Turn>> NcclDriver::take_turn(Duration timeout) {
+  if (parts_.api->issues_in_polls) return std::nullopt;
+  SHOAL_TRY(auto turn, order_->take({parts_.clock.get(), timeout, parts_.interrupted}));
+  return std::optional(std::move(turn));
+}
+
+void NcclDriver::issue(NcclOperation& operation, NcclChannel& channel) {
+  // The watching thread ends the operation with the group's cause.
+  if (auto put = put_on_stream(operation, channel); !put) parts_.control->abort(put.error());
+  submitted_.notify_all();
+}
+
+Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& channel) {
+  auto signals_at = parts_.clock->now() + kSignals;
+  Duration pause = kShortest;
+  while (true) {
+    SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
+    if (operation.stage() == NcclOperation::Stage::kOnStream) break;
+    if (moved) continue;
+    if (parts_.control->failed()) return {};
+    SHOAL_OK(signals(signals_at));
+    const auto waited = parts_.clock->now() - operation.began();
+    if (waited > timeout_of(operation)) {
+      return fail(deadline_exceeded(fmt::format("rank {} waited {} ms for the other ranks' part in {}", parts_.control->rank(),
+                                                std::chrono::duration_cast<std::chrono::milliseconds>(waited).count(), operation.what()))
+                      .with_reason("Late")
+                      .with_hint("NCCL connects the devices with a group's first operation; NCCL_DEBUG=INFO prints the connections"));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause + pause / 4, kLongest);
+  }
+  mark_on_stream(operation);
+  return {};
+}
+
+Result<void> NcclDriver::signals(TimePoint& at) const {
+  if (!parts_.interrupted || parts_.clock->now() < at) return {};
+  const bool stop = parts_.interrupted();
+  at = parts_.clock->now() + kSignals;
+  return stop ? fail(cancelled("interrupted by a signal").with_reason("Interrupted")) : Result<void>();
+}
+
+void NcclDriver::mark_on_stream(NcclOperation& operation) {
+  const std::lock_guard lock(mutex_);
+  operation.on_stream = true;
+  changed_.notify_all();
+}
+
+Result<void> NcclDriver::wait(const NcclOperation& operation) {
   std::unique_lock lock(mutex_);
   auto signals_at = parts_.clock->now() + kSignals;
   while (!operation.done()) {
     changed_.wait_for(lock, kSignals);
-    if (operation.done() || !interrupted || parts_.clock->now() < signals_at) continue;
+    if (operation.done()) break;
     lock.unlock();
-    const bool stop = interrupted();
+    const auto stop = signals(signals_at);
     lock.lock();
-    signals_at = parts_.clock->now() + kSignals;
-    if (stop && !operation.done()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
+    if (!stop && !operation.done()) return stop;
   }
   if (operation.error) return fail(*operation.error);
   return {};
@@ -99,7 +159,24 @@ Result<void> NcclDriver::wait(const NcclOperation& operation, const std::functio
 
 Result<void> NcclDriver::order_after(const NcclOperation& operation, CudaStream stream) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return operation.done() || operation.on_stream; });
+  const auto began = parts_.clock->now();
+  auto signals_at = began + kSignals;
+  while (!operation.done() && !operation.on_stream) {
+    changed_.wait_for(lock, kSignals);
+    if (operation.done() || operation.on_stream) break;
+    lock.unlock();
+    const auto stop = signals(signals_at);
+    const auto waited = parts_.clock->now() - began;
+    lock.lock();
+    if (operation.done() || operation.on_stream) break;
+    if (!stop) return stop;
+    if (waited <= timeout_of(operation) + kGrace) continue;
+    return fail(
+        deadline_exceeded(fmt::format("rank {} waited {} ms for {} to be on its stream", parts_.control->rank(),
+                                      std::chrono::duration_cast<std::chrono::milliseconds>(waited).count(), operation.what()))
+            .with_reason("Late")
+            .with_hint("the thread that watches the group is stuck in the driver or in NCCL; NCCL_DEBUG=INFO prints what NCCL does"));
+  }
   if (operation.error) return fail(*operation.error);
   return operation.done() ? Result<void>() : parts_.device->wait(stream, operation.end);
 }
@@ -156,9 +233,23 @@ void NcclDriver::take_submitted() {
   new_messages_.clear();
 }
 
+NcclMessageLane* NcclDriver::find_lane(const NcclMessage& message) {
+  const auto found = lanes_.find({message.way(), message.other()});
+  return found == lanes_.end() ? nullptr : &found->second;
+}
+
 NcclMessageLane& NcclDriver::lane_of(const NcclMessage& message) {
-  return lanes_.try_emplace({message.way(), message.other()}, *parts_.api, parts_.device, parts_.control, message.way(), message.other())
+  return lanes_
+      .try_emplace({message.way(), message.other()}, *parts_.api, parts_.device, parts_.control, *order_, message.way(), message.other())
       .first->second;
+}
+
+void NcclDriver::open_lanes() {
+  for (auto& [key, lane] : lanes_) {
+    if (lane.open || !lane.can_open()) continue;
+    const std::lock_guard lock(mutex_);
+    lane.open = std::none_of(new_messages_.begin(), new_messages_.end(), [&](const auto& m) { return find_lane(*m) == &lane; });
+  }
 }
 
 bool NcclDriver::step() {
@@ -180,16 +271,13 @@ Result<bool> NcclDriver::advance_all() {
     SHOAL_TRY(const bool lane_moved, advance_lane(lane));
     moved |= lane_moved;
   }
+  if (!parts_.api->issues_in_polls) open_lanes();
   return moved;
 }
 
 Result<bool> NcclDriver::advance(NcclOperation& operation, NcclChannel& channel) {
   SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
-  if (moved && operation.stage() == NcclOperation::Stage::kOnStream) {
-    const std::lock_guard lock(mutex_);
-    operation.on_stream = true;
-    changed_.notify_all();
-  }
+  if (moved && operation.stage() == NcclOperation::Stage::kOnStream) mark_on_stream(operation);
   return moved;
 }
 
@@ -197,9 +285,14 @@ Result<bool> NcclDriver::advance_collectives() {
   bool moved = false;
   if (num_on_stream_ < collectives_.size()) {
     auto& next = *collectives_[num_on_stream_];
-    SHOAL_TRY(const bool advanced, advance(next, channel_));
-    moved |= advanced;
-    if (next.stage() >= NcclOperation::Stage::kOnStream) ++num_on_stream_;
+    if (!next.by_caller) {
+      SHOAL_TRY(const bool advanced, advance(next, channel_));
+      moved |= advanced;
+    }
+    if (next.stage() >= NcclOperation::Stage::kOnStream) {
+      ++num_on_stream_;
+      moved = true;
+    }
   }
   if (!agreement_.busy() && num_agreed_ < collectives_.size()) {
     agreement_.begin(collectives_[num_agreed_], timeout_of(*collectives_[num_agreed_]));
@@ -228,11 +321,7 @@ Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
   if (lane.head() == nullptr) return false;
   const auto head = lane.head();
   SHOAL_TRY(const bool moved, lane.advance(timeout_of(*head)));
-  if (moved && head->stage() == NcclOperation::Stage::kOnStream) {
-    const std::lock_guard lock(mutex_);
-    head->on_stream = true;
-    changed_.notify_all();
-  }
+  if (moved && head->stage() == NcclOperation::Stage::kOnStream) mark_on_stream(*head);
   if (head->stage() == NcclOperation::Stage::kPassed) finish(*lane.take(), std::nullopt);
   return moved;
 }
@@ -258,9 +347,14 @@ Result<void> NcclDriver::check() {
       std::any_of(lanes_.begin(), lanes_.end(), [](auto& l) { return l.second.head() != nullptr && l.second.described(); });
   if (!stuck && !any_lane) return {};
   const auto lost = parts_.control->lost();
-  if (stuck) SHOAL_OK(check_operation(*collectives_.front(), lost, -1, now));
+  if (stuck) {
+    SHOAL_OK(channel_.ready());  // an error of NCCL's own
+    SHOAL_OK(check_operation(*collectives_.front(), lost, -1, now));
+  }
   for (auto& [key, lane] : lanes_) {
-    if (lane.head() != nullptr && lane.described()) SHOAL_OK(check_operation(*lane.head(), lost, lane.other(), now));
+    if (lane.head() == nullptr || !lane.described()) continue;
+    SHOAL_OK(lane.channel()->ready());
+    SHOAL_OK(check_operation(*lane.head(), lost, lane.other(), now));
   }
   return {};
 }
@@ -304,7 +398,7 @@ bool NcclDriver::complete_begun() {
     }
   }
   for (auto& [key, lane] : lanes_) {
-    if (lane.head() == nullptr || lane.head()->stage() == Stage::kQueued) continue;
+    if (lane.head() == nullptr || lane.head()->stage() == Stage::kQueued || !lane.described()) continue;
     const auto advanced = lane.advance({});
     if (!advanced) continue;
     if (lane.head()->stage() == Stage::kPassed) {
@@ -317,6 +411,8 @@ bool NcclDriver::complete_begun() {
 }
 
 void NcclDriver::close(const Error& cause) {
+  // A thread that issues leaves as soon as it sees the failure.
+  const std::lock_guard issuing(issuing_);
   if (!closed_) {
     // The agreement that is under way ends at once, since its communicator has failed. It may have come before the failure.
     while (agreement_.busy() && agreement_.settle()) {

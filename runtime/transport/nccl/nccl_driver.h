@@ -1,6 +1,11 @@
-// The thread that makes all calls of NCCL for a group, and the operations that it advances.
+// A group's operations on NCCL: the program's threads issue them, a thread watches them.
 //
-// The thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
+// The thread that submits an operation puts it on the stream in its turn on the device (nccl_issue_order.h), so that NCCL gets all groups'
+// operations in the program's order. It cannot wait for the comparison of the ranks' calls: the watching thread compares them while the
+// device works, and aborts what differs. The watching thread issues only what waits for another rank: a lane's first message, and all of a
+// transport whose polls issue.
+//
+// The watching thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
 // communicator carries the group's failure: the first failure of one rank becomes the cause on all.
 #pragma once
 
@@ -23,8 +28,9 @@ class NcclDriver {
     std::shared_ptr<const Device> device;
     std::shared_ptr<Communicator> control;
     std::shared_ptr<Clock> clock;
-    Duration timeout{};    // for operations that set none
-    Duration in_flight{};  // how long an operation that all ranks have begun may still take after a failure
+    Duration timeout{};                 // for operations that set none
+    Duration in_flight{};               // how long an operation that all ranks have begun may still take after a failure
+    std::function<bool()> interrupted;  // polled by waits of the program's threads; true ends the wait
   };
   // `channel` is connected.
   NcclDriver(Parts parts, NcclChannel channel);
@@ -37,12 +43,14 @@ class NcclDriver {
   // ---- any thread ----
 
   // Submits the operation that `make` makes from its number. The operation begins once the stream `after` has come to this call; without a
-  // stream, at once.
+  // stream, at once. Returns once NCCL has put it on the stream, for which a communicator's first operation may need the other ranks'
+  // calls. A failure of that, a signal too, ends the group; wait() returns it.
   Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
   // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
-  Result<void> wait(const NcclOperation& operation, const std::function<bool()>& interrupted);
-  // Makes `stream` wait for an operation, and returns once the operation is on its way.
+  Result<void> wait(const NcclOperation& operation);
+  // Makes `stream` wait for an operation, and returns once the operation is on its way. The wait for that ends with a signal, and by itself
+  // a moment after the operation's time limit, with DeadlineExceeded/Late: also if the watching thread is stuck in the library.
   Result<void> order_after(const NcclOperation& operation, CudaStream stream);
   // Returns once no operation of a failed group is under way.
   void wait_until_closed();
@@ -54,6 +62,13 @@ class NcclDriver {
   // With the mutex: gives an operation its events, and records that `after` has come to it.
   std::optional<Error> prepare(NcclOperation& operation, std::optional<CudaStream> after);
   Result<Event> take_event();
+  // The device's turn; nothing for a transport whose polls issue.
+  Result<std::optional<NcclIssueOrder::Turn>> take_turn(Duration timeout);
+  // Puts an operation on its stream. The caller has the device's turn and issuing_.
+  void issue(NcclOperation& operation, NcclChannel& channel);
+  Result<void> put_on_stream(NcclOperation& operation, NcclChannel& channel);
+  Result<void> signals(TimePoint& at) const;
+  void mark_on_stream(NcclOperation& operation);
 
   // ---- the thread ----
   void run();
@@ -62,6 +77,7 @@ class NcclDriver {
   bool step();
   Result<bool> advance_all();
   Result<bool> advance_collectives();
+  void open_lanes();
   Result<bool> advance_lane(NcclMessageLane& lane);
   Result<bool> advance(NcclOperation& operation, NcclChannel& channel);
   // The checks of a group that makes no progress: time limits, ranks that are gone.
@@ -73,14 +89,19 @@ class NcclDriver {
   void abort_channels();
   bool idle() const;
   void rest();  // for a moment
+  // With the mutex.
+  NcclMessageLane* find_lane(const NcclMessage& message);
   NcclMessageLane& lane_of(const NcclMessage& message);
   void finish(NcclOperation& operation, std::optional<Error> error);
   Duration timeout_of(const NcclOperation& operation) const;
 
   const Parts parts_;
+  const std::shared_ptr<NcclIssueOrder> order_;
   NcclChannel channel_;
   NcclAgreement agreement_;
 
+  // Held while a program's thread issues, taken after the device's turn. The end of a failed group takes it, so that no thread issues then.
+  std::mutex issuing_;
   std::mutex mutex_;
   std::condition_variable submitted_, changed_, rested_;
   // Guarded by mutex_.
@@ -90,7 +111,7 @@ class NcclDriver {
   std::uint64_t sequence_ = 0;
   bool stopping_ = false, closed_ = false, nudged_ = false;
 
-  // The thread's own.
+  // The thread's own. Its changes of the map are guarded by mutex_, too.
   std::deque<CollectivePtr> collectives_;
   std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // counts of the first ones in collectives_
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;

@@ -1,5 +1,7 @@
 #include "runtime/transport/nccl/nccl_message_lane.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace shoal::runtime {
@@ -16,8 +18,18 @@ std::shared_ptr<NcclMessage> NcclMessageLane::take() {
   return out;
 }
 
+bool NcclMessageLane::can_open() const {
+  return channel_ &&
+         std::all_of(messages_.begin(), messages_.end(), [](const auto& m) { return m->stage() >= NcclOperation::Stage::kOnStream; });
+}
+
 void NcclMessageLane::settle() {
-  if (describing_ != nullptr) (void)std::exchange(describing_, nullptr)->wait();
+  turn_.reset();
+  if (describing_ == nullptr) return;
+  // It may have come before the failure. A message that moves then ends as if it had come earlier.
+  const auto described = std::exchange(describing_, nullptr)->wait();
+  step_ = Step::kIdle;
+  if (described && channel_ && (way_ == Way::kSend || check_description())) step_ = Step::kMove;
 }
 
 Result<bool> NcclMessageLane::advance(Duration timeout) {
@@ -40,9 +52,27 @@ Result<bool> NcclMessageLane::advance(Duration timeout) {
       return ready;
     }
     case Step::kMove:
-      return messages_.front()->advance(api_, *device_, *channel_);
+      return advance_head();
   }
   return false;
+}
+
+Result<bool> NcclMessageLane::advance_head() {
+  using Stage = NcclOperation::Stage;
+  auto& head = *messages_.front();
+  if (head.stage() >= Stage::kOnStream || api_.issues_in_polls) return head.advance(api_, *device_, *channel_);
+  if (head.by_caller) return false;
+  if (head.stage() == Stage::kQueued && !turn_) {
+    auto turn = order_.try_take();
+    if (!turn) return false;
+    turn_.emplace(*std::move(turn));
+  }
+  const auto moved = head.advance(api_, *device_, *channel_);
+  // With its first message NCCL connects the two devices, for which it needs the other rank's call. In a ring of messages, the other rank
+  // may only make it once this one has made another. So no thread waits for this message.
+  if (!used_ || !moved || head.stage() == Stage::kOnStream) turn_.reset();
+  used_ |= head.stage() == Stage::kOnStream;
+  return moved;
 }
 
 Result<void> NcclMessageLane::describe(Duration timeout) {

@@ -1,12 +1,17 @@
 // The messages from one rank to another, in order, on an NCCL communicator of these two ranks. It is made with the first message.
 //
 // NCCL runs the operations of a communicator one after the other. With a communicator per direction, a send never waits for another
-// message of its rank, as a ring of sends would. Before each message, the sender describes it over the group's control communicator.
+// message of its rank, as a ring of sends would. The sender describes each message over the group's control communicator.
+//
+// The first message waits until both ranks have called, without holding up its program, as another rank may call later. So the thread that
+// watches the group issues it, out of the program's order. Then the lane is open: the threads that submit messages issue them at once, and
+// the watching thread compares their descriptions afterwards.
 #pragma once
 
 #include <deque>
 #include <memory>
 
+#include "runtime/transport/nccl/nccl_issue_order.h"
 #include "runtime/transport/nccl/nccl_operation.h"
 
 namespace shoal::runtime {
@@ -15,8 +20,14 @@ class NcclMessageLane {
  public:
   using Way = NcclMessage::Way;
 
-  NcclMessageLane(const NcclApi& api, std::shared_ptr<const Device> device, std::shared_ptr<Communicator> control, Way way, int other)
-      : api_(api), device_(std::move(device)), control_(std::move(control)), way_(way), other_(other) {}
+  NcclMessageLane(const NcclApi& api, std::shared_ptr<const Device> device, std::shared_ptr<Communicator> control, NcclIssueOrder& order,
+                  Way way, int other)
+      : api_(api), device_(std::move(device)), control_(std::move(control)), order_(order), way_(way), other_(other) {}
+
+  // Threads that submit messages issue them. Guarded by the driver's mutex.
+  bool open = false;
+
+  // ---- the watching thread ----
 
   void add(std::shared_ptr<NcclMessage> message) { messages_.push_back(std::move(message)); }
   // The message that advances; nullptr if there is none.
@@ -31,7 +42,9 @@ class NcclMessageLane {
   Result<bool> advance(Duration timeout);
   // Removes the head, once it has passed or failed.
   std::shared_ptr<NcclMessage> take();
-  // Waits until the description uses its memory no more, after the control communicator has failed.
+  // True once the lane can be opened: it is connected, and all its messages are on the stream.
+  bool can_open() const;
+  // Waits until the description uses its memory no more, after the control communicator has failed, and gives the device's turn back.
   void settle();
 
  private:
@@ -46,10 +59,12 @@ class NcclMessageLane {
   Result<void> describe(Duration timeout);
   Result<void> check_description() const;
   Result<void> connect();
+  Result<bool> advance_head();
 
   const NcclApi& api_;
   const std::shared_ptr<const Device> device_;
   const std::shared_ptr<Communicator> control_;
+  NcclIssueOrder& order_;
   const Way way_;
   const int other_;
   std::deque<std::shared_ptr<NcclMessage>> messages_;
@@ -57,6 +72,8 @@ class NcclMessageLane {
   Step step_ = Step::kIdle;
   Description description_;
   WorkPtr describing_;
+  std::optional<NcclIssueOrder::Turn> turn_;  // while NCCL works on what this lane has begun
+  bool used_ = false;                         // a message has been on the channel
 };
 
 }  // namespace shoal::runtime

@@ -38,7 +38,7 @@ bool even(const std::vector<std::size_t>& counts) {
 }  // namespace
 
 Result<bool> NcclOperation::advance(const NcclApi& api, const Device& device, NcclChannel& channel) {
-  switch (stage_) {
+  switch (stage()) {
     case Stage::kQueued: {
       SHOAL_TRY(const bool can_begin, channel.ready());
       if (!can_begin) return false;

@@ -1,6 +1,7 @@
 // An operation on its way through NCCL: queued, begun on its channel, passed by the device, and ended with a result.
 //
-// The thread that drives the group advances it. Other threads read the fields that the driver's mutex guards.
+// The thread that submits it issues it, up to stage kOnStream. The thread that watches the group advances it from there, and does all of it
+// for an operation that it issues itself. Other threads read the fields that the driver's mutex guards.
 #pragma once
 
 #include <atomic>
@@ -22,9 +23,11 @@ class NcclOperation {
   const Call& call() const { return call_; }
   TimePoint began() const { return began_; }
 
-  // ---- the driving thread ----
+  bool by_caller = false;  // the thread that submits it issues it; set before other threads see the operation
+
+  // ---- the thread that issues, then the one that watches ----
   enum class Stage { kQueued, kBegun, kOnStream, kPassed };
-  Stage stage() const { return stage_; }
+  Stage stage() const { return stage_.load(std::memory_order_acquire); }
   // Advances to the next stage, if the channel is ready for it. Returns true after progress. `end` is recorded behind the operation.
   Result<bool> advance(const NcclApi& api, const Device& device, NcclChannel& channel);
   // The time at which it was first seen to wait for a rank that is gone.
@@ -49,7 +52,7 @@ class NcclOperation {
   const std::string what_;
   const Call call_;
   const TimePoint began_;
-  Stage stage_ = Stage::kQueued;
+  std::atomic<Stage> stage_{Stage::kQueued};
   std::atomic<bool> done_{false};
 };
 

@@ -1,8 +1,11 @@
 // NcclCommunicator beyond the conformance suite: devices, streams, the faults of NCCL, and what a group leaves behind.
+#include <algorithm>
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <future>
+#include <random>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -30,15 +33,15 @@ class NcclTest : public testing::Test {
     for (const auto& violation : nccl_.take_violations()) ADD_FAILURE() << violation;
   }
 
-  Result<std::shared_ptr<Communicator>> join(int rank, int world_size, NcclTransport transport) {
+  Result<std::shared_ptr<Communicator>> join(int rank, int world_size, NcclTransport transport, const std::string& name = "group") {
     CommunicatorRequest request;
     request.rank = rank;
     request.world_size = world_size;
-    request.name = "group";
+    request.name = name;
     request.timeout = 60s;
     if (rank == 0) request.interrupted = interrupted_;
     transport.cuda = &cuda_.api();
-    transport.api = &nccl_.api();
+    if (transport.api == nullptr) transport.api = &nccl_.api();
     request.nccl = std::move(transport);
     auto& memory = request.memory.emplace();
     memory.spins = false;
@@ -47,9 +50,10 @@ class NcclTest : public testing::Test {
   }
   // Runs `program` on every rank, with its result of join() and its device.
   using Program = std::function<void(Result<std::shared_ptr<Communicator>>, int rank)>;
-  void run(int world_size, const Program& program, const std::function<NcclTransport(int)>& transport = own_device) {
+  void run(int world_size, const Program& program, const std::function<NcclTransport(int)>& transport = own_device,
+           const std::string& name = "group") {
     std::vector<std::thread> ranks;
-    for (int r = 0; r < world_size; ++r) ranks.emplace_back([&, r] { program(join(r, world_size, transport(r)), r); });
+    for (int r = 0; r < world_size; ++r) ranks.emplace_back([&, r] { program(join(r, world_size, transport(r), name), r); });
     for (auto& rank : ranks) rank.join();
   }
   static NcclTransport own_device(int rank) { return {.device = rank, .current_stream = nullptr}; }
@@ -279,8 +283,8 @@ TEST_F(NcclTest, AWaitEndsOnASignalAndTheOperationGoesOn) {
     auto& c = **joined;
     const Tensor t(c, {1});
     if (rank == 0) {
-      interrupted = true;
       const auto work = sum(c, t);
+      interrupted = true;
       EXPECT_EQ(work->wait().error().reason(), "Interrupted");
       ASSERT_TRUE(c.send(t.bytes(), 1, DType::kFloat32, 0, {})->wait());  // lets the other rank go on
       ASSERT_TRUE(work->wait());
@@ -369,6 +373,301 @@ TEST_F(NcclTest, GenerationsLeaveNothingBehind) {
   });
 }
 
+// ---- one order of issue ----
+
+TEST_F(NcclTest, OrderingAStreamBehindAMessageEndsOnASignalAndTheMessageGoesOn) {
+  std::atomic<bool> interrupted{false};
+  interrupted_ = [&] { return interrupted.exchange(false); };
+  std::promise<void> ended;
+  run(2, [&](auto joined, int rank) {
+    auto& c = dynamic_cast<NcclCommunicator&>(**joined);
+    const Tensor t(c, {static_cast<float>(rank)});
+    if (rank == 1) {
+      ended.get_future().wait();
+      EXPECT_TRUE(c.send(t.bytes(), 0, DType::kFloat32, 0, {})->wait());
+      return;
+    }
+    const auto stream = c.device().make_stream().value();
+    const auto received = c.receive(t.bytes(), 1, DType::kFloat32, 0, {});
+    interrupted = true;
+    const auto ordered = c.order_after(*received, stream.get());
+    ended.set_value();
+    ASSERT_FALSE(ordered);
+    EXPECT_EQ(ordered.error().code(), Code::kCancelled);
+    EXPECT_EQ(ordered.error().reason(), "Interrupted");
+    EXPECT_TRUE(c.order_after(*received, stream.get()));
+    EXPECT_TRUE(received->wait());
+    EXPECT_EQ(t.read()[0], 1);
+  });
+}
+
+TEST_F(NcclTest, OrderingAStreamHasALimitAlsoIfTheWatchingThreadIsStuck) {
+  std::promise<void> ended;
+  run(2, [&](auto joined, int rank) {
+    auto& c = dynamic_cast<NcclCommunicator&>(**joined);
+    const Tensor t(c, {1});
+    ASSERT_TRUE(c.barrier({})->wait());
+    nccl_.hold_init(true);
+    if (rank == 1) {
+      const auto sent = c.send(t.bytes(), 0, DType::kFloat32, 0, {});
+      ended.get_future().wait();
+      (void)sent->wait();
+      return;
+    }
+    const auto stream = c.device().make_stream().value();
+    Call call;
+    call.timeout = 200ms;
+    const auto received = c.receive(t.bytes(), 1, DType::kFloat32, 0, call);
+    const auto ordered = c.order_after(*received, stream.get());
+    nccl_.hold_init(false);
+    ended.set_value();
+    (void)received->wait();
+    ASSERT_FALSE(ordered);
+    EXPECT_EQ(ordered.error().code(), Code::kDeadlineExceeded);
+    EXPECT_EQ(ordered.error().reason(), "Late");
+  });
+}
+
+TEST_F(NcclTest, ACallThatNcclDoesNotPutOnTheStreamEndsWithItsLimitOrASignal) {
+  for (const bool signal : {true, false}) {
+    std::atomic<bool> interrupted{false};
+    interrupted_ = [&] { return interrupted.load(); };
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          if (rank == 1) {
+            while (!c.failed()) std::this_thread::yield();
+            return;
+          }
+          nccl_.hang_launches(true);
+          Call call;
+          call.timeout = signal ? 60s : 100ms;
+          interrupted = signal;
+          const auto ended = sum(c, t, call)->wait();
+          nccl_.hang_launches(false);
+          ASSERT_FALSE(ended);
+          EXPECT_EQ(ended.error().reason(), signal ? "Interrupted" : "Late") << ended.error().to_string();
+        },
+        own_device, signal ? "interrupted" : "late");
+    // The device's turn is free again.
+    interrupted_ = nullptr;
+    run(
+        2,
+        [&](auto joined, int) {
+          const Tensor t(**joined, {1});
+          EXPECT_TRUE(sum(**joined, t)->wait());
+        },
+        own_device, signal ? "after a signal" : "after a limit");
+  }
+}
+
+TEST_F(NcclTest, CallsThatDifferAreReportedWhileNcclWaitsForTheOtherRank) {
+  nccl_.hang_launches(true);
+  run(2, [&](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, {1});
+    const auto ended = (rank == 0 ? sum(c, t) : c.broadcast(t.bytes(), 0, DType::kFloat32, {}))->wait();
+    ASSERT_FALSE(ended);
+    EXPECT_EQ(ended.error().reason(), "Diverged");
+    for (const auto* const call : {"all_reduce", "broadcast"}) EXPECT_NE(ended.error().message().find(call), std::string::npos);
+  });
+  nccl_.hang_launches(false);
+}
+
+// Four ranks as a mesh of 2x2, each with a group of its shards, one of its replicas, and the user's own group of all.
+class IssueOrderTest : public NcclTest {
+ protected:
+  static constexpr int kRanks = 4;
+  struct Mesh {
+    int rank;
+    std::shared_ptr<Communicator> shards, replicas, all;
+    std::vector<std::unique_ptr<Tensor>> tensors;
+  };
+  struct Step {
+    enum class Kind { kShards, kReplicas, kAll, kUp, kDown } kind;  // sums of a group, or messages between a row's two ranks
+    std::size_t numel;
+  };
+  static std::vector<Step> program(std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<Step> out(10);
+    for (auto& step : out) step = {static_cast<Step::Kind>(random() % 5), 1 + random() % kNumel};
+    return out;
+  }
+
+  // Each rank runs `program` with each seed.
+  void run_mesh(std::uint32_t num_seeds, const NcclApi* api, const std::function<void(std::uint32_t seed, Mesh&)>& steps) {
+    std::barrier together(kRanks);
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < kRanks; ++r) {
+      ranks.emplace_back([&, r] {
+        const NcclTransport transport{.device = r, .current_stream = nullptr, .api = api};
+        const auto row = std::to_string(r / 2), column = std::to_string(r % 2);
+        Mesh mesh{r,
+                  join(r % 2, 2, transport, "shards" + row).value(),
+                  join(r / 2, 2, transport, "replicas" + column).value(),
+                  join(r, kRanks, transport, "all").value(),
+                  {}};
+        for (int i = 0; i < 10; ++i) mesh.tensors.push_back(std::make_unique<Tensor>(*mesh.all, std::vector<float>(kNumel)));
+        threads_[static_cast<std::size_t>(r)] = std::this_thread::get_id();
+        for (const auto kind : {Step::Kind::kUp, Step::Kind::kDown}) ASSERT_TRUE(begin(mesh, {kind, 1}, 0)->wait());
+        together.arrive_and_wait();
+        if (r == 0) nccl_.check_order(true);
+        together.arrive_and_wait();
+        for (std::uint32_t seed = 0; seed < num_seeds; ++seed) {
+          if (r == 0) nccl_.launch_with_look(static_cast<int>(1 + seed % 4));
+          steps(seed, mesh);
+          together.arrive_and_wait();
+          if (r == 0) take_issues();
+          together.arrive_and_wait();
+        }
+        if (r == 0) nccl_.check_order(false);
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+    nccl_.launch_with_look(2);
+  }
+  static WorkPtr begin(Mesh& mesh, const Step& step, std::size_t index) {
+    const auto bytes = mesh.tensors[index]->bytes().first(step.numel * sizeof(float));
+    const bool sends = (mesh.rank % 2 == 0) == (step.kind == Step::Kind::kUp);
+    switch (step.kind) {
+      case Step::Kind::kShards:
+        return mesh.shards->all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum, {});
+      case Step::Kind::kReplicas:
+        return mesh.replicas->all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum, {});
+      case Step::Kind::kAll:
+        return mesh.all->all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum, {});
+      default:
+        return sends ? mesh.shards->send(bytes, 1 - mesh.rank % 2, DType::kFloat32, 0, {})
+                     : mesh.shards->receive(bytes, 1 - mesh.rank % 2, DType::kFloat32, 0, {});
+    }
+  }
+  static float result(const Step& step, int rank) {
+    const auto r = static_cast<float>(rank);
+    switch (step.kind) {
+      case Step::Kind::kShards:
+        return rank < 2 ? 1 : 5;
+      case Step::Kind::kReplicas:
+        return rank % 2 == 0 ? 2 : 4;
+      case Step::Kind::kAll:
+        return 6;
+      default:
+        return r - static_cast<float>(step.kind == Step::Kind::kUp ? rank % 2 : rank % 2 - 1);
+    }
+  }
+  // A rank waits at places of its own.
+  static void run_seed(std::uint32_t seed, Mesh& mesh) {
+    std::mt19937 own(seed * kRanks + static_cast<std::uint32_t>(mesh.rank) + 1);
+    const auto steps = program(seed);
+    std::vector<WorkPtr> works;
+    for (auto& tensor : mesh.tensors) {
+      auto* const values = reinterpret_cast<float*>(tensor->bytes().data());
+      std::fill(values, values + kNumel, static_cast<float>(mesh.rank));
+    }
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      for (auto yields = own() % 4; yields > 0; --yields) std::this_thread::yield();
+      works.push_back(begin(mesh, steps[i], i));
+      if (own() % 5 != 0) continue;
+      ASSERT_TRUE(works[own() % works.size()]->wait());
+    }
+    for (const auto& work : works) ASSERT_TRUE(work->wait());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const auto* const values = reinterpret_cast<const float*>(mesh.tensors[i]->bytes().data());
+      ASSERT_EQ(values[steps[i].numel - 1], result(steps[i], mesh.rank)) << "seed " << seed << ", step " << i;
+    }
+  }
+  void take_issues() {
+    for (const auto& issue : nccl_.take_issues()) {
+      ++num_issues_;
+      num_of_others_ += issue.thread == threads_[static_cast<std::size_t>(issue.device)] ? 0 : 1;
+    }
+  }
+
+  static constexpr std::size_t kNumel = 64;
+  std::array<std::thread::id, kRanks> threads_;
+  std::size_t num_issues_ = 0, num_of_others_ = 0;  // by all threads; by others than the programs'
+};
+
+TEST_F(IssueOrderTest, GroupsAndMessagesAreIssuedByTheProgramInItsOrder) {
+  run_mesh(200, nullptr, run_seed);
+  EXPECT_EQ(num_issues_, 200u * kRanks * 10);
+  EXPECT_EQ(num_of_others_, 0u);
+}
+
+TEST_F(NcclTest, ThreadsOfAProgramTakeTurnsOnADevice) {
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r) {
+    for (const auto* const group : {"first", "second"}) {
+      ranks.emplace_back([&, r, group] {
+        const auto c = join(r, 2, own_device(r), group).value();
+        const Tensor t(*c, {1});
+        for (int i = 0; i < 100; ++i) ASSERT_TRUE(sum(*c, t)->wait());
+        EXPECT_TRUE(c->barrier({})->wait());
+      });
+    }
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+// A planted fault: each group's watching thread issues, as in a transport whose polls issue.
+TEST_F(IssueOrderTest, IssuesOfTheWatchingThreadsAreNoticed) {
+  auto api = nccl_.api();
+  api.issues_in_polls = true;
+  run_mesh(20, &api, run_seed);
+  EXPECT_EQ(num_issues_, 20u * kRanks * 10);
+  EXPECT_EQ(num_of_others_, num_issues_);
+  const auto violations = nccl_.take_violations();
+  EXPECT_TRUE(
+      std::any_of(violations.begin(), violations.end(), [](const auto& v) { return v.find("are on the stream") != std::string::npos; }));
+}
+
+TEST_F(IssueOrderTest, AnotherOrderOnOneRankIsNoticed) {
+  run_mesh(1, nullptr, [](std::uint32_t, Mesh& mesh) {
+    std::vector<Step> steps{{Step::Kind::kShards, 1}, {Step::Kind::kAll, 1}};
+    if (mesh.rank == 1) std::swap(steps[0], steps[1]);
+    const auto first = begin(mesh, steps[0], 0), second = begin(mesh, steps[1], 1);
+    ASSERT_TRUE(first->wait());
+    ASSERT_TRUE(second->wait());
+  });
+  const auto violations = nccl_.take_violations();
+  ASSERT_FALSE(violations.empty());
+  for (const auto& violation : violations) EXPECT_NE(violation.find("has issued"), std::string::npos) << violation;
+}
+
+// A ring of first messages, each longer than what NCCL buffers, ends although every rank sends before it receives.
+TEST_F(NcclTest, ARingOfFirstMessagesEnds) {
+  run(3, [](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor out(c, std::vector<float>(64, static_cast<float>(rank))), in(c, std::vector<float>(64));
+    const auto sent = c.send(out.bytes(), (rank + 1) % 3, DType::kFloat32, 0, {});
+    const auto received = c.receive(in.bytes(), (rank + 2) % 3, DType::kFloat32, 0, {});
+    ASSERT_TRUE(received->wait());
+    ASSERT_TRUE(sent->wait());
+    EXPECT_EQ(in.read()[0], static_cast<float>((rank + 2) % 3));
+    ASSERT_TRUE(c.barrier({})->wait());
+  });
+}
+
+TEST_F(NcclTest, AMessageThatDoesNotMatchOnAnOpenLaneIsReportedOnBothRanks) {
+  run(2, [](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, std::vector<float>(8));
+    const auto move = [&](std::size_t bytes, std::uint32_t tag) {
+      const auto data = t.bytes().first(bytes);
+      return rank == 0 ? c.send(data, 1, DType::kFloat32, tag, {}) : c.receive(data, 0, DType::kFloat32, tag, {});
+    };
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(move(32, 0)->wait());
+    ASSERT_TRUE(c.barrier({})->wait());
+    const auto ended = move(16, rank == 0 ? 7u : 8u)->wait();
+    const auto failed = ended ? c.barrier({})->wait() : ended;
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().reason(), "Diverged") << failed.error().to_string();
+    EXPECT_NE(failed.error().to_string().find("rank 0 sends 16 bytes of float32 with tag 7"), std::string::npos);
+    EXPECT_NE(failed.error().to_string().find("expects 16 bytes of float32 with tag 8"), std::string::npos);
+  });
+}
+
 // ---- the fake's own strictness ----
 
 class FakeNcclTest : public NcclTest {
@@ -403,6 +702,17 @@ TEST_F(FakeNcclTest, OneDeviceInTwoRanksIsInvalidUsage) {
   connect(0);
   const auto ready = channels_[0].ready();
   EXPECT_EQ(ready.error().code(), Code::kInvalidArgument);
+}
+
+TEST_F(FakeNcclTest, CallsToTwoCommunicatorsOfADeviceAtOnceAreNoticed) {
+  connect(1);
+  connect(1);
+  for (auto& channel : channels_) ASSERT_TRUE(channel.ready().value());
+  const Tensor t(*devices_[0], {1});
+  ASSERT_EQ(call(0, t, channels_[0].stream()), nccl::kInProgress);
+  std::thread([&] { EXPECT_EQ(call(2, t, channels_[2].stream()), nccl::kInProgress); }).join();
+  expect("are on the stream");
+  for (auto& channel : channels_) channel.abort();
 }
 
 TEST_F(FakeNcclTest, AGroupThatIsNotEndedIsNoticed) {

@@ -48,6 +48,8 @@ struct NcclApi {
   int version = 0;              // 22703 for 2.27.3
   const char* name = "nccl";    // the transport that uses this table
   bool shares_devices = false;  // several ranks may have one device
+  // comm_async_error() itself puts the operations on the stream, in steps that wait for the other ranks. So no caller waits for it.
+  bool issues_in_polls = false;
 
   NcclStatus (*get_version)(int* version);
   const char* (*error_string)(NcclStatus status);

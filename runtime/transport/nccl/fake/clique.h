@@ -84,8 +84,9 @@ struct ncclComm {
   int device = 0;
   shoal::runtime::NcclStatus state = shoal::runtime::nccl::kInProgress;
   bool connected = false, finalized = false;
-  int polls = 0;                                     // since the last call that is in progress
-  std::vector<shoal::runtime::FakeOperation> begun;  // the last group's calls, not yet on the stream
+  std::uint64_t number = 0, num_issued = 0, num_launched = 0;  // its id's; groups of calls issued, and put on the stream
+  int polls = 0;                                               // since the last call that is in progress
+  std::vector<shoal::runtime::FakeOperation> begun;            // the last group's calls, not yet on the stream
 };
 
 namespace shoal::runtime {

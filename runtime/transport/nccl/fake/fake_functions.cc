@@ -71,7 +71,8 @@ struct FakeNcclFunctions {
     if (device < 0) return machine().refuse(nccl::kUnhandledCudaError, "a communicator without a current device");
     std::uint64_t number = 0;
     std::memcpy(&number, id.bytes, sizeof number);
-    const std::lock_guard lock(machine().mutex_);
+    std::unique_lock lock(machine().mutex_);
+    machine().init_.wait(lock, [] { return !machine().hold_init_; });
     if (number == 0 || number > machine().num_ids_) return nccl::kInvalidArgument;
     auto& clique = machine().cliques_[number];
     if (clique == nullptr) clique = std::make_shared<FakeClique>(num_ranks, [](std::string what) { machine().violation(std::move(what)); });
@@ -83,6 +84,7 @@ struct FakeNcclFunctions {
     comm->clique = clique;
     comm->member.rank = rank;
     comm->device = device;
+    comm->number = number;
     machine().comms_[comm.get()] = comm;
     *out = comm.get();
     return nccl::kInProgress;
@@ -117,8 +119,9 @@ struct FakeNcclFunctions {
           }
         } else if (comm->finalized) {
           if (comm->clique->num_running(comm->member) == 0) comm->state = nccl::kSuccess;
-        } else if (++comm->polls > 1) {  // the first look comes too early
+        } else if (!machine().hang_launches_ && ++comm->polls >= machine().launching_look_) {
           comm->state = nccl::kSuccess;
+          ++comm->num_launched;
           launched = std::exchange(comm->begun, {});
         }
       }
@@ -182,6 +185,9 @@ struct FakeNcclFunctions {
     const auto calls = std::exchange(grouped, {});
     if (const auto status = machine().take_failure("ncclGroupEnd"); status != nccl::kSuccess) return status;
     const std::lock_guard lock(machine().mutex_);
+    std::set<NcclComm> group;
+    for (const auto& [handle, operation] : calls) group.insert(handle);
+    for (const auto& handle : group) machine().note_issue(*machine().comms_.at(handle), group);
     for (const auto& [handle, operation] : calls) {
       auto& comm = *machine().comms_.at(handle);
       if (!comm.begun.empty() && comm.begun.front().stream != operation.stream) {

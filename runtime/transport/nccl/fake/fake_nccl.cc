@@ -1,5 +1,7 @@
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 
+#include <fmt/format.h>
+
 namespace shoal::runtime {
 
 FakeNccl& FakeNccl::machine() {
@@ -22,11 +24,39 @@ void FakeNccl::hang_operations(bool hang) {
   FakeClique::hang = hang;
 }
 
+void FakeNccl::hang_launches(bool hang) {
+  const std::lock_guard lock(mutex_);
+  hang_launches_ = hang;
+}
+
+void FakeNccl::launch_with_look(int number) {
+  const std::lock_guard lock(mutex_);
+  launching_look_ = number;
+}
+
+void FakeNccl::hold_init(bool hold) {
+  {
+    const std::lock_guard lock(mutex_);
+    hold_init_ = hold;
+  }
+  init_.notify_all();
+}
+
+void FakeNccl::check_order(bool check) {
+  const std::lock_guard lock(mutex_);
+  check_order_ = check;
+}
+
 void FakeNccl::break_device(int device, NcclStatus status) {
   const std::lock_guard lock(mutex_);
   for (auto& [handle, comm] : comms_) {
     if (comm->device == device) comm->state = status;
   }
+}
+
+std::vector<FakeNccl::Issue> FakeNccl::take_issues() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(issues_, {});
 }
 
 std::vector<std::string> FakeNccl::take_violations() {
@@ -37,6 +67,36 @@ std::vector<std::string> FakeNccl::take_violations() {
 std::size_t FakeNccl::num_communicators() const {
   const std::lock_guard lock(mutex_);
   return comms_.size();
+}
+
+void FakeNccl::note_issue(FakeComm& comm, const std::set<NcclComm>& group) {
+  ++comm.num_issued;
+  Issue issue{std::this_thread::get_id(), comm.device, comm.number, comm.num_issued, {}};
+  for (const auto& [handle, other] : comms_) {
+    if (other.get() == &comm || other->device != comm.device) continue;
+    issue.before[other->number] = other->num_issued;
+    // The first message of a communicator connects the two ranks. It needs the other rank's call, so no thread may wait for it.
+    const bool connects = other->num_launched == 0 && !other->begun.empty() && other->begun.front().message();
+    if (other->begun.empty() || connects || group.count(handle) > 0) continue;
+    violations_.push_back(fmt::format("calls to communicator {} of device {} before those to communicator {} are on the stream",
+                                      comm.number, comm.device, other->number));
+  }
+  if (!check_order_) return;
+  compare_orders(issue);
+  issues_.push_back(std::move(issue));
+}
+
+void FakeNccl::compare_orders(const Issue& issue) {
+  for (const auto& other : issues_) {
+    if (other.communicator != issue.communicator || other.number != issue.number || other.device == issue.device) continue;
+    for (const auto& [communicator, number] : issue.before) {
+      const auto found = other.before.find(communicator);
+      if (found == other.before.end() || found->second == number) continue;
+      violations_.push_back(
+          fmt::format("before issue {} to communicator {}, device {} has issued {} times to communicator {}, device {} {} times",
+                      issue.number, issue.communicator, issue.device, number, communicator, other.device, found->second));
+    }
+  }
 }
 
 void FakeNccl::violation(std::string what) {

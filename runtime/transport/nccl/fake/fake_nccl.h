@@ -1,14 +1,17 @@
 // NCCL for tests: ranks are threads, devices those of FakeCuda. It moves real bytes on the streams, and reduces in rank order.
 //
 // It refuses what NCCL refuses. It also notices what makes NCCL hang or mix up data: operations that differ, a group that is not ended, use
-// after an abort. Such a misuse is recorded as a violation. Operations that differ never end, as on devices, until their communicators are
-// aborted.
+// after an abort, calls to a communicator while NCCL still works on those to another one of the device. Such a misuse is recorded as a
+// violation. Operations that differ never end, as on devices, until their communicators are aborted.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/transport/nccl/fake/clique.h"
@@ -30,21 +33,43 @@ class FakeNccl {
   void hang_operations(bool hang);
   // The communicators of a device get an error of their own, as after a broken link.
   void break_device(int device, NcclStatus status);
+  // Calls that begin from now on never come to their streams, until hang_launches(false): NCCL waits for the other ranks to connect.
+  void hang_launches(bool hang);
+  // NCCL puts calls on their stream with this look at it.
+  void launch_with_look(int number);
+  // The thread that makes a communicator is stuck until hold_init(false).
+  void hold_init(bool hold);
+  // Records issues, and as a violation two ranks that issue to two communicators in different orders.
+  void check_order(bool check);
 
   // ---- for a test to read ----
 
+  // One group of calls to a communicator.
+  struct Issue {
+    std::thread::id thread;
+    int device;
+    std::uint64_t communicator, number;             // the number counts the issues of this rank to the communicator
+    std::map<std::uint64_t, std::uint64_t> before;  // issues to the other communicators of the device, by communicator
+  };
+  std::vector<Issue> take_issues();  // since check_order(true)
   std::vector<std::string> take_violations();
   std::size_t num_communicators() const;  // neither destroyed nor aborted
 
  private:
   friend struct FakeNcclFunctions;
+  // With the mutex.
+  void note_issue(FakeComm& comm, const std::set<NcclComm>& group);
+  void compare_orders(const Issue& issue);
   void violation(std::string what);
   NcclStatus refuse(NcclStatus status, std::string what);
   NcclStatus take_failure(const std::string& function);
 
   mutable std::mutex mutex_;
   std::uint64_t num_ids_ = 0;
-  bool hang_ = false;
+  bool hang_ = false, hang_launches_ = false, hold_init_ = false, check_order_ = false;
+  int launching_look_ = 2;  // the first look comes too early
+  std::condition_variable init_;
+  std::vector<Issue> issues_;
   std::map<std::string, NcclStatus> failures_;
   std::map<std::uint64_t, std::shared_ptr<FakeClique>> cliques_;
   std::map<NcclComm, std::shared_ptr<FakeComm>> comms_;  // live ones
