@@ -3,8 +3,10 @@
 
 from shoal.fsdp import _later
 from shoal.fsdp._devices import collectives, gather
+from shoal.fsdp._devices.gather import MixedGather, PackedGather
 from shoal.fsdp._devices.groups import groups
-from shoal.fsdp._devices.streams import DONE, HostStreams, WorkMark, transfers
+from shoal.fsdp._devices.reduction import Reduction
+from shoal.fsdp._devices.streams import DONE, HostStreams, Transfers, WorkMark, transfers
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._parameters.mesh import DataMesh

@@ -126,7 +126,8 @@ def sharded(api, model, **options):
     return api.fully_shard(model, **options)
 
 
-def _apis():
+def make_apis():
+    """The namespaces that cases take: ``plain``, ``theirs`` and ``ours``."""
     from torch.distributed import fsdp as fsdp2
 
     import shoal.fsdp
@@ -174,5 +175,5 @@ def _expected(spec, apis, api):
 
 def run_cases(cases):
     """Runs on a rank: tries all cases of this world size. Returns the name and traceback of each that failed."""
-    apis = _apis()
+    apis = make_apis()
     return run({name: functools.partial(try_case, spec, apis) for name, spec in cases.items() if world() in spec.worlds})

@@ -1,0 +1,277 @@
+"""The late device: its streams, its memory, and the program's operators on them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from late_device.memory import POISON, Detector, Faults, Memory, Use, place
+from late_device.queues import Clock, Helper, Operation, Queues
+
+_K = torch._C.DispatchKey
+# Operations run long after their call, so they see none of the call's modes: autograd, autocast, and the recording itself.
+_RAW = torch._C.DispatchKeySet(_K.Python)
+for _key in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView", "AutocastCPU", "PythonTLSSnapshot"):
+    _RAW = _RAW | torch._C.DispatchKeySet(getattr(_K, _key))
+
+
+class LateDevice:
+    """As a context: operators of this thread are put into the queues of the present stream. Leaving runs all, and raises Faults."""
+
+    def __init__(self, seed: int):
+        self.queues, self.detector = Queues(seed), Detector()
+        self.current = "present"
+        self.operators = 0
+        self._memories: dict[int, tuple[weakref.ref, Memory]] = {}
+        self._freed: dict[str, list[Memory]] = {}
+        self._open = ExitStack()
+        self._is_open = False
+
+    def __enter__(self) -> LateDevice:
+        from late_device.mode import LateMode
+
+        self._is_open = True
+        self._open.callback(self._close)
+        if torch.distributed.is_initialized():
+            self._open.callback(Helper(self.queues, self.raw).end)
+        self._open.enter_context(_host_reads(self))
+        self._open.enter_context(_storages(self))
+        self._open.enter_context(LateMode(self))
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._open.close()
+        faults = self.detector.faults
+        if faults:
+            more = f"\n... and {len(faults) - 10} more" if len(faults) > 10 else ""
+            raise Faults("\n".join(faults[:10]) + more) from error
+
+    def _close(self) -> None:
+        try:
+            with self.raw():
+                self.queues.run_all()
+        finally:
+            self._is_open = False
+
+    @contextmanager
+    def raw(self) -> Iterator[None]:
+        with torch.inference_mode(False), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_RAW):
+            yield
+
+    # ---- operations ----
+
+    def issue(
+        self, name: str, reads: Sequence[Memory], writes: Sequence[Memory], run: Callable[[], None], collective: bool = False
+    ) -> Operation:
+        what = f"{name} at {place()} on stream {self.current}"
+
+        def tried() -> None:
+            try:
+                run()
+            except Exception as e:
+                self.detector.report(f"{what} failed: {e}")
+
+        self.operators += 1
+        op = self.queues.add(self.current, name, tried, collective)
+        use = Use(op.stream, op.position, what)
+        for m in reads:
+            self.detector.read(m, op, use)
+        for m in writes:
+            self.detector.write(m, op, use)
+            m.host = False
+        op.after += [m.last for m in (*reads, *writes) if m.last is not None and not m.last.done]
+        self.lag()
+        return op
+
+    def lag(self) -> None:
+        with self.raw():
+            self.queues.lag()
+
+    def mark(self) -> Clock:
+        self.lag()
+        return dict(self.queues.clock(self.current))
+
+    def synchronize(self, mark: Clock | None = None) -> None:
+        """The host waits for a mark, or for the present stream."""
+        with self.raw():
+            self.queues.host_waits(dict(self.queues.clock(self.current)) if mark is None else mark)
+
+    def run_through(self, op: Operation) -> None:
+        with self.raw():
+            self.queues.run_through(op)
+
+    def run_all(self) -> None:
+        with self.raw():
+            self.queues.run_all()
+
+    # ---- memory ----
+
+    def memory(self, storage: torch.UntypedStorage) -> Memory:
+        known = self._memories.get(storage._cdata)
+        if known is not None and known[0]() is storage:
+            return known[1]
+        m = Memory("a tensor of the host", None, "", owned=False, host=True)
+        self._remember(storage, m)
+        return m
+
+    def _remember(self, storage: torch.UntypedStorage, m: Memory) -> None:
+        self._memories[storage._cdata] = weakref.ref(storage), m
+
+    def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+        """Returns a tensor of poison, for a result of the operation ``name`` that is issued next."""
+        count = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        raw = bytearray([POISON]) * max(count * dtype.itemsize, 1)
+        keep, storage = (torch.frombuffer(raw, dtype=torch.uint8).untyped_storage() for _ in range(2))
+        what = f"the {str(dtype)[6:]}{list(size)} of {name} at {place()} on stream {self.current}"
+        m = Memory(what, keep, self.current, owned=True, host=False, numel=len(raw))
+        self._remember(storage, m)
+        weakref.finalize(storage, self._drop, m, storage._cdata).atexit = False
+        self._take_freed(what)
+        return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
+
+    def _drop(self, m: Memory, key: int) -> None:
+        """Python has dropped the last reference."""
+        self._memories.pop(key, None)
+        if self._is_open and not m.freed:
+            self._freed.setdefault(m.stream, []).append(m)
+
+    def _take_freed(self, what: str) -> None:
+        """The present stream allocates: its freed memory is written again."""
+        clock = self.queues.clock(self.current)
+        for m in self._freed.pop(self.current, ()):
+            self.detector.reuse(m, clock, what)
+            self._poison(m, self.current)
+
+    def _poison(self, m: Memory, stream: str) -> None:
+        op = self.queues.add(stream, "poison", lambda keep=m.keep: _fill(keep))
+        op.after += [m.last] if m.last is not None and not m.last.done else []
+        m.last = op
+
+    def resize(self, storage: torch.UntypedStorage, size: int) -> bool:
+        """Frees memory, or allocates it again. Returns False if it is not the device's."""
+        m = self.memory(storage)
+        if not m.owned:
+            return False
+        assert size in (0, m.numel), f"{m.name} changes its size from {m.numel} to {size}"
+        if size == 0 and not m.freed:
+            was = Memory(m.name, m.keep, m.stream, owned=True, host=False, writer=m.writer, readers=m.readers, last=m.last)
+            self._freed.setdefault(m.stream, []).append(was)
+            m.freed, m.writer, m.readers = True, None, {}
+        elif size != 0 and m.freed:
+            self._take_freed(m.name)
+            # Other memory in truth. Here it is the same, so what is still pending on the old one runs before.
+            m.freed, m.stream = False, self.current
+            m.last = self._pool_poison(m)
+            m.writer = Use(m.stream, m.last.position, f"its allocation at {place()} on stream {m.stream}")
+        return True
+
+    def _pool_poison(self, m: Memory) -> Operation:
+        op = self.queues.add(self.current, "allocate", lambda keep=m.keep: _fill(keep))
+        for old in (o for pool in self._freed.values() for o in pool if o.keep is m.keep):
+            op.after += [o for o in [old.last] if o is not None and not o.done]
+        return op
+
+    def size(self, storage: torch.UntypedStorage) -> int | None:
+        known = self._memories.get(storage._cdata)
+        return 0 if known is not None and known[0]() is storage and known[1].freed else None
+
+
+def _fill(keep: torch.UntypedStorage) -> None:
+    keep.fill_(POISON)
+
+
+@contextmanager
+def _storages(device: LateDevice) -> Iterator[None]:
+    kind = torch.UntypedStorage
+    resize, size = kind.resize_, kind.size
+
+    def late_resize(self: torch.UntypedStorage, to: int) -> Any:
+        return self if device.resize(self, to) else resize(self, to)
+
+    def late_size(self: torch.UntypedStorage) -> int:
+        known = device.size(self)
+        return size(self) if known is None else known
+
+    kind.resize_, kind.size = late_resize, late_size
+    try:
+        yield
+    finally:
+        del kind.resize_, kind.size
+
+
+@contextmanager
+def _host_reads(device: LateDevice) -> Iterator[None]:
+    """The host reads values of a tensor without an operator."""
+    names = ("numpy", "tolist", "__array__", "__reduce_ex__", "__dlpack__")
+    before = {name: torch.Tensor.__dict__.get(name) for name in names}
+
+    def late(name: str) -> Callable:
+        function = getattr(torch.Tensor, name)
+
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            device.synchronize()
+            return function(self, *args, **kwargs)
+
+        return read
+
+    for name in names:
+        setattr(torch.Tensor, name, late(name))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            if function is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, function)
+
+
+class _Mark:
+    def __init__(self, device: LateDevice, clock: Clock):
+        self.device, self.clock = device, clock
+
+    def wait(self) -> None:
+        self.device.queues.wait(self.device.current, self.clock)
+
+
+class _Stream:
+    def __init__(self, device: LateDevice, name: str):
+        self.device, self.name = device, name
+        self._before: list[str] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self.device.current)
+        self.device.current = self.name
+
+    def __exit__(self, *error: Any) -> None:
+        self.device.current = self._before.pop()
+
+
+class LateStreams:
+    """Implements ``Streams``."""
+
+    asynchronous = False
+
+    def __init__(self, device: LateDevice):
+        self.device = device
+        names = ("pack", "gather", "reduce", "replicas", "copies")
+        self.pack, self.gather, self.reduce, self.replicas, self.copies = (_Stream(device, name) for name in names)
+
+    def mark(self) -> _Mark:
+        return _Mark(self.device, self.device.mark())
+
+    def of_event(self, event: Any) -> _Mark:
+        if isinstance(event, _Mark):
+            return event
+        (event.synchronize if hasattr(event, "synchronize") else event.wait)()
+        return _Mark(self.device, {})
+
+    def synchronize(self, mark: _Mark) -> None:
+        self.device.synchronize(mark.clock)
+
+    def on(self, stream: Any) -> AbstractContextManager:
+        return stream if isinstance(stream, _Stream) else nullcontext()
