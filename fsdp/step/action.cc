@@ -77,6 +77,7 @@ std::string to_string(const Action& a, const std::vector<std::string>& units) {
   if (a.kind == Action::Kind::kShow) out += fmt::format(" {}", to_string(a.view));
   if (a.kind == Action::Kind::kUnshard && a.group >= 0) out += a.backward ? " ahead of its backward" : " ahead of its forward";
   if (a.kind == Action::Kind::kLease) out += a.backward ? " backward" : " forward";
+  if (a.ahead && !a.again) out += " ahead";
   if (a.training) out += " training";
   if (a.reshard) out += a.kind == Action::Kind::kFinishPass ? " and leave" : " and reshard";
   if (a.partial) out += " within the replica";

@@ -97,7 +97,7 @@ Result<void> DeviceTimeline::run(const Action& a) {
       rows_ = device_.mark(Stream::kProgram);
       break;
     case ActionKind::kBeginGather:
-      begin_gather(a.unit);
+      begin_gather(a.unit, a.ahead);
       break;
     case ActionKind::kDropGather:
       drop_gather(a.unit);
@@ -130,11 +130,12 @@ Result<void> DeviceTimeline::run(const Action& a) {
 
 // ---- gathers: _devices/gather.py -------------------------------------------------------------------------------------------------------
 
-void DeviceTimeline::begin_gather(int number) {
+void DeviceTimeline::begin_gather(int number, bool ahead) {
   Unit& u = unit(number);
   if (is_empty(number) || u.gathers || u.whole) return;
   u.gathers = true;
-  if (model_.in_place) return begin_in_place(number);
+  u.in_place = model_.own_groups || (ahead && model_.large_slices);
+  if (u.in_place) return begin_in_place(number);
   const double piece = model_.shard(number);
   device_.wait(Stream::kPack, rows_);
   u.gathered = device_.allocate(Stream::kPack, MemoryKind::kPacked, piece * model_.shards.ranks * model_.compute);
@@ -167,12 +168,12 @@ void DeviceTimeline::allocate_whole(int number) {
 
 void DeviceTimeline::unshard(int number) {
   Unit& u = unit(number);
-  begin_gather(number);
+  begin_gather(number, /*ahead=*/false);
   if (!u.gathers) return;
   u.gathers = false;
-  if (!model_.in_place) allocate_whole(number);
+  if (!u.in_place) allocate_whole(number);
   device_.wait(Stream::kProgram, u.gather);
-  if (model_.in_place) return;
+  if (u.in_place) return;
   device_.move(Stream::kProgram, program_.label("unpack", number), 2 * u.whole->bytes);
   unpacked(*u.gathered);
   u.gathered.reset();
@@ -208,7 +209,7 @@ void DeviceTimeline::drop_gather(int number) {
   if (!u.gathers) return;
   u.gathers = false;
   device_.wait(Stream::kProgram, u.gather);
-  if (model_.in_place) return reshard(number);
+  if (u.in_place) return reshard(number);
   unpacked(*u.gathered);
   u.gathered.reset();
 }
@@ -257,7 +258,7 @@ void DeviceTimeline::finish_reduce(int number) {
   const Stream stream = r.among_replicas ? Stream::kReplicas : Stream::kReduce;
   const double piece = model_.shard(number);
   device_.wait(stream, r.mark);
-  if (model_.in_place) device_.move(stream, program_.label("scale", number), 2 * piece * model_.reduce);
+  if (model_.own_groups) device_.move(stream, program_.label("scale", number), 2 * piece * model_.reduce);
   if (model_.stored != model_.reduce) {
     const Memory cast = device_.allocate(stream, MemoryKind::kGradients, piece * model_.stored);
     device_.move(stream, program_.label("cast", number), piece * (model_.reduce + model_.stored));

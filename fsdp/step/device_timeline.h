@@ -35,7 +35,9 @@ struct DeviceModel {
   double host_memory = 50e9;                    // bytes per second of the optimizer there
   int inputs = 1;                               // reductions that may have their inputs at a time
   // DeviceTimeline only. Our own groups gather straight into whole parameters, and divide sums by a kernel of their own.
-  bool in_place = false;
+  bool own_groups = false;
+  // Slices are so large that a process group, too, gathers them straight into whole parameters, where the gather is ahead.
+  bool large_slices = false;
 
   double shard(int unit) const { return units[static_cast<std::size_t>(unit)].numel / shards.ranks; }
   double compute_seconds(const DeviceCosts& costs) const;  // a step without communication, packing or hooks
@@ -88,7 +90,8 @@ class DeviceTimeline final : public Executor {
   struct Unit {
     bool gathers = false;                 // a gather is under way
     Mark gather = VirtualDevice::kBegin;  // its end
-    std::optional<Memory> gathered = {};  // its buffer, unless it is in place
+    bool in_place = false;                // it needs no buffer
+    std::optional<Memory> gathered = {};  // its buffer
     std::optional<Memory> whole = {};
   };
   struct Reduction {
@@ -106,7 +109,7 @@ class DeviceTimeline final : public Executor {
 
   Unit& unit(int number) { return units_[static_cast<std::size_t>(number)]; }
   bool is_empty(int number) const { return model_.units[static_cast<std::size_t>(number)].numel == 0; }
-  void begin_gather(int unit);
+  void begin_gather(int unit, bool ahead);
   void begin_in_place(int unit);
   void allocate_whole(int unit);
   void drop_gather(int unit);

@@ -214,7 +214,7 @@ TEST_F(DeviceTimelineTest, ThePeakOfAStepIsThatOfItsParts) {
 }
 
 TEST_F(DeviceTimelineTest, AGatherInPlaceNeedsNoBuffer) {
-  model_.in_place = true;
+  model_.own_groups = true;
   start();
   step();
   learn();

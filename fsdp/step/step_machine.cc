@@ -102,7 +102,7 @@ void StepMachine::unshard_ahead(Actions& out, const std::vector<int>& units, boo
   for (const int unit : units) {
     enter(out, unit);
     out.push_back({.kind = Kind::kUnshard, .unit = unit});
-    begin_gathers(out, unit, by_hand);
+    begin_gathers(out, unit, /*ahead=*/true, by_hand);
   }
 }
 
@@ -110,9 +110,10 @@ void StepMachine::order_rows(Actions& out) const {
   if (uses_collectives_) out.push_back({Kind::kOrderRows});
 }
 
-void StepMachine::begin_gathers(Actions& out, int unit, bool by_hand) const {
+void StepMachine::begin_gathers(Actions& out, int unit, bool ahead, bool by_hand) const {
   for (int g = 0; const Group& group : units_[at(unit)].groups) {
-    if (group.gathers) out.push_back({.kind = Kind::kBeginGather, .unit = unit, .group = g, .model = group.model, .again = by_hand});
+    if (group.gathers)
+      out.push_back({.kind = Kind::kBeginGather, .unit = unit, .group = g, .model = group.model, .again = by_hand, .ahead = ahead});
     ++g;
   }
 }
@@ -602,7 +603,7 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
     // Ranks may skip units in an arena, and then pass other boundaries. Gathers of all have to begin in one order.
     if (gathers_all_[at(group.model)] && !(ahead.backward && !rules(place.unit).unshard_in_backward))
-      out.push_back({.kind = Kind::kBeginGather, .unit = place.unit, .group = place.group, .model = group.model});
+      out.push_back({.kind = Kind::kBeginGather, .unit = place.unit, .group = place.group, .model = group.model, .ahead = true});
   }
 }
 
@@ -654,7 +655,7 @@ Actions StepMachine::completed(const Action& a) {
     case Kind::kLease: {
       if (!a.backward) units_[at(a.unit)].seen = true;
       Actions out;
-      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit);  // its own before those that follow
+      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit, /*ahead=*/false);  // its own before those that follow
       if (a.backward || a.training) pass_boundaries(out, a.unit, a.backward, /*begin=*/true);
       return out;
     }

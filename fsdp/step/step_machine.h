@@ -219,7 +219,7 @@ class StepMachine {
   void find_transfers();
   void order_rows(Actions& out) const;
   void unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand = false) const;
-  void begin_gathers(Actions& out, int unit, bool by_hand = false) const;
+  void begin_gathers(Actions& out, int unit, bool ahead, bool by_hand = false) const;
   void drop_gathers(Actions& out, int unit, bool by_hand) const;
   // Gathers of this version are dropped.
   void end_version(Actions& out);

@@ -170,7 +170,7 @@ TEST_F(StepMachineTest, GathersBeginAheadWhereAllUnitsOfTheModelGather) {
   const Lines gather = {"begin_gather"};
   set_devices();
   machine_.follow(0, begins);
-  EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), gather), (Lines{"begin_gather root", "begin_gather a"}));
+  EXPECT_EQ(actions(machine_.forward_begin(kRoot, {.training = true}), gather), (Lines{"begin_gather root", "begin_gather a ahead"}));
   run(machine_.reset(/*all=*/true));
   set_devices();
   machine_.set_group(kB, 0, {.index = 2});  // in an arena: ranks may skip it, and so pass other boundaries

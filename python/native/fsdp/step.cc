@@ -56,10 +56,12 @@ class HookExecutor final : public fsdp::Executor {
         break;
       case Kind::kFinishReduce:
       case Kind::kUpdate:
-      case Kind::kBeginGather:
       case Kind::kDropGather:
       case Kind::kReduceReplicas:
         method(a.unit, a.group);
+        break;
+      case Kind::kBeginGather:
+        method(a.unit, a.group, a.ahead);
         break;
       case Kind::kSamplesUsed:
       case Kind::kDropReductions:

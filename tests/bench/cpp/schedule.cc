@@ -74,6 +74,7 @@ std::vector<Scenario> scenarios() {
     m.units = llama_8b(tokens);
     m.shards = shards;
     m.replicas = replicas;
+    m.large_slices = true;
     return m;
   };
   const auto with = [](DeviceModel m, auto change) {
@@ -95,8 +96,8 @@ std::vector<Scenario> scenarios() {
       {"lists of 2, 2 x 8, 1 NIC", on(slow), 2},
       {"HSDP, 2 x 8, 1 NIC", on(host, between_hosts(2, 1.0 / 8))},
       {"own reduce group, 2 x 8, 1 NIC", with(on(slow), separate)},
-      {"our groups in place, 8 GPUs", with(on(host), [](DeviceModel& m) { m.in_place = true; })},
-      {"our groups in place, 2 x 8", with(on(hosts), [](DeviceModel& m) { m.in_place = true; })},
+      {"our groups in place, 8 GPUs", with(on(host), [](DeviceModel& m) { m.own_groups = true; })},
+      {"our groups in place, 2 x 8", with(on(hosts), [](DeviceModel& m) { m.own_groups = true; })},
   };
 }
 

@@ -5,6 +5,7 @@ Each is put on the present stream, or runs in its backend's threads; its mark is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ class _OwnMark:
 
     def wait(self) -> None:
         self._pending.finish()
+
+
+class _AllMarks:
+    def __init__(self, marks: Sequence[Mark]):
+        self._marks = marks
+
+    def wait(self) -> None:
+        for mark in self._marks:
+            mark.wait()
 
 
 class Collectives:
@@ -54,6 +64,22 @@ class Collectives:
         if group is not None:
             return _OwnMark(group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self.label))
         return gather_by_process_group(streams, data.shard_group, out, piece)
+
+    def gather_each(
+        self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]
+    ) -> Mark:
+        """Gathers several tensors at once, each from its input to its output: (input, output, bytes of each rank's input). By a process
+        group all ranks' inputs have one size."""
+        group = groups.shards(data)
+        if group is not None:
+            return _OwnMark(group.all_gather_each(gathers, self.label))
+        if streams.asynchronous:
+            each = [gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1)) for piece, whole, _ in gathers]
+            return _AllMarks(each)
+        with dist._coalescing_manager(data.shard_group):  # one launch for all
+            for piece, whole, _ in gathers:
+                gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1))
+        return streams.mark()
 
     # ---- gradients ----
 

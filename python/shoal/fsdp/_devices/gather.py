@@ -128,9 +128,14 @@ class SmallerMeshGather:
         self._buffer = None
 
 
+def goes_in_place(p: ShardedParameter, data: DataMesh) -> bool:
+    """True if a collective writes the parameter's slices straight into its memory. Process groups gather slices of one size only."""
+    return slice_bytes(p) >= PACKED_BELOW and (p.shape[0] % data.shards == 0 or groups.shards(data) is not None)
+
+
 class InPlaceGather:
-    """Plain parameters of one compute dtype, sharded on dim 0, by Shoal's own group: large slices go straight into their memory. Small ones
-    are packed together, because a kernel that packs takes less time than a collective for each."""
+    """Plain parameters of one compute dtype, sharded on dim 0: large slices go straight into their memory, which saves the unpacking. Small
+    ones are packed together, because a kernel that packs takes less time than a collective for each."""
 
     def __init__(
         self, transfers: Transfers, collectives: Collectives, data: DataMesh, parameters: Sequence[ShardedParameter], wholes: Wholes
@@ -143,8 +148,8 @@ class InPlaceGather:
             memory.wait()
             transfers.rows.wait()
             each = list(zip(parameters, self._all, strict=True))
-            self._small = [(p, whole) for p, whole in each if slice_bytes(p) < PACKED_BELOW]
-            gathers = [(source(p, data), whole, counts(p, data)) for p, whole in each if slice_bytes(p) >= PACKED_BELOW]
+            self._small = [(p, whole) for p, whole in each if not goes_in_place(p, data)]
+            gathers = [(source(p, data), whole, counts(p, data)) for p, whole in each if goes_in_place(p, data)]
             self._buffer = None
             if self._small:
                 small = [p for p, _ in self._small]
@@ -152,17 +157,17 @@ class InPlaceGather:
                 pack(small, own)
                 self._buffer = torch.empty((data.shards, own.numel()), dtype=own.dtype, device=own.device)
                 gathers.append((own, self._buffer, [own.numel() * own.itemsize] * data.shards))
-            self._pending = groups.shards(data).all_gather_each(gathers, collectives.label)
+            self._mark = collectives.gather_each(data, streams, gathers)
 
     def finish(self) -> None:
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._all)):
-            self._pending.finish()
+            self._mark.wait()
             if self._buffer is not None:
                 unpack(self._buffer, [p for p, _ in self._small], [whole for _, whole in self._small], self._data)
         self._end()
 
     def drop(self) -> None:
-        self._pending.finish()
+        self._mark.wait()
         self._end()
 
     def _end(self) -> None:

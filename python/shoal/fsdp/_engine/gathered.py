@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._devices.collectives import Collectives
-from shoal.fsdp._devices.gather import Gather, InPlaceGather, MixedGather, PackedGather, SmallerMeshGather
+from shoal.fsdp._devices.gather import Gather, InPlaceGather, MixedGather, PackedGather, SmallerMeshGather, goes_in_place
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import Mark, Transfers, transfers
@@ -140,11 +140,11 @@ class Gathered:
 
     # ---- whole parameters ----
 
-    def begin(self) -> None:
-        """Begins the gather of the next ``unshard``."""
+    def begin(self, ahead: bool = False) -> None:
+        """Begins the gather of the next ``unshard``. ``ahead``: before the forward or backward that it serves begins."""
         if not self._shown and self._gather is None:
             with lasting():
-                self._gather = self._begun()
+                self._gather = self._begun(ahead)
 
     def unshard(self) -> None:
         """Later work of the present stream sees whole parameters."""
@@ -215,7 +215,7 @@ class Gathered:
         self._kept = None
         self._shown = False
 
-    def _begun(self) -> Gather | None:
+    def _begun(self, ahead: bool) -> Gather | None:
         brought = self._brought()
         if not brought:
             return None
@@ -225,7 +225,7 @@ class Gathered:
         kind: type[PackedGather | MixedGather | InPlaceGather] = PackedGather
         if not self._plain(brought):
             kind = MixedGather
-        elif self.all_gather is None and all(p.dim == 0 for p in brought) and groups.shards(data) is not None:
+        elif self._in_place(brought, ahead):
             kind = InPlaceGather
         return kind(self._transfers, self._collectives, data, brought, self)
 
@@ -233,6 +233,17 @@ class Gathered:
     def _plain(parameters: list[ShardedParameter]) -> bool:
         """True for tensors without subclass or extension, of one compute dtype."""
         return bool(parameters) and all(p.kind is Kind.MEMORY for p in parameters) and len({p.compute_dtype for p in parameters}) == 1
+
+    def _in_place(self, brought: list[ShardedParameter], ahead: bool) -> bool:
+        """True if large slices go straight into their parameters.
+
+        Their memory was free only after the present stream's work so far. A gather that is not ahead would begin behind the computation of
+        the unit before, where a packed one lies beside it.
+        """
+        data = self._unit.data
+        if self.all_gather is not None or data.shards == 1 or any(p.dim != 0 for p in brought):
+            return False
+        return groups.shards(data) is not None or (ahead and any(goes_in_place(p, data) for p in brought))
 
     def _free(self) -> None:
         if not self._unit.keeps_storage:

@@ -271,8 +271,8 @@ class Root:
         for t in self.transfers:
             t.order_rows(event)
 
-    def begin_gather(self, unit: int, group: int) -> None:
-        self.states[unit].units[group].gathered.begin()
+    def begin_gather(self, unit: int, group: int, ahead: bool) -> None:
+        self.states[unit].units[group].gathered.begin(ahead)
 
     def drop_gather(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.drop_begun()
