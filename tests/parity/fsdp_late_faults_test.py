@@ -34,7 +34,7 @@ class Planted(NamedTuple):
 
 
 GATHER, REDUCE = "_allgather_base_", "_reduce_scatter_base_"
-EARLY = "self._accumulate()\nself._accumulate = lambda: None\nwith stream:"
+EARLY = "self._accumulate(stream)\nself._accumulate = lambda stream: None\nwith stream:"
 PLANTED = {
     "a gather before its packing": Planted(BLOCKS, "PackedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
     "a mixed gather before its packing": Planted(MIXED, "MixedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
