@@ -6,8 +6,8 @@
         train()  # each operator waits in the queue of its stream
     # Faults are raised here if events do not order two uses of memory.
 
-``queues``: streams whose operations run when a seed says. ``memory``: the last uses of each tensor's bytes. ``mode``: puts operators into the
-queues. ``faults``: takes a line out of a function, to see that its absence is found.
+``queues``: streams whose operations run when a seed says. ``memory``: the last uses of each tensor's bytes. ``mode``: puts operators into
+the queues. ``faults``: takes a line out of a function, to see that its absence is found.
 """
 
 from late_device.device import LateDevice, LateStreams

@@ -87,6 +87,8 @@ class LateMode(TorchDispatchMode):
         given = dict(zip(plan.names, args, strict=False)) | kwargs
         written = self._memories([given.get(n) for n in plan.written])
         read = [m for m in memories if m not in written]
+        if plan.random and not tensors:
+            return self._drawn(plan, func, args, kwargs)
         if plan.host or plan.random or plan.functional_collective:
             return self._at_once(plan, func, args, kwargs, read, written)
         outs, results = self._outputs(plan, func, leaves, spec, given)
@@ -156,6 +158,14 @@ class LateMode(TorchDispatchMode):
             return inner.set_(m.keep if m.owned else storage, t.storage_offset(), t.size(), t.stride())
 
     # ---- operators that cannot wait ----
+
+    def _drawn(self, plan: _Plan, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+        """Random numbers are drawn at the call, because the program may set their generator's state later. The stream gets them late."""
+        drawn = func(*args, **kwargs)
+        out = self._device.allocate(drawn.shape, drawn.stride(), drawn.dtype, plan.name)
+        into = self._inner(out, plan)
+        self._device.issue(plan.name, [], self._memories([out]), lambda: into.copy_(drawn))
+        return out
 
     def _at_once(self, plan: _Plan, func: Any, args: tuple, kwargs: dict, read: list[Memory], written: list[Memory]) -> Any:
         """Runs what is before it, and then itself. The host waits for results that are not tensors, or whose size depends on values."""

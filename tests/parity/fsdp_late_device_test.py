@@ -1,8 +1,7 @@
 """Units outside of an arena on a device that orders work as badly as CUDA's rules allow, on the CPU: ``late_device``.
 
-The cases are a slice of those of ``fsdp_devices_test``. Each compares its results with plain training, and fails if no mark orders two uses
-of memory. ``SHOAL_SEEDS`` (``./dev test --all``) takes all cases on 1, 2
-and 4 ranks, with a seed per 200.
+The cases are a slice of those of ``fsdp_devices_test``, and failures of the program. Each compares its results with plain training, and
+fails if no mark orders two uses of memory. ``SHOAL_SEEDS`` (``./dev test --all``) takes all cases on 1, 2 and 4 ranks, with a seed per 500.
 """
 
 import functools
@@ -14,15 +13,71 @@ import fsdp2_extensions_test
 import fsdp2_test
 import pytest
 import torch
-from compared_runs import run_cases
+from compared_runs import Cases, Net, run_cases, sharded, train
+from fsdp_devices_test import OURS_ALONE
 from late_device import LateDevice, LateStreams
-from launching.trained import check, worlds
+from launching.trained import check, run, worlds
+
+import shoal.fsdp
 
 WHOLE = "SHOAL_SEEDS" in os.environ
 WORLDS = (1, 2, 4) if WHOLE else (2,)
-SEEDS = range(max(1, int(os.environ["SHOAL_SEEDS"]) // 200) if WHOLE else 2)
-ALL = {**fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
+SEEDS = range(max(1, int(os.environ["SHOAL_SEEDS"]) // 500) if WHOLE else 1)
+case = Cases()
+
+
+class Refused(Exception):
+    pass
+
+
+def _refuse(*args):
+    raise Refused
+
+
+@case(theirs=False)
+def a_forward_that_fails(api):
+    """Gathers under way are given up."""
+    model = sharded(api, Net())
+    hook = model.blocks[1].register_forward_hook(_refuse)
+    with pytest.raises(Refused):
+        model(torch.ones(4, 8))
+    hook.remove()
+    for module in () if api.plain else (model, *model.blocks):
+        module.reshard()
+    return train(api, model)
+
+
+@case(theirs=False)
+def a_backward_that_fails(api):
+    """Reductions under way are given up."""
+    model = sharded(api, Net())
+    hook = model.blocks[1].register_full_backward_hook(_refuse)
+    with pytest.raises(Refused):
+        model(torch.ones(4, 8)).sum().backward()
+    hook.remove()
+    model.zero_grad()
+    for module in () if api.plain else (model, *model.blocks):
+        module.reshard()
+    return train(api, model)
+
+
+@case()
+def unsharded_ahead(api):
+    """The program begins gathers, and waits for some of them."""
+    model = sharded(api, Net())
+
+    def begin(model, *args):
+        if not api.plain:
+            handles = [block.unshard(async_op=True) for block in model.blocks]
+            handles[0].wait()
+
+    model.register_forward_pre_hook(begin)
+    return train(api, model)
+
+
+ALL = {**case, **fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
 SLICE = (
+    *case,
     "blocks_and_root",
     "uneven_rows",
     "sharded_on_another_dim",
@@ -56,14 +111,24 @@ def seeded(spec, seed):
     return SimpleNamespace(**{**vars(spec), "function": functools.partial(on_late_device, spec.function, seed)})
 
 
+def alone(function, seed):
+    on_late_device(lambda api: function(), seed, SimpleNamespace(plain=False, fully_shard=shoal.fsdp.fully_shard))
+
+
 def all_cases():
     from internals.fsdp import leave_arenas
 
     leave_arenas()
-    return run_cases({f"{name} {seed}": seeded(spec, seed) for name, spec in CASES.items() for seed in SEEDS})
+    cases = run_cases({f"{name} {seed}": seeded(spec, seed) for name, spec in CASES.items() for seed in SEEDS})
+    return cases | run({f"{name} {seed}": functools.partial(alone, f, seed) for name, f in OURS_ALONE.items() for seed in SEEDS})
 
 
-NAMED = [(n, f"{name} {seed}") for n in WORLDS for name, spec in CASES.items() if n in spec.worlds for seed in SEEDS]
+NAMED = [
+    (n, f"{name} {seed}")
+    for n in WORLDS
+    for name in (*(name for name, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)
+    for seed in SEEDS
+]
 
 failed = worlds(all_cases)
 
