@@ -71,7 +71,7 @@ struct Action {
   int model = -1;
   View view = View::kSharded;
   bool backward = false, training = false, reshard = false, again = false, partial = false;
-  bool ahead = false;  // a gather begins before the forward or backward that it serves
+  bool ahead = false;                        // a gather begins before the forward or backward that it serves
   std::vector<std::uint64_t> versions = {};  // by model, those that the backward's forward read
   std::string text = {};
 };

@@ -655,7 +655,8 @@ Actions StepMachine::completed(const Action& a) {
     case Kind::kLease: {
       if (!a.backward) units_[at(a.unit)].seen = true;
       Actions out;
-      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit, /*ahead=*/false);  // its own before those that follow
+      if (!a.backward || rules(a.unit).unshard_in_backward)
+        begin_gathers(out, a.unit, /*ahead=*/false);  // its own before those that follow
       if (a.backward || a.training) pass_boundaries(out, a.unit, a.backward, /*begin=*/true);
       return out;
     }

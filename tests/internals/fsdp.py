@@ -3,7 +3,7 @@
 
 from shoal.fsdp import _later
 from shoal.fsdp._devices import collectives, gather
-from shoal.fsdp._devices.gather import MixedGather, PackedGather
+from shoal.fsdp._devices.gather import InPlaceGather, MixedGather, PackedGather
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import DONE, HostStreams, Transfers, WorkMark, transfers

@@ -70,15 +70,16 @@ OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_
 
 
 def over_process_groups():
-    from internals.fsdp import leave_arenas
+    from internals.fsdp import gather, leave_arenas
 
     leave_arenas()
+    gather.PACKED_BELOW = 256  # so that some parameters travel packed and others in place
     return {**run_cases(CASES), **run(OURS_ALONE)}
 
 
 def over_our_groups():
     from internals.distributed import Choice, DeviceGroup, attach, gang_name, make_communicator
-    from internals.fsdp import gather, groups
+    from internals.fsdp import groups
 
     class HostStreams:
         def current(self):
@@ -89,7 +90,6 @@ def over_our_groups():
         return DeviceGroup(communicator, HostStreams()), Choice("host")
 
     groups.opens, groups.device_types = opens, ("cpu",)
-    gather.PACKED_BELOW = 256  # so that some parameters travel packed and others in place
     results = {f"{name}{OURS}": result for name, result in over_process_groups().items()}
     assert groups._groups, "no case has used our groups"
     return results

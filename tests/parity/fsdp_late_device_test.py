@@ -94,7 +94,7 @@ CASES = {name: spec for name, spec in ALL.items() if WHOLE or name in SLICE}
 
 def on_late_device(function, seed, api):
     """Runs a case of ours on a late device; others as they are."""
-    from internals.fsdp import transfers
+    from internals.fsdp import gather, transfers
 
     import shoal.fsdp
 
@@ -103,6 +103,7 @@ def on_late_device(function, seed, api):
     device = LateDevice(100 * seed + torch.distributed.get_rank())
     transfers.forget()
     transfers.opens = lambda _: LateStreams(device)
+    gather.PACKED_BELOW = 256 << (10 * (seed % 2))  # large slices of gathers ahead go into place, or all are packed
     with device:
         return function(api)
 

@@ -36,6 +36,7 @@ class Planted(NamedTuple):
 GATHER, REDUCE = "_allgather_base_", "_reduce_scatter_base_"
 EARLY = "self._accumulate(stream)\nself._accumulate = lambda stream: None\nwith stream:"
 PLANTED = {
+    "memory that the computation still reads": Planted(BLOCKS, "InPlaceGather.__init__", "memory.wait()", f"{GATHER} .* on stream gather writes"),
     "a gather before its packing": Planted(BLOCKS, "PackedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
     "a mixed gather before its packing": Planted(MIXED, "MixedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
     "parameters before their gather": Planted(BLOCKS, "PackedGather.finish", "self._mark.wait()", f"stream present reads .*{GATHER}"),
@@ -75,6 +76,7 @@ def _report(planted, seed):
     fsdp.transfers.forget()
     fsdp.transfers.opens = lambda _: LateStreams(device)
     owner, method = planted.method.split(".")
+    fsdp.gather.PACKED_BELOW = 256 if owner == "InPlaceGather" else 256 << 10
     try:
         with without(getattr(fsdp, owner), method, planted.line, planted.instead), device:
             planted.function(make_apis()["ours"])

@@ -6,6 +6,7 @@ Each is put on the present stream, or runs in its backend's threads; its mark is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ class Collectives:
         if streams.asynchronous:
             each = [gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1)) for piece, whole, _ in gathers]
             return _AllMarks(each)
-        with dist._coalescing_manager(data.shard_group):  # one launch for all
+        one_launch = dist._coalescing_manager(data.shard_group) if _is_nccl(data.shard_group, data) else nullcontext()
+        with one_launch:
             for piece, whole, _ in gathers:
                 gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1))
         return streams.mark()

@@ -149,7 +149,8 @@ class InPlaceGather:
             transfers.rows.wait()
             each = list(zip(parameters, self._all, strict=True))
             self._small = [(p, whole) for p, whole in each if not goes_in_place(p, data)]
-            gathers = [(source(p, data), whole, counts(p, data)) for p, whole in each if goes_in_place(p, data)]
+            # .data has a version counter of its own, which threads of a backend may raise after this context.
+            gathers = [(source(p, data), whole.data, counts(p, data)) for p, whole in each if goes_in_place(p, data)]
             self._buffer = None
             if self._small:
                 small = [p for p, _ in self._small]
