@@ -111,7 +111,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
   Duration pause = kShortest;
   while (true) {
     SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
-    if (operation.stage() == NcclOperation::Stage::kOnStream) break;
+    if (operation.stage() >= NcclOperation::Stage::kOnStream) break;  // the watching thread may already have seen it pass
     if (moved) continue;
     if (parts_.control->failed()) return {};
     SHOAL_OK(signals(signals_at));
