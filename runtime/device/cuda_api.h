@@ -41,7 +41,9 @@ inline constexpr CudaStatus kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, k
                             kUnsupportedPtx = 222, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kIllegalAddress = 700,
                             kLaunchFailed = 719, kNotSupported = 801, kDriverMismatch = 803;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kEventInterprocess = 4, kIpcLazyPeerAccess = 1;
+inline constexpr unsigned kHostPortable = 1, kHostMapped = 2, kWaitUntilAtLeast = 0, kWriteBehindBarrier = 0;
 inline constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;  // a device's
+inline constexpr int kAttributeStreamMemory64 = 122;                                              // streams write and wait for words
 inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9;                                  // an address's
 inline constexpr unsigned kMemoryOfDevice = 2;
 }  // namespace cuda
@@ -76,6 +78,9 @@ struct CudaStreams {
   CudaStatus (*event_elapsed)(float* ms, CudaEvent from, CudaEvent to);
   CudaStatus (*ipc_event_handle)(CudaIpcHandle* handle, CudaEvent event);
   CudaStatus (*ipc_event_open)(CudaEvent* event, CudaIpcHandle handle);
+  // Null in drivers before CUDA 11.7. The comparison is cyclic.
+  CudaStatus (*stream_write_value)(CudaStream stream, CudaAddress word, std::uint64_t value, unsigned flags) = nullptr;
+  CudaStatus (*stream_wait_value)(CudaStream stream, CudaAddress word, std::uint64_t value, unsigned flags) = nullptr;
 };
 
 struct CudaMemory {
@@ -88,6 +93,9 @@ struct CudaMemory {
   CudaStatus (*ipc_memory_handle)(CudaIpcHandle* handle, CudaAddress address);
   CudaStatus (*ipc_memory_open)(CudaAddress* address, CudaIpcHandle handle, unsigned flags);
   CudaStatus (*ipc_memory_close)(CudaAddress address);
+  CudaStatus (*host_register)(void* memory, std::size_t bytes, unsigned flags);
+  CudaStatus (*host_unregister)(void* memory);
+  CudaStatus (*host_address)(CudaAddress* address, void* memory, unsigned flags);
 };
 
 struct CudaKernels {

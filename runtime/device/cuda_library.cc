@@ -1,3 +1,5 @@
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <vector>
 
@@ -7,6 +9,15 @@
 namespace shoal::runtime {
 
 namespace {
+
+// Functions that an older driver lacks. The library is loaded already, and stays so.
+void find_optional(CudaApi& api) {
+  void* const library = dlopen(api.path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return;
+  api.stream_write_value = reinterpret_cast<decltype(api.stream_write_value)>(dlsym(library, "cuStreamWriteValue64_v2"));
+  api.stream_wait_value = reinterpret_cast<decltype(api.stream_wait_value)>(dlsym(library, "cuStreamWaitValue64_v2"));
+  dlclose(library);  // the reference of this call
+}
 
 Result<CudaApi> open(const std::string& path) {
   CudaApi api;
@@ -44,6 +55,9 @@ Result<CudaApi> open(const std::string& path) {
     find(api.ipc_memory_handle, "cuIpcGetMemHandle");
     find(api.ipc_memory_open, "cuIpcOpenMemHandle_v2");
     find(api.ipc_memory_close, "cuIpcCloseMemHandle");
+    find(api.host_register, "cuMemHostRegister_v2");
+    find(api.host_unregister, "cuMemHostUnregister");
+    find(api.host_address, "cuMemHostGetDevicePointer_v2");
     find(api.ipc_event_handle, "cuIpcGetEventHandle");
     find(api.ipc_event_open, "cuIpcOpenEventHandle");
     find(api.module_load, "cuModuleLoadData");
@@ -52,6 +66,7 @@ Result<CudaApi> open(const std::string& path) {
     find(api.launch, "cuLaunchKernel");
   }));
   api.path = path;
+  find_optional(api);
   SHOAL_OK(check_cuda(api, api.init(0), "starting the driver"));
   return api;
 }

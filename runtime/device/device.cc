@@ -27,6 +27,11 @@ void CloseMemory::operator()(const Device& device, std::span<std::byte> memory) 
   (void)device.api().ipc_memory_close(address_of(memory.data()));
 }
 
+void UnregisterMemory::operator()(const Device& device, std::span<std::byte> memory) const {
+  const Device::Current current(device);
+  (void)device.api().host_unregister(memory.data());
+}
+
 Result<int> Device::count(const CudaApi& api) {
   int count = 0;
   SHOAL_OK(check_cuda(api, api.device_count(&count), "counting the devices"));
@@ -51,6 +56,9 @@ Result<std::shared_ptr<Device>> Device::open(const CudaApi& api, int ordinal) {
   SHOAL_OK(check_cuda(api, api.device_attribute(&minor, cuda::kAttributeMinor, made->device_), what));
   SHOAL_OK(check_cuda(api, api.device_attribute(&made->num_multiprocessors_, cuda::kAttributeMultiprocessors, made->device_), what));
   made->compute_capability_ = 10 * major + minor;
+  int words = 0;  // an older driver does not know the attribute
+  const bool known = api.device_attribute(&words, cuda::kAttributeStreamMemory64, made->device_) == cuda::kSuccess;
+  made->orders_by_words_ = known && words != 0 && api.stream_wait_value != nullptr && api.stream_write_value != nullptr;
   CudaContext context = nullptr;
   SHOAL_OK(check_cuda(api, api.context_retain(&context, made->device_), what));
   made->context_ = context;
@@ -192,6 +200,31 @@ Result<Event> Device::open_shared_event(const CudaIpcHandle& handle) const {
   CudaEvent event = nullptr;
   SHOAL_OK(check(api_.ipc_event_open(&event, handle), "opening another process's event"));
   return Event(shared_from_this(), event);
+}
+
+Result<RegisteredMemory> Device::register_memory(std::span<std::byte> memory) const {
+  const Current current(*this);
+  SHOAL_OK(
+      check(api_.host_register(memory.data(), memory.size(), cuda::kHostPortable | cuda::kHostMapped), "registering the host's memory"));
+  return RegisteredMemory(shared_from_this(), memory);
+}
+
+Result<CudaAddress> Device::registered(const void* memory) const {
+  CudaAddress address = 0;
+  SHOAL_OK(check(api_.host_address(&address, const_cast<void*>(memory), 0), "looking up the host's memory"));
+  return address;
+}
+
+Result<void> Device::wait(CudaStream stream, const std::atomic<std::uint64_t>& word, std::uint64_t value) const {
+  const Current current(*this);
+  SHOAL_TRY(const auto address, registered(&word));
+  return check(api_.stream_wait_value(stream, address, value, cuda::kWaitUntilAtLeast), "waiting for a word");
+}
+
+Result<void> Device::write(CudaStream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) const {
+  const Current current(*this);
+  SHOAL_TRY(const auto address, registered(&word));
+  return check(api_.stream_write_value(stream, address, value, cuda::kWriteBehindBarrier), "writing a word");
 }
 
 // ---- kernels ----

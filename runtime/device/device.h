@@ -4,6 +4,7 @@
 // any thread may call them. Copies and kernels run in the order of their stream; a buffer is used until the stream has passed the call.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -61,11 +62,16 @@ struct CloseMemory {
   void operator()(const Device& device, std::span<std::byte> memory) const;
 };
 
+struct UnregisterMemory {
+  void operator()(const Device& device, std::span<std::byte> memory) const;
+};
+
 using Stream = DeviceHandle<CudaStream, DestroyStream>;
 using Event = DeviceHandle<CudaEvent, DestroyEvent>;
 using KernelModule = DeviceHandle<CudaModule, UnloadModule>;
 using DeviceMemory = DeviceHandle<std::span<std::byte>, FreeMemory>;
-using PeerMemory = DeviceHandle<std::span<std::byte>, CloseMemory>;  // memory that another process allocated
+using PeerMemory = DeviceHandle<std::span<std::byte>, CloseMemory>;             // memory that another process allocated
+using RegisteredMemory = DeviceHandle<std::span<std::byte>, UnregisterMemory>;  // memory of the host that the device may use
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
@@ -127,6 +133,16 @@ class Device : public std::enable_shared_from_this<Device> {
   Result<CudaIpcHandle> share(const Event& event) const;  // made with kInterprocess
   Result<Event> open_shared_event(const CudaIpcHandle& handle) const;
 
+  // Words of the host's memory that streams write and wait for: a wait ends also by a write of the host. False where the driver or the
+  // device lacks this.
+  bool orders_by_words() const { return orders_by_words_; }
+  // The memory may be shared with other processes. It stays mapped as long as the returned object exists.
+  Result<RegisteredMemory> register_memory(std::span<std::byte> memory) const;
+  // Later work of `stream` waits until `word`, in registered memory, is at least `value`, modulo 2^64.
+  Result<void> wait(CudaStream stream, const std::atomic<std::uint64_t>& word, std::uint64_t value) const;
+  // Behind the earlier work of `stream`, whose effects other devices then see.
+  Result<void> write(CudaStream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) const;
+
   // Loads a fatbin. Unimplemented/NoKernels if it has no code for this device.
   Result<KernelModule> load(const void* image) const;
   Result<CudaFunction> find(const KernelModule& module, const char* kernel) const;
@@ -139,6 +155,7 @@ class Device : public std::enable_shared_from_this<Device> {
  private:
   Device(const CudaApi& api, int ordinal) : api_(api), ordinal_(ordinal) {}
   Result<void> check(CudaStatus status, std::string_view what) const;
+  Result<CudaAddress> registered(const void* memory) const;
 
   const CudaApi& api_;
   const int ordinal_;
@@ -147,6 +164,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string name_;
   CudaUuid uuid_{};
   int compute_capability_ = 0, num_multiprocessors_ = 0;
+  bool orders_by_words_ = false;
 };
 
 }  // namespace shoal::runtime

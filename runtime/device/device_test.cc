@@ -1,5 +1,7 @@
 #include "runtime/device/device.h"
 
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <future>
 #include <vector>
@@ -19,6 +21,7 @@ class DeviceTest : public testing::Test {
     EXPECT_EQ(machine_.num_streams(), 0u);
     EXPECT_EQ(machine_.num_events(), 0u);
     EXPECT_EQ(machine_.num_allocations(), 0u);
+    EXPECT_EQ(machine_.num_registered(), 0u);
   }
 
   FakeCuda& machine_ = FakeCuda::machine();
@@ -61,6 +64,31 @@ TEST_F(DeviceTest, AStreamWaitsForAnEventOfAnother) {
   ASSERT_TRUE(device_->synchronize(second.get()));
   EXPECT_TRUE(device_->passed(event).value());
   EXPECT_EQ(seen, 1);
+}
+
+TEST_F(DeviceTest, AStreamWaitsForAWordThatAnotherOrTheHostWrites) {
+  const auto first = device_->make_stream().value(), second = device_->make_stream().value();
+  alignas(64) std::array<std::atomic<std::uint64_t>, 2> words{};
+  EXPECT_FALSE(device_->write(first.get(), words[0], 1));  // memory that is not registered
+  const auto registered = device_->register_memory(std::as_writable_bytes(std::span(words))).value();
+  ASSERT_TRUE(device_->orders_by_words());
+  std::promise<void> release;
+  int order = 0;
+  machine_.enqueue(first.get(), [&] {
+    release.get_future().wait();
+    order = 1;
+  });
+  ASSERT_TRUE(device_->write(first.get(), words[0], 3));
+  ASSERT_TRUE(device_->wait(second.get(), words[0], 2));
+  std::promise<int> seen;
+  machine_.enqueue(second.get(), [&] { seen.set_value(order); });
+  release.set_value();
+  EXPECT_EQ(seen.get_future().get(), 1);
+
+  ASSERT_TRUE(device_->wait(second.get(), words[1], 7));
+  words[1] = std::uint64_t{1} << 62;
+  EXPECT_TRUE(device_->synchronize(second.get()));
+  EXPECT_TRUE(device_->synchronize(first.get()));
 }
 
 TEST_F(DeviceTest, TheDefaultStreamHasNoHandleAndOrdersOthers) {

@@ -34,6 +34,16 @@ void FakeCuda::set_capacity(std::size_t bytes) {
   capacity_ = bytes;
 }
 
+void FakeCuda::set_orders_by_words(bool orders) {
+  const std::lock_guard lock(mutex_);
+  orders_by_words_ = orders;
+}
+
+std::size_t FakeCuda::num_registered() const {
+  const std::lock_guard lock(mutex_);
+  return registered_.size();
+}
+
 void FakeCuda::add_kernel(const std::string& name, std::vector<std::size_t> argument_bytes, Kernel run) {
   const std::lock_guard lock(mutex_);
   kernels_[name] = {std::move(argument_bytes), std::move(run)};

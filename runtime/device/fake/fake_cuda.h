@@ -33,9 +33,11 @@ class FakeCuda {
     ~HostMemoryCounts() { machine().change_host_memory(-1); }
     HostMemoryCounts(const HostMemoryCounts&) = delete;
   };
-  // The next call of a function of CudaApi fails: "allocate", "copy", "launch", "stream", "event", "module", "record".
+  // The next call of a function of CudaApi fails: "allocate", "copy", "launch", "stream", "event", "module", "record",
+  // "register".
   void fail_next(const std::string& function, CudaStatus status);
-  void set_capacity(std::size_t bytes);  // each device's
+  void set_capacity(std::size_t bytes);   // each device's
+  void set_orders_by_words(bool orders);  // the devices', which are opened from now on
   // A kernel with the sizes of its arguments. `run` gets the address of each, and the number of threads in all.
   using Kernel = std::function<void(void* const* arguments, std::size_t num_threads)>;
   void add_kernel(const std::string& name, std::vector<std::size_t> argument_bytes, Kernel run);
@@ -46,6 +48,7 @@ class FakeCuda {
   std::size_t num_allocations() const;  // those that exist
   std::size_t num_streams() const;
   std::size_t num_events() const;
+  std::size_t num_registered() const;  // pieces of the host's memory
 
   // ---- for other fakes ----
 
@@ -77,6 +80,8 @@ class FakeCuda {
   mutable std::mutex mutex_;
   int host_counts_ = 0;
   std::size_t capacity_ = std::size_t{1} << 30;
+  bool orders_by_words_ = true;
+  std::map<void*, std::size_t> registered_;  // bytes of the host's memory
   std::map<std::string, CudaStatus> failures_;
   std::map<std::string, KernelEntry> kernels_;
   std::map<CudaAddress, Allocation> allocations_;

@@ -1,7 +1,9 @@
 // The functions of the table. Each checks what the driver checks, and records what only a wrong program does.
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include <fmt/format.h>
 
@@ -96,6 +98,11 @@ struct FakeDriver {
     return cuda::kSuccess;
   }
   static CudaStatus device_attribute(int* value, int attribute, int) {
+    if (attribute == cuda::kAttributeStreamMemory64) {
+      const std::lock_guard lock(machine().mutex_);
+      *value = machine().orders_by_words_ ? 1 : 0;
+      return cuda::kSuccess;
+    }
     *value = attribute == cuda::kAttributeMajor ? 9 : attribute == cuda::kAttributeMultiprocessors ? 4 : 0;
     return cuda::kSuccess;
   }
@@ -151,6 +158,34 @@ struct FakeDriver {
     stream->enqueue([records, number = records->recorded] {
       std::unique_lock waiting(records->mutex);
       records->changed.wait(waiting, [&] { return records->passed >= number; });
+    });
+    return cuda::kSuccess;
+  }
+  // The word, if it is an aligned one in registered memory.
+  static std::atomic<std::uint64_t>* word_at(CudaAddress address) {
+    const std::lock_guard lock(machine().mutex_);
+    auto* const word = reinterpret_cast<std::byte*>(address);
+    for (const auto& [memory, bytes] : machine().registered_) {
+      const auto* const begin = static_cast<std::byte*>(memory);
+      if (word >= begin && word + sizeof(std::uint64_t) <= begin + bytes && address % sizeof(std::uint64_t) == 0)
+        return reinterpret_cast<std::atomic<std::uint64_t>*>(word);
+    }
+    return nullptr;
+  }
+  static CudaStatus stream_write_value(CudaStream stream, CudaAddress address, std::uint64_t value, unsigned flags) {
+    if (const auto status = check(stream); status != cuda::kSuccess) return status;
+    auto* const word = word_at(address);
+    if (word == nullptr || flags != cuda::kWriteBehindBarrier) return refuse(cuda::kInvalidValue, "a word that is not registered");
+    stream->enqueue([word, value] { word->store(value, std::memory_order_release); });
+    return cuda::kSuccess;
+  }
+  static CudaStatus stream_wait_value(CudaStream stream, CudaAddress address, std::uint64_t value, unsigned flags) {
+    if (const auto status = check(stream); status != cuda::kSuccess) return status;
+    const auto* const word = word_at(address);
+    if (word == nullptr || flags != cuda::kWaitUntilAtLeast) return refuse(cuda::kInvalidValue, "a word that is not registered");
+    stream->enqueue([word, value] {
+      while (static_cast<std::int64_t>(word->load(std::memory_order_acquire) - value) < 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(20));  // a write by the host notifies nothing
     });
     return cuda::kSuccess;
   }
@@ -281,6 +316,22 @@ struct FakeMemory {
     if (machine().allocations_.count(address) == 0) machine().violations_.push_back("memory freed while another process has it open");
     return cuda::kSuccess;
   }
+  static CudaStatus host_register(void* memory, std::size_t bytes, unsigned flags) {
+    if (flags != (cuda::kHostPortable | cuda::kHostMapped)) return cuda::kInvalidValue;
+    if (const auto status = machine().take_failure("register"); status != cuda::kSuccess) return status;
+    const std::lock_guard lock(machine().mutex_);
+    return machine().registered_.emplace(memory, bytes).second ? cuda::kSuccess : cuda::kInvalidValue;
+  }
+  static CudaStatus host_unregister(void* memory) {
+    const std::lock_guard lock(machine().mutex_);
+    if (machine().registered_.erase(memory) > 0) return cuda::kSuccess;
+    machine().violations_.push_back("memory of the host unregistered that is not registered");
+    return cuda::kInvalidValue;
+  }
+  static CudaStatus host_address(CudaAddress* address, void* memory, unsigned) {
+    *address = reinterpret_cast<CudaAddress>(memory);
+    return FakeDriver::word_at(*address) != nullptr ? cuda::kSuccess : cuda::kInvalidValue;
+  }
   static CudaStatus ipc_event_handle(CudaIpcHandle* handle, CudaEvent event) {
     if (!FakeDriver::live(event) || (event->flags & cuda::kEventInterprocess) == 0)
       return refuse(cuda::kInvalidHandle, "an event of one process shared");
@@ -377,6 +428,11 @@ CudaApi make_table() {
   api.ipc_memory_handle = FakeMemory::ipc_memory_handle;
   api.ipc_memory_open = FakeMemory::ipc_memory_open;
   api.ipc_memory_close = FakeMemory::ipc_memory_close;
+  api.host_register = FakeMemory::host_register;
+  api.host_unregister = FakeMemory::host_unregister;
+  api.host_address = FakeMemory::host_address;
+  api.stream_write_value = FakeDriver::stream_write_value;
+  api.stream_wait_value = FakeDriver::stream_wait_value;
   api.ipc_event_handle = FakeMemory::ipc_event_handle;
   api.ipc_event_open = FakeMemory::ipc_event_open;
   api.module_load = FakeMemory::module_load;

@@ -1,6 +1,8 @@
 // Takes the place of a node in tests: has memories by name, and records the deaths of their members.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +12,29 @@
 #include "runtime/shm/memory.h"
 
 namespace shoal::runtime {
+
+// A place where the threads of a test meet, again and again. A std::barrier spins, on cores that the ranks' threads need.
+class Meeting {
+ public:
+  explicit Meeting(int num_threads) : num_threads_(num_threads) {}
+  void meet() {
+    std::unique_lock lock(mutex_);
+    const auto round = round_;
+    if (++num_here_ == num_threads_) {
+      num_here_ = 0;
+      ++round_;
+      all_here_.notify_all();
+    }
+    all_here_.wait(lock, [&] { return round_ != round; });
+  }
+
+ private:
+  const int num_threads_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int num_here_ = 0;
+  std::uint64_t round_ = 0;
+};
 
 class TestHost {
  public:

@@ -1,12 +1,18 @@
 #include "runtime/transport/cuda_ipc/ipc_comm.h"
 
+#include <atomic>
 #include <future>
 #include <numeric>
+#include <thread>
 
 #include <gtest/gtest.h>
 
 #include "runtime/device/fake/fake_cuda.h"
 #include "runtime/device/kernels/on_host.h"
+#include "runtime/loop/loop.h"
+#include "runtime/transport/choice/make_communicator.h"
+#include "runtime/transport/conformance/test_host.h"
+#include "runtime/transport/cuda_ipc/ipc_api.h"
 
 namespace shoal::runtime {
 namespace {
@@ -27,13 +33,19 @@ class CudaIpcTest : public testing::Test {
     streams_.clear();
     EXPECT_EQ(machine_.num_allocations(), 0u);
     EXPECT_EQ(machine_.num_events(), 0u);
+    EXPECT_EQ(machine_.num_registered(), 0u);
     for (const auto& violation : machine_.take_violations()) ADD_FAILURE() << violation;
   }
 
   void join(int world, const void* kernels = "fake") {
     const auto name = std::string("/shoal-devices-test-") + testing::UnitTest::GetInstance()->current_test_info()->name();
     for (int r = 0; r < world; ++r) {
-      ranks_.push_back(IpcComm::join(device_, name, world, r, {.chunk_bytes = 64, .message_bytes = 16, .kernels = kernels}).value());
+      ranks_.push_back(IpcComm::join(device_, name, world, r,
+                                     {.chunk_bytes = 64,
+                                      .message_bytes = 16,
+                                      .kernels = kernels,
+                                      .has_ended = [this](int rank, std::int32_t) { return rank == dead_; }})
+                           .value());
       streams_.push_back(device_->make_stream().value());
     }
     for (auto& rank : ranks_) ASSERT_TRUE(rank->advance().value());
@@ -59,6 +71,7 @@ class CudaIpcTest : public testing::Test {
   const std::shared_ptr<Device> device_ = Device::open(machine_.api(), 0).value();
   std::vector<Stream> streams_;
   std::vector<std::unique_ptr<IpcComm>> ranks_;
+  std::atomic<int> dead_{-1};
 };
 
 TEST_F(CudaIpcTest, ARankPutsAStepOnItsStreamOnlyBehindTheOthersStepBefore) {
@@ -140,6 +153,124 @@ TEST_F(CudaIpcTest, AnEndWithWorkUnderWayKeepsTheMemoryUntilTheStreamHasPassed) 
   EXPECT_FALSE(ranks_[0]->try_close());
   release.set_value();
   for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
+}
+
+TEST_F(CudaIpcTest, StreamsGoOnOnceARankTheyWaitForHasDied) {
+  join(3);
+  std::promise<void> release;
+  std::vector<float> in(4, 1), outs[3];
+  machine_.enqueue(streams_[1].get(), [&] { release.get_future().wait(); });
+  for (int r = 0; r < 3; ++r) {
+    outs[r].resize(4);
+    ranks_[static_cast<std::size_t>(r)]->begin({operation(Kind::kBroadcast, r, in, outs[r], 4, 1)});
+  }
+  for (int i = 0; i < 3; ++i) {
+    for (auto& rank : ranks_) (void)rank->advance();
+  }
+  for (auto& rank : ranks_) EXPECT_TRUE(rank->advance().value());  // all is on the streams
+  ranks_[0]->end();
+  EXPECT_FALSE(ranks_[0]->try_close());  // rank 1 lives, so its step is still to come
+  dead_ = 1;
+  ranks_[2]->end();
+  (void)ranks_[0]->try_close();
+  EXPECT_TRUE(device_->synchronize(streams_[0].get()));
+  EXPECT_TRUE(device_->synchronize(streams_[2].get()));
+  EXPECT_EQ(ranks_[2]->advance().error().reason(), "ActorDied");  // no rank takes the released step for complete
+  dead_ = -1;
+  release.set_value();
+  EXPECT_TRUE(device_->synchronize(streams_[1].get()));
+}
+
+TEST_F(CudaIpcTest, DevicesWhoseStreamsWriteNoWordsUseEvents) {
+  for (const auto* const lacks : {"the device", "the registration"}) {
+    SCOPED_TRACE(lacks);
+    const bool device = lacks == std::string("the device");
+    machine_.set_orders_by_words(!device);
+    const auto old = Device::open(machine_.api(), 0).value();
+    machine_.set_orders_by_words(true);
+    EXPECT_EQ(old->orders_by_words(), !device);
+    // One rank of three decides for all.
+    const auto name = std::string("/shoal-devices-test-events-") + (device ? "d" : "r");
+    std::vector<std::vector<float>> in{{1, 2}, {3, 4}, {5, 6}}, out(3, std::vector<float>(2));
+    for (int r = 0; r < 3; ++r) {
+      if (r == 1 && !device) machine_.fail_next("register", cuda::kNotSupported);
+      ranks_.push_back(IpcComm::join(r == 1 ? old : device_, name, 3, r, {.chunk_bytes = 64, .kernels = "fake"}).value());
+      streams_.push_back(device_->make_stream().value());
+    }
+    for (auto& rank : ranks_) ASSERT_TRUE(rank->advance().value());
+    for (int r = 0; r < 3; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      ranks_[i]->begin({operation(Kind::kAllReduce, r, in[i], out[i], 2)});
+    }
+    finish();
+    for (const auto& sum : out) EXPECT_EQ(sum, (std::vector<float>{9, 12}));
+    if (device) {
+      for (auto& rank : ranks_) rank->end();
+      for (auto& stream : streams_) EXPECT_TRUE(device_->synchronize(stream.get()));
+      for (std::size_t r = 0; r < 3; ++r) EXPECT_EQ(ranks_[r]->try_close(), r == 2);
+      for (auto& rank : ranks_) EXPECT_TRUE(rank->try_close());
+      ranks_.clear();
+      streams_.clear();
+    }
+  }
+}
+
+// A group of three ranks as a program sees it. Rank 1 dies while its part of a broadcast is on its stream.
+TEST(CudaIpcGroup, ADeathInTheMiddleOfAStepEndsTheSurvivorsStreamsAndIsNamed) {
+  static std::atomic<bool> dead{false};
+  auto& machine = FakeCuda::machine();
+  add_device_kernels();
+  (void)cuda_ipc_api(machine.api(), {.chunk_bytes = 1024, .message_bytes = 256, .kernels = "fake", .has_ended = [](int rank, std::int32_t) {
+                                       return rank == 1 && dead;
+                                     }});
+  Loop loop;
+  const std::shared_ptr<Clock> clock = make_real_clock(loop);
+  TestHost host;
+  const auto device = Device::open(machine.api(), 0).value();
+  const auto blocked = device->make_stream().value();
+  std::promise<void> release;
+  Meeting begun(3), over(3);
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.emplace_back([&, r] {
+      CommunicatorRequest request;
+      request.rank = r;
+      request.world_size = 3;
+      request.name = "group";
+      request.nccl = NcclTransport{.device = 0, .cuda_ipc = true, .current_stream = nullptr, .cuda = &machine.api(), .kernels = "fake"};
+      if (r == 1) request.nccl->current_stream = [&] { return blocked.get(); };
+      auto& memory = request.memory.emplace();
+      memory.spins = false;
+      memory.open = [&](const std::string& name, std::size_t bytes, int) { return host.open(name, bytes); };
+      const auto c = make_communicator(std::move(request), clock).value();
+      const auto values = device->allocate(64).value();
+      const auto behind = device->make_stream().value();
+      if (r == 1) machine.enqueue(blocked.get(), [&] { release.get_future().wait(); });
+      const auto work = c->broadcast(values.get(), 1, DType::kFloat32, {});
+      EXPECT_TRUE(c->order_after(*work, behind.get()));
+      begun.meet();  // all steps are on the streams
+      if (r == 1) {
+        dead = true;
+        host.mark_gone("group/1", 1, "killed by SIGKILL");
+      } else {
+        const auto ended = work->wait();
+        const auto error = ended ? internal("success") : ended.error();
+        EXPECT_EQ(error.code(), Code::kUnavailable) << error.to_string();
+        EXPECT_EQ(error.reason(), "ActorDied") << error.to_string();
+        EXPECT_NE(error.message().find("rank 1"), std::string::npos) << error.to_string();
+        EXPECT_TRUE(device->synchronize(behind.get()));  // rank 1's stream still stands
+      }
+      over.meet();
+      if (r == 1) {
+        release.set_value();
+        (void)work->wait();
+        EXPECT_TRUE(device->synchronize(behind.get()));
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(sweep_cuda_ipc(), 0u);
+  for (const auto& violation : machine.take_violations()) ADD_FAILURE() << violation;
 }
 
 TEST_F(CudaIpcTest, ABuildWithoutKernelsGathersButDoesNotReduce) {

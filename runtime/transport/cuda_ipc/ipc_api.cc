@@ -40,6 +40,7 @@ thread_local std::string error_text;
 
 NcclStatus failed(const Error& error) {
   error_text = error.message();
+  if (error.reason() == "ActorDied") return nccl::kRemoteError;
   return error.code() == Code::kInvalidArgument ? nccl::kInvalidArgument : nccl::kUnhandledCudaError;
 }
 
@@ -60,6 +61,8 @@ const char* error_string(NcclStatus status) {
       return "invalid argument";
     case nccl::kUnhandledCudaError:
       return "an error of CUDA";
+    case nccl::kRemoteError:
+      return "another rank's process has ended";
     default:
       return "a call in the wrong order";
   }
@@ -216,6 +219,7 @@ const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options
                              .name = "cuda_ipc",
                              .shares_devices = true,
                              .issues_in_polls = true,
+                             .drain = [] { (void)sweep_cuda_ipc(); },
                              .get_version = get_version,
                              .error_string = error_string,
                              .last_error = last_error,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 #include <fmt/format.h>
 
@@ -36,7 +37,16 @@ kernels::Reduction reduction_of(NcclOp op) {
   }
 }
 
-bool has_ended(std::int32_t pid) { return pid != 0 && kill(pid, 0) != 0 && errno == ESRCH; }
+// A process that its parent has not reaped yet has ended, too.
+bool process_has_ended(std::int32_t pid) {
+  if (pid == 0) return false;
+  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
+  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  if (!std::getline(stat, line)) return false;
+  const auto name_ends = line.rfind(") ");
+  return name_ends != std::string::npos && name_ends + 2 < line.size() && (line[name_ends + 2] == 'Z' || line[name_ends + 2] == 'X');
+}
 
 }  // namespace
 
@@ -58,6 +68,11 @@ Result<void> IpcComm::introduce() {
     SHOAL_TRY(mine.events[e], device_->make_event(Device::EventUse::kInterprocess));
     SHOAL_TRY(own().events[e], device_->share(mine.events[e]));
   }
+  if (device_->orders_by_words()) {
+    auto registered = device_->register_memory(std::as_writable_bytes(std::span(segment_.get(), 1)));
+    own().words = registered ? 1 : 0;
+    if (registered) registered_ = *std::move(registered);
+  }
   own().pid = getpid();
   own().stage = IpcSegment::Stage::kJoined;
   return {};
@@ -68,6 +83,7 @@ Result<bool> IpcComm::meet() {
     if (segment_->ranks[r].stage == IpcSegment::Stage::kAbsent) return false;
   }
   IpcSegment::forget(name_);
+  by_words_ = std::all_of(segment_->ranks, segment_->ranks + num_ranks(), [](const auto& rank) { return rank.words == 1; });
   for (int r = 0; r < num_ranks(); ++r) {
     if (r == rank_) continue;
     for (std::size_t e = 0; e < IpcSegment::kEvents; ++e) {
@@ -82,13 +98,29 @@ void IpcComm::end() {
   collectives_.clear();
   messages_.clear();
   if (!met_) IpcSegment::forget(name_);
+  release_ended();
   if (stream_ == nullptr || end_) return;
   auto event = device_->make_event();
   if (event && device_->record(*event, stream_)) end_ = *std::move(event);
 }
 
+bool IpcComm::has_ended(int rank) const {
+  const std::int32_t pid = segment_->ranks[rank].pid;
+  return options_.has_ended ? options_.has_ended(rank, pid) : process_has_ended(pid);
+}
+
+void IpcComm::release_ended() {
+  if (!by_words_) return;
+  for (int r = 0; r < num_ranks(); ++r) {
+    if (r == rank_ || !has_ended(r)) continue;
+    segment_->ranks[r].released.store(1, std::memory_order_release);  // before another rank's stream passes
+    segment_->ranks[r].passed.store(IpcSegment::kReleased, std::memory_order_release);
+  }
+}
+
 bool IpcComm::try_close() {
   if (end_) {
+    release_ended();  // again, since work of the ended process may have written its word after the release
     const auto passed = device_->passed(*end_);
     if (passed && !*passed) return false;
   }
@@ -98,8 +130,7 @@ bool IpcComm::try_close() {
   }
   own().stage = IpcSegment::Stage::kClosed;
   for (int r = 0; r < num_ranks(); ++r) {
-    const auto& rank = segment_->ranks[r];
-    if (rank.stage == IpcSegment::Stage::kJoined && !has_ended(rank.pid)) return false;
+    if (segment_->ranks[r].stage == IpcSegment::Stage::kJoined && !has_ended(r)) return false;
   }
   return true;
 }
@@ -120,6 +151,10 @@ void IpcComm::begin(const std::vector<IpcOperation>& operations) {
 
 Result<bool> IpcComm::advance() {
   if (!met_) return meet();
+  for (int r = 0; r < num_ranks(); ++r) {
+    if (segment_->ranks[r].released.load(std::memory_order_acquire) != 0)
+      return fail(unavailable(fmt::format("rank {} has died, and its data are missing", r)).with_reason("ActorDied"));
+  }
   for (bool moved = true; moved;) {
     SHOAL_TRY(moved, advance_collective());
     for (auto& [key, runs] : messages_) {
@@ -319,13 +354,16 @@ Result<const std::byte*> IpcComm::memory_of(int rank, Region region) {
 
 Result<void> IpcComm::wait_for(int rank) {
   if (rank == rank_) return {};
-  const auto records = segment_->ranks[rank].records.load(std::memory_order_acquire);
+  const auto& other = segment_->ranks[rank];
+  const auto records = other.records.load(std::memory_order_acquire);
+  if (by_words_) return device_->wait(stream_, other.passed, records);
   return device_->wait(stream_, peers_[static_cast<std::size_t>(rank)].events[records % IpcSegment::kEvents]);
 }
 
 Result<void> IpcComm::record() {
   const auto next = own().records.load(std::memory_order_relaxed) + 1;
-  SHOAL_OK(device_->record(peers_[static_cast<std::size_t>(rank_)].events[next % IpcSegment::kEvents], stream_));
+  SHOAL_OK(by_words_ ? device_->write(stream_, own().passed, next)
+                     : device_->record(peers_[static_cast<std::size_t>(rank_)].events[next % IpcSegment::kEvents], stream_));
   own().records.store(next, std::memory_order_release);
   return {};
 }

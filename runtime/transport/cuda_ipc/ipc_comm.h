@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -21,6 +22,8 @@ class IpcComm {
     std::size_t chunk_bytes = 32 << 20;   // a rank's input is staged by so many; a multiple of 16 for each rank
     std::size_t message_bytes = 4 << 20;  // likewise a message
     const void* kernels = nullptr;        // the image of DeviceKernels; null: reductions fail
+    // Returns true once a rank's process has ended. Empty: the kernel knows.
+    std::function<bool(int rank, std::int32_t pid)> has_ended = {};
   };
   static Result<std::unique_ptr<IpcComm>> join(std::shared_ptr<const Device> device, const std::string& name, int num_ranks, int rank,
                                                Options options);
@@ -30,11 +33,14 @@ class IpcComm {
   int rank() const { return rank_; }
   // Begins the operations of one group of calls. Call it when advance() has returned true.
   void begin(const std::vector<IpcOperation>& operations);
-  // Puts the possible steps on the stream. Returns true if nothing is left of the begun operations, or of joining.
+  // Puts the possible steps on the stream. Returns true if nothing is left of the begun operations, or of joining. Unavailable/ActorDied
+  // once a rank has released the streams from one that has died.
   Result<bool> advance();
-  // Drops all steps that are not on the stream yet. The memory is kept until try_close().
+  // Drops all steps that are not on the stream yet. The memory is kept until try_close(). Steps on the stream no longer wait for ranks
+  // whose processes have ended, and have undefined results then.
   void end();
-  // Closes this rank and returns true once no work on any device can use its memory, which may then be freed. Call it after end().
+  // Releases this rank's stream from ranks that have ended meanwhile. Closes this rank and returns true once no work on any device can use
+  // its memory, which may then be freed. Call it after end().
   bool try_close();
 
  private:
@@ -61,6 +67,8 @@ class IpcComm {
   Result<void> introduce();
   Result<bool> meet();
   Rank& own() { return segment_->ranks[rank_]; }
+  bool has_ended(int rank) const;
+  void release_ended();
 
   // ---- collectives ----
   Result<bool> advance_collective();
@@ -87,13 +95,14 @@ class IpcComm {
   const std::shared_ptr<const Device> device_;
   const std::string name_;
   const std::shared_ptr<IpcSegment> segment_;
+  RegisteredMemory registered_;  // the segment, if the device orders by words
   const int rank_;
   const Options options_;
   std::vector<Peer> peers_;  // by rank; this rank's own entry has its own events, and no memory
   std::array<DeviceMemory, IpcSegment::kRegions> memory_;
   std::optional<DeviceKernels> kernels_;
   CudaStream stream_ = nullptr;
-  bool met_ = false;
+  bool met_ = false, by_words_ = false;  // the latter: all ranks' streams write words
   std::deque<Run> collectives_;
   std::map<std::pair<int, IpcOperation::Kind>, std::deque<Run>> messages_;
   std::uint64_t steps_ = 0;

@@ -111,7 +111,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
   Duration pause = kShortest;
   while (true) {
     SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
-    if (operation.stage() == NcclOperation::Stage::kOnStream) break;
+    if (operation.stage() >= NcclOperation::Stage::kOnStream) break;  // the watching thread may already have seen it pass
     if (moved) continue;
     if (parts_.control->failed()) return {};
     SHOAL_OK(signals(signals_at));
@@ -244,12 +244,12 @@ NcclMessageLane& NcclDriver::lane_of(const NcclMessage& message) {
       .first->second;
 }
 
-void NcclDriver::open_lanes() {
-  for (auto& [key, lane] : lanes_) {
-    if (lane.open || !lane.can_open()) continue;
-    const std::lock_guard lock(mutex_);
-    lane.open = std::none_of(new_messages_.begin(), new_messages_.end(), [&](const auto& m) { return find_lane(*m) == &lane; });
-  }
+// Before the operation's end is known, so that a program which waits for its first message issues the next one.
+void NcclDriver::open_if_through(NcclMessageLane& lane) {
+  if (parts_.api->issues_in_polls || !lane.can_open()) return;
+  const std::lock_guard lock(mutex_);
+  const auto waits = [&](const auto& message) { return !message->by_caller && find_lane(*message) == &lane; };
+  lane.open = lane.open || std::none_of(new_messages_.begin(), new_messages_.end(), waits);
 }
 
 bool NcclDriver::step() {
@@ -271,7 +271,6 @@ Result<bool> NcclDriver::advance_all() {
     SHOAL_TRY(const bool lane_moved, advance_lane(lane));
     moved |= lane_moved;
   }
-  if (!parts_.api->issues_in_polls) open_lanes();
   return moved;
 }
 
@@ -322,6 +321,7 @@ Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
   const auto head = lane.head();
   SHOAL_TRY(const bool moved, lane.advance(timeout_of(*head)));
   if (moved && head->stage() == NcclOperation::Stage::kOnStream) mark_on_stream(*head);
+  if (moved) open_if_through(lane);
   if (head->stage() == NcclOperation::Stage::kPassed) finish(*lane.take(), std::nullopt);
   return moved;
 }
@@ -449,6 +449,7 @@ void NcclDriver::abort_channels() {
     if (!end || !parts_.device->record(*end, channel->stream())) continue;
     for (auto passed = parts_.device->passed(*end); passed && !*passed && parts_.clock->now() < until;
          passed = parts_.device->passed(*end)) {
+      if (parts_.api->drain != nullptr) parts_.api->drain();
       rest();
     }
   }

@@ -77,7 +77,7 @@ class NcclDriver {
   bool step();
   Result<bool> advance_all();
   Result<bool> advance_collectives();
-  void open_lanes();
+  void open_if_through(NcclMessageLane& lane);
   Result<bool> advance_lane(NcclMessageLane& lane);
   Result<bool> advance(NcclOperation& operation, NcclChannel& channel);
   // The checks of a group that makes no progress: time limits, ranks that are gone.

@@ -1,6 +1,5 @@
 // NcclCommunicator beyond the conformance suite: devices, streams, the faults of NCCL, and what a group leaves behind.
 #include <algorithm>
-#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -498,7 +497,7 @@ class IssueOrderTest : public NcclTest {
 
   // Each rank runs `program` with each seed.
   void run_mesh(std::uint32_t num_seeds, const NcclApi* api, const std::function<void(std::uint32_t seed, Mesh&)>& steps) {
-    std::barrier together(kRanks);
+    Meeting together(kRanks);
     std::vector<std::thread> ranks;
     for (int r = 0; r < kRanks; ++r) {
       ranks.emplace_back([&, r] {
@@ -512,15 +511,15 @@ class IssueOrderTest : public NcclTest {
         for (int i = 0; i < 10; ++i) mesh.tensors.push_back(std::make_unique<Tensor>(*mesh.all, std::vector<float>(kNumel)));
         threads_[static_cast<std::size_t>(r)] = std::this_thread::get_id();
         for (const auto kind : {Step::Kind::kUp, Step::Kind::kDown}) ASSERT_TRUE(begin(mesh, {kind, 1}, 0)->wait());
-        together.arrive_and_wait();
+        together.meet();
         if (r == 0) nccl_.check_order(true);
-        together.arrive_and_wait();
+        together.meet();
         for (std::uint32_t seed = 0; seed < num_seeds; ++seed) {
           if (r == 0) nccl_.launch_with_look(static_cast<int>(1 + seed % 4));
           steps(seed, mesh);
-          together.arrive_and_wait();
+          together.meet();
           if (r == 0) take_issues();
-          together.arrive_and_wait();
+          together.meet();
         }
         if (r == 0) nccl_.check_order(false);
       });
@@ -569,9 +568,13 @@ class IssueOrderTest : public NcclTest {
       for (auto yields = own() % 4; yields > 0; --yields) std::this_thread::yield();
       works.push_back(begin(mesh, steps[i], i));
       if (own() % 5 != 0) continue;
-      ASSERT_TRUE(works[own() % works.size()]->wait());
+      const auto ended = works[own() % works.size()]->wait();
+      ASSERT_TRUE(ended) << ended.error().to_string();
     }
-    for (const auto& work : works) ASSERT_TRUE(work->wait());
+    for (const auto& work : works) {
+      const auto ended = work->wait();
+      ASSERT_TRUE(ended) << ended.error().to_string();
+    }
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const auto* const values = reinterpret_cast<const float*>(mesh.tensors[i]->bytes().data());
       ASSERT_EQ(values[steps[i].numel - 1], result(steps[i], mesh.rank)) << "seed " << seed << ", step " << i;
