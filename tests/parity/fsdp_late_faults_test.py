@@ -36,7 +36,9 @@ class Planted(NamedTuple):
 GATHER, REDUCE = "_allgather_base_", "_reduce_scatter_base_"
 EARLY = "self._accumulate(stream)\nself._accumulate = lambda stream: None\nwith stream:"
 PLANTED = {
-    "memory that the computation still reads": Planted(BLOCKS, "InPlaceGather.__init__", "memory.wait()", f"{GATHER} .* on stream gather writes"),
+    "memory that the computation still reads": Planted(
+        BLOCKS, "InPlaceGather.__init__", "memory.wait()", f"{GATHER} .* on stream gather writes"
+    ),
     "a gather before its packing": Planted(BLOCKS, "PackedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
     "a mixed gather before its packing": Planted(MIXED, "MixedGather.__init__", "packed.wait()", f"{GATHER} .* on stream gather writes"),
     "parameters before their gather": Planted(BLOCKS, "PackedGather.finish", "self._mark.wait()", f"stream present reads .*{GATHER}"),

@@ -66,9 +66,7 @@ class Collectives:
             return _OwnMark(group.all_gather_each([(piece, out, [piece.numel() * piece.itemsize] * data.shards)], self.label))
         return gather_by_process_group(streams, data.shard_group, out, piece)
 
-    def gather_each(
-        self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]
-    ) -> Mark:
+    def gather_each(self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]) -> Mark:
         """Gathers several tensors at once, each from its input to its output: (input, output, bytes of each rank's input). By a process
         group all ranks' inputs have one size."""
         group = groups.shards(data)
