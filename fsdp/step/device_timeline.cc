@@ -151,13 +151,12 @@ void DeviceTimeline::begin_in_place(int number) {
   Unit& u = unit(number);
   const double piece = model_.shard(number);
   allocate_whole(number);
-  device_.wait(Stream::kGather, device_.mark(Stream::kProgram));  // which may still read what the memory held before
-  device_.wait(Stream::kGather, rows_);
-  Memory cast = device_.allocate(Stream::kGather, MemoryKind::kPacked, piece * model_.compute);
-  if (model_.offloads) device_.copy_to_device(Stream::kGather, program_.label("to device", number), piece * model_.stored);
-  device_.move(Stream::kGather, program_.label("cast", number), piece * (model_.stored + model_.compute));
+  device_.wait(Stream::kPack, device_.mark(Stream::kProgram));  // which may still read what the memory held before
+  device_.wait(Stream::kPack, rows_);
+  if (model_.offloads) device_.copy_to_device(Stream::kPack, program_.label("to device", number), piece * model_.stored);
+  device_.move(Stream::kPack, program_.label("cast", number), piece * (model_.stored + model_.compute));
+  device_.wait(Stream::kGather, device_.mark(Stream::kPack));
   program_.all_gather(number);
-  device_.free(cast);
   u.gather = device_.mark(Stream::kGather);
 }
 

@@ -213,7 +213,7 @@ TEST_F(DeviceTimelineTest, ThePeakOfAStepIsThatOfItsParts) {
   EXPECT_EQ(packed_after_forward_, 0) << "the end of a forward frees the buffer of its last gather";
 }
 
-TEST_F(DeviceTimelineTest, AGatherInPlaceNeedsNoBuffer) {
+TEST_F(DeviceTimelineTest, AGatherInPlaceUnpacksNothing) {
   model_.own_groups = true;
   start();
   step();

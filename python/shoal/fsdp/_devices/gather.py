@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal.fsdp._devices.collectives import Collectives, gather_by_process_group
 from shoal.fsdp._devices.groups import groups
-from shoal.fsdp._devices.packing import counts, joined, owns_on, pack, slice_bytes, source, times, unpack
+from shoal.fsdp._devices.packing import counts, joined, own_piece, owns_on, pack, slice_bytes, times, unpack
 from shoal.fsdp._devices.streams import DONE, Mark, Transfers
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -144,27 +144,35 @@ class InPlaceGather:
         self._all = [wholes.allocated(p) for p in parameters]
         streams = transfers.streams
         memory = streams.mark()  # the present stream may still read what the memory held before
-        with streams.gather, torch.autograd._unsafe_preserve_version_counter(tuple(self._all)):
+        each = list(zip(parameters, self._all, strict=True))
+        self._small = [(p, whole) for p, whole in each if not goes_in_place(p, data)]
+        large = [(p, whole) for p, whole in each if goes_in_place(p, data)]
+        self._buffers: tuple[torch.Tensor, ...] = ()
+        with streams.pack:
             memory.wait()
             transfers.rows.wait()
-            each = list(zip(parameters, self._all, strict=True))
-            self._small = [(p, whole) for p, whole in each if not goes_in_place(p, data)]
-            # .data has a version counter of its own, which threads of a backend may raise after this context.
-            gathers = [(source(p, data), whole.data, counts(p, data)) for p, whole in each if goes_in_place(p, data)]
-            self._buffer = None
+            pieces = [own_piece(p, whole.data) for p, whole in large]
             if self._small:
                 small = [p for p, _ in self._small]
                 own = torch.empty(sum(p.padded_shape.numel() for p in small), dtype=small[0].compute_dtype, device=data.device)
                 pack(small, own)
-                self._buffer = torch.empty((data.shards, own.numel()), dtype=own.dtype, device=own.device)
-                gathers.append((own, self._buffer, [own.numel() * own.itemsize] * data.shards))
+            packed = streams.mark()
+        transfers.packed = packed
+        with streams.gather, torch.autograd._unsafe_preserve_version_counter(tuple(self._all)):
+            packed.wait()
+            # .data has a version counter of its own, which threads of a backend may raise after this context.
+            gathers = [(piece, whole.data, counts(p, data)) for (p, whole), piece in zip(large, pieces, strict=True)]
+            if self._small:
+                everyones = torch.empty((data.shards, own.numel()), dtype=own.dtype, device=own.device)
+                gathers.append((own, everyones, [own.numel() * own.itemsize] * data.shards))
+                self._buffers = (everyones, own)
             self._mark = collectives.gather_each(data, streams, gathers)
 
     def finish(self) -> None:
         with torch.autograd._unsafe_preserve_version_counter(tuple(self._all)):
             self._mark.wait()
-            if self._buffer is not None:
-                unpack(self._buffer, [p for p, _ in self._small], [whole for _, whole in self._small], self._data)
+            if self._small:
+                unpack(self._buffers[0], [p for p, _ in self._small], [whole for _, whole in self._small], self._data)
         self._end()
 
     def drop(self) -> None:
@@ -172,9 +180,9 @@ class InPlaceGather:
         self._end()
 
     def _end(self) -> None:
-        if self._buffer is not None:
-            self._transfers.unpacked(self._buffer)
-        self._buffer, self._small, self._all = None, [], []
+        if self._buffers:
+            self._transfers.unpacked(self._buffers)
+        self._buffers, self._small, self._all = (), [], []
 
 
 class MixedGather:

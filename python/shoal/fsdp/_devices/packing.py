@@ -15,9 +15,14 @@ def slice_bytes(p: ShardedParameter) -> int:
     return p.padded_shape.numel() * p.compute_dtype.itemsize
 
 
-def source(p: ShardedParameter, data: DataMesh) -> torch.Tensor:
-    """This rank's slice to send: the parameter's own memory, if that is on the device and has the compute dtype."""
-    return p.own.to(device=data.device, dtype=p.compute_dtype).contiguous()
+def own_piece(p: ShardedParameter, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's slice to send, sharded on dim 0: the parameter's own memory, if that is on the device and has the compute dtype; else its
+    place in ``whole``, to which it is copied."""
+    if p.own.device == whole.device and p.own.dtype == whole.dtype and p.own.is_contiguous():
+        return p.own
+    piece = p.slice(whole)
+    piece.copy_(owns_on(whole.device, [p])[0])
+    return piece
 
 
 def counts(p: ShardedParameter, data: DataMesh) -> list[int]:

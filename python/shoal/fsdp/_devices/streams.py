@@ -161,7 +161,7 @@ class Transfers:
         self.streams = streams
         self.rows: Mark = DONE  # the program's writes to rows, which gathers have to see
         self.packed: Mark = DONE  # the last gather's reads of rows
-        self._read: tuple[Mark, torch.Tensor] | None = None  # the buffer of the last gather of a forward, until it is unpacked
+        self._read: tuple[Mark, Any] | None = None  # the buffers of the last gather of a forward, until they are unpacked
         self._reduced: list[Mark] = []
         self._on_host: list[Mark] = []
         self._copied: list[tuple[Mark, torch.Tensor, Sequence[AbstractContextManager]]] = []  # gradients, until their copies have ended
@@ -177,8 +177,8 @@ class Transfers:
 
     # ---- memory ----
 
-    def unpacked(self, buffer: torch.Tensor) -> None:
-        """Frees the buffer of a gather, from which the present stream has taken the parameters.
+    def unpacked(self, buffer: Any) -> None:
+        """Frees the buffer of a gather, or several, from which the present stream has taken the parameters.
 
         In forward, the next gather has begun before its unit is used, or begins now: the buffer is kept until the one after that, so that
         its packing does not wait for this one. In backward it is freed at once, as in FSDP2.
@@ -194,7 +194,7 @@ class Transfers:
         if before is not None:
             self._free(*before)
 
-    def _free(self, read: Mark, buffer: torch.Tensor) -> None:
+    def _free(self, read: Mark, buffer: Any) -> None:
         for stream in (self.streams.pack, self.streams.gather):
             with stream:
                 read.wait()
