@@ -701,7 +701,9 @@ Actions StepMachine::completed(const Action& a) {
       pass_boundary(out, g, /*backward=*/true, /*begin=*/false);
       if (g.empty) return out;
       if (g.collectives) {
-        for (Transfer& t : transfers_) t.begun = true;
+        const auto begun = [&](const Transfer& t) { return !t.begun && t.unit == a.unit && t.group == a.group; };
+        const auto transfer = std::find_if(transfers_.begin(), transfers_.end(), begun);
+        if (transfer != transfers_.end()) transfer->begun = true;
         return out;
       }
       auto& reducing = reducing_[at(a.model)];

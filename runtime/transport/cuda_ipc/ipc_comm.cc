@@ -113,6 +113,8 @@ void IpcComm::release_ended() {
   if (!by_words_) return;
   for (int r = 0; r < num_ranks(); ++r) {
     if (r == rank_ || !has_ended(r)) continue;
+    // No stream waits for more than the records. A rank whose stream has passed all of them has ended in order.
+    if (segment_->ranks[r].passed.load(std::memory_order_acquire) >= segment_->ranks[r].records.load(std::memory_order_acquire)) continue;
     segment_->ranks[r].released.store(1, std::memory_order_release);  // before another rank's stream passes
     segment_->ranks[r].passed.store(IpcSegment::kReleased, std::memory_order_release);
   }

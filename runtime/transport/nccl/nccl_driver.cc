@@ -320,8 +320,8 @@ Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
   if (lane.head() == nullptr) return false;
   const auto head = lane.head();
   SHOAL_TRY(const bool moved, lane.advance(timeout_of(*head)));
+  if (moved) open_if_through(lane);  // before the program learns that the message is on the stream: its next one is issued by itself
   if (moved && head->stage() == NcclOperation::Stage::kOnStream) mark_on_stream(*head);
-  if (moved) open_if_through(lane);
   if (head->stage() == NcclOperation::Stage::kPassed) finish(*lane.take(), std::nullopt);
   return moved;
 }

@@ -75,10 +75,15 @@ class Collectives:
         if streams.asynchronous:
             each = [gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1)) for piece, whole, _ in gathers]
             return _AllMarks(each)
+        flat = [(whole.view(-1), piece.view(-1)) for piece, whole, _ in gathers]
         one_launch = dist._coalescing_manager(data.shard_group) if _is_nccl(data.shard_group, data) else nullcontext()
-        with one_launch:
-            for piece, whole, _ in gathers:
-                gather_by_process_group(streams, data.shard_group, whole.view(-1), piece.view(-1))
+        try:
+            with one_launch:
+                for whole, piece in flat:
+                    gather_by_process_group(streams, data.shard_group, whole, piece)
+        except BaseException:  # torch would put the group's later collectives into the list of this launch, which never begins
+            dist.distributed_c10d._world.pg_coalesce_state.pop(data.shard_group, None)
+            raise
         return streams.mark()
 
     # ---- gradients ----

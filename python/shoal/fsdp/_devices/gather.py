@@ -78,6 +78,7 @@ class PackedGather:
         with torch.autograd._unsafe_preserve_version_counter(tuple(wholes)):
             if self._buffer is None:
                 torch._foreach_copy_(wholes, owns_on(self._data.device, self._parameters))
+                self._transfers.packed = self._transfers.streams.mark()
                 return
             self._mark.wait()
             unpack(self._buffer.view(self._data.shards, -1), self._parameters, wholes, self._data)

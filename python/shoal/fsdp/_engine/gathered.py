@@ -156,9 +156,9 @@ class Gathered:
                 if self._is_own(p) and not p.extended and p not in self._whole:
                     self._whole[p] = _Whole()
                     p.views.set_whole(p.own.data)  # .data has a version counter of its own
-            gather, self._gather = self._gather, None
-            if gather is not None:
-                gather.finish()
+            if self._gather is not None:
+                self._gather.finish()
+            self._gather = None  # an interrupted wait leaves it under way
         self._drop_smaller()
         self._shown = True
 
@@ -200,9 +200,9 @@ class Gathered:
 
     def drop_begun(self) -> None:
         """Gives up a gather under way."""
-        gather, self._gather = self._gather, None
-        if gather is not None:
-            gather.drop()
+        if self._gather is not None:
+            self._gather.drop()
+            self._gather = None
             self._free()
 
     def forget(self) -> None:

@@ -187,6 +187,10 @@ class Root:
         announce()
         self.note_left()
         self.step.open_window(caller)
+        self._wait_for_reads()
+
+    def _wait_for_reads(self) -> None:
+        """The host waits until devices have copied rows from its memory, which it may write now."""
         if any(u.reads_host_rows for u in self.units):
             for t in self.transfers:
                 t.wait_for_reads()
@@ -195,6 +199,7 @@ class Root:
         announce()
         self.note_left()
         self.step.optimizer_begin()
+        self._wait_for_reads()
         self.show_rows(plain=True)
 
     def optimizer_end(self) -> None:
