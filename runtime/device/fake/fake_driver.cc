@@ -172,11 +172,19 @@ struct FakeDriver {
     }
     return nullptr;
   }
+  // Ranks map a word at several addresses, between which ThreadSanitizer sees no order. So all uses of words have one lock.
+  static std::mutex& words_mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
   static CudaStatus stream_write_value(CudaStream stream, CudaAddress address, std::uint64_t value, unsigned flags) {
     if (const auto status = check(stream); status != cuda::kSuccess) return status;
     auto* const word = word_at(address);
     if (word == nullptr || flags != cuda::kWriteBehindBarrier) return refuse(cuda::kInvalidValue, "a word that is not registered");
-    stream->enqueue([word, value] { word->store(value, std::memory_order_release); });
+    stream->enqueue([word, value] {
+      const std::lock_guard lock(words_mutex());
+      word->store(value, std::memory_order_release);
+    });
     return cuda::kSuccess;
   }
   static CudaStatus stream_wait_value(CudaStream stream, CudaAddress address, std::uint64_t value, unsigned flags) {
@@ -184,8 +192,11 @@ struct FakeDriver {
     const auto* const word = word_at(address);
     if (word == nullptr || flags != cuda::kWaitUntilAtLeast) return refuse(cuda::kInvalidValue, "a word that is not registered");
     stream->enqueue([word, value] {
-      while (static_cast<std::int64_t>(word->load(std::memory_order_acquire) - value) < 0)
-        std::this_thread::sleep_for(std::chrono::microseconds(20));  // a write by the host notifies nothing
+      const auto passed = [&] {
+        const std::lock_guard lock(words_mutex());
+        return static_cast<std::int64_t>(word->load(std::memory_order_acquire) - value) >= 0;
+      };
+      while (!passed()) std::this_thread::sleep_for(std::chrono::microseconds(20));  // a write by the host notifies nothing
     });
     return cuda::kSuccess;
   }
