@@ -171,6 +171,33 @@ TEST(Plan, AUnitThatComputesBetweenItsChildrenHasANodeForIt) {
   EXPECT_NE(std::find(some.begin(), some.end(), "forward(root#2)"), some.end());
 }
 
+TEST(Plan, WhereNoDurationCountsEachBatchOfAStepHasTheSameUnshardsAhead) {
+  const auto ahead = [](double root_between) {
+    std::vector<TraceEvent> batches;
+    for (int batch = 0; batch < 3; ++batch) {
+      for (TraceEvent e : traced(root_between)) {
+        if (e.op == Op::kOptimizerUpdate && !e.boundary) continue;
+        e.span = {e.span.start + batch * 1e5, e.span.end + batch * 1e5};
+        batches.push_back(e);
+      }
+    }
+    const auto plan = Plan::from_trace({"", "a", "b"}, batches, {.prefetch = {.depth = 1}, .min_part = 2});
+    std::vector<std::vector<int>> out;
+    for (const auto& units : plan.schedule()->ahead) {
+      out.emplace_back();
+      for (const auto& u : units) out.back().push_back(u.backward ? -u.unit : u.unit);
+    }
+    return out;
+  };
+  const auto found = ahead(1);
+  ASSERT_EQ(found.size(), 36u);
+  for (std::size_t batch = 0; batch < 3; ++batch) {
+    EXPECT_EQ(found[12 * batch + 1], std::vector{2}) << "the forward of a begins in batch " << batch;
+    EXPECT_EQ(found[12 * batch + 7], std::vector{-1}) << "the backward of b begins in batch " << batch;
+  }
+  EXPECT_EQ(ahead(4000), found);
+}
+
 TEST(StepGraph, IsDrawnWithPlannedAndMeasuredLanes) {
   const auto plan = Plan::from_trace({"", "a", "b"}, traced(), {});
   const auto planned = plan.graph().schedule(plan.durations());

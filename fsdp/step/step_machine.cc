@@ -44,15 +44,15 @@ void StepMachine::set_groups(std::vector<std::vector<Group>> groups, int slots, 
       places[at(group.index)] = {u, g++};
     }
   }
-  find_transfers();
+  find_collectives();
 }
 
 void StepMachine::set_group(int unit, int group, Group value) {
   units_[at(unit)].groups[at(group)] = value;
-  find_transfers();
+  find_collectives();
 }
 
-void StepMachine::find_transfers() {
+void StepMachine::find_collectives() {
   gathers_all_.assign(open_.size(), true);
   uses_collectives_ = false;
   for (const Unit& u : units_) {
@@ -178,8 +178,8 @@ void StepMachine::finish_transfer(Actions& out, const Transfer& transfer) {
   if (gives_up(transfer.unit)) out.push_back({.kind = Kind::kUpdate, .unit = transfer.unit, .group = transfer.group});
 }
 
-// Until reductions of at most `inputs` numbers have their inputs. One among replicas begins where the one among shards ends, and has the
-// time until the next call, so that it lies beside a backward.
+// Ends the oldest reductions until those of at most `inputs` units hold their inputs. A reduction among replicas begins where the one among
+// shards ends, and ends at the next call: it runs beside a backward.
 void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
   std::deque<Transfer> kept;
   for (const Transfer& t : transfers_) {
@@ -190,7 +190,7 @@ void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
     }
   }
   transfers_.clear();
-  std::size_t left = 0;  // numbers that have inputs
+  std::size_t left = 0;  // units that hold inputs
   for (std::size_t i = 0; i < kept.size(); ++i) left += i == 0 || kept[i].number != kept[i - 1].number;
   for (std::size_t i = 0; i < kept.size(); ++i) {
     Transfer& t = kept[i];

@@ -12,7 +12,7 @@
 //        └───────────── backward_end: its gradients go to a reduction, or are kept ─────────────────────────┘
 //
 // A group whose parameters collectives bring (on devices) has a Gather, too. It begins with the lease, and ends where the unit shows whole
-// parameters. A gather ahead of its use so lies beside the computation of the unit before.
+// parameters. A gather that begins ahead of its use runs beside the computation of the unit before.
 //
 // Units are unsharded ahead of their use at two places: at a unit's begin by the program's lists (UnitRules), and where a Schedule, which
 // was learned from an earlier step, says so (follow).
@@ -135,7 +135,7 @@ class StepMachine {
   // ---- answers of the executor
   // False where the action would change nothing.
   bool is_due(const Action& action) const;
-  // Returns the actions that follow this one at once: unshards of the schedule.
+  // Returns the actions that follow this one at once: the gathers of a leased unit, and unshards of the schedule.
   Actions completed(const Action& action);
   // After kEnter: what this rank unshards ahead in the model as long as its step passes the boundaries of the schedule. Null: nothing.
   void follow(int model, std::shared_ptr<const Schedule> schedule) { following_[at(model)] = {std::move(schedule), 0}; }
@@ -216,7 +216,8 @@ class StepMachine {
   Result<void> refuse_waiting(const std::string& event) const;
 
   void forget_casts(Actions& out);
-  void find_transfers();
+  // Finds out which models gather all their groups, and whether any group uses collectives.
+  void find_collectives();
   void order_rows(Actions& out) const;
   void unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand = false) const;
   void begin_gathers(Actions& out, int unit, bool ahead, bool by_hand = false) const;
@@ -236,6 +237,7 @@ class StepMachine {
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
   void advance_transfers(Actions& out, std::size_t inputs);
+  // Memory of earlier reductions is free before the unit's gradients are packed.
   void make_room(Actions& out, int unit);
   void finish_transfer(Actions& out, const Transfer& transfer);
   void finish_transfers(Actions& out);

@@ -29,7 +29,7 @@ constexpr DeviceCosts kH100{.memory = 2.85e12, .to_device = 50e9, .to_host = 50e
 
 // NVLink has 450 GB/s per direction (NVIDIA's data sheet). Assumed for all_gather and reduce_scatter of large messages: 80 % of it.
 constexpr double kNvlink = 360e9;
-// An NDR adapter of 400 Gbit/s reaches 46 to 48 GB/s (NVIDIA/nccl-tests, issue 290). Assumed for a step: 42.
+// An NDR adapter of 400 Gbit/s reaches 46 to 48 GB/s (reports of users of NVIDIA's nccl-tests). Assumed for a step: 42.
 constexpr double kAdapter = 42e9;
 
 enum Link { kInHost, kBetweenHosts };

@@ -1,4 +1,4 @@
-"""How a unit's slices lie in one buffer for a collective, one padded piece per rank, and how they come out of it."""
+"""How a unit's slices and gradients lie in one buffer for a collective, one padded piece per rank, and how slices come out of it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,29 @@ def unpack(gathered: torch.Tensor, parameters: Sequence[ShardedParameter], whole
         return
     for p, whole, part in zip(parameters, wholes, gathered.split(sizes, dim=1), strict=True):
         whole.copy_(joined(part, p.padded_shape, p.dim, p.compute_dtype).narrow(p.dim, 0, p.shape[p.dim]))
+
+
+def pack_gradients(
+    parameters: Sequence[ShardedParameter], grads: list[torch.Tensor], sizes: Sequence[int], data: DataMesh, flat: torch.Tensor
+) -> torch.Tensor:
+    """Writes gradients to ``flat`` in its dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""
+    if data.shards == 1:
+        torch._foreach_copy_([part.view(g.shape) for part, g in zip(flat.split(list(sizes)), grads, strict=True)], grads)
+    elif all(p.dim == 0 for p in parameters):
+        grads = [g for g in grads if g.numel()]  # _chunk_cat refuses empty tensors
+        if len({g.dtype for g in grads}) > 1:
+            grads = [g.to(flat.dtype) for g in grads]
+        if grads:
+            torch._chunk_cat(grads, dim=0, num_chunks=data.shards, out=flat.view(data.shards, -1))
+    else:
+        flat.zero_()  # the padding
+        at = 0
+        for p, grad, size in zip(parameters, grads, sizes, strict=True):
+            row = flat.view(data.shards, -1).narrow(1, at, size)
+            at += size
+            for piece, chunk in zip(row, grad.split(p.padded_shape[p.dim], dim=p.dim), strict=False):
+                piece.view(p.padded_shape).narrow(p.dim, 0, chunk.shape[p.dim]).copy_(chunk)
+    return flat
 
 
 def joined(gathered: torch.Tensor, size: torch.Size, dim: int, dtype: torch.dtype) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from shoal.fsdp._devices.collectives import Collectives
+from shoal.fsdp._devices.packing import pack_gradients
 from shoal.fsdp._devices.streams import Transfers
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -54,7 +55,7 @@ class Reduction:
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
         grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
         flat = self._memory(sum(self._sizes) * data.shards, dtype)
-        self._packed: torch.Tensor | None = packed(self.parameters, grads, self._sizes, data, flat)
+        self._packed: torch.Tensor | None = pack_gradients(self.parameters, grads, self._sizes, data, flat)
         del grads
         mark = streams.mark()
         if data.shards == 1:
@@ -158,26 +159,3 @@ class Reduction:
                 local = self._transfers.to_host(local, pinned, (stream, self._summed_on()))
             p.gradient.add(p.dtensor(local.contiguous()))
             target.accumulated(p)
-
-
-def packed(
-    parameters: Sequence[ShardedParameter], grads: list[torch.Tensor], sizes: Sequence[int], data: DataMesh, flat: torch.Tensor
-) -> torch.Tensor:
-    """Writes gradients to ``flat`` in its dtype, one piece per rank after the other; each piece has ``sizes`` elements per parameter."""
-    if data.shards == 1:
-        torch._foreach_copy_([part.view(g.shape) for part, g in zip(flat.split(list(sizes)), grads, strict=True)], grads)
-    elif all(p.dim == 0 for p in parameters):
-        grads = [g for g in grads if g.numel()]  # _chunk_cat refuses empty tensors
-        if len({g.dtype for g in grads}) > 1:
-            grads = [g.to(flat.dtype) for g in grads]
-        if grads:
-            torch._chunk_cat(grads, dim=0, num_chunks=data.shards, out=flat.view(data.shards, -1))
-    else:
-        flat.zero_()  # the padding
-        at = 0
-        for p, grad, size in zip(parameters, grads, sizes, strict=True):
-            row = flat.view(data.shards, -1).narrow(1, at, size)
-            at += size
-            for piece, chunk in zip(row, grad.split(p.padded_shape[p.dim], dim=p.dim), strict=False):
-                piece.view(p.padded_shape).narrow(p.dim, 0, chunk.shape[p.dim]).copy_(chunk)
-    return flat

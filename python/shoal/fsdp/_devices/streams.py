@@ -1,10 +1,10 @@
 """The streams of a device on which transfers run beside the program's computation, and the marks by which one waits for another.
 
 As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Copies of
-gradients to the host have a fifth, so that the next reduction does not queue behind them. Streams are ordered by events, and the host
-never waits. So no tensor needs ``record_stream``: memory returns to a stream's pool only after that
-stream waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host
-waits for them.
+gradients to the host have a fifth, so that the next reduction does not queue behind them. Events order the streams; the host waits only for
+gradients and reads of rows in its own memory. No tensor needs ``record_stream``: memory returns to a stream's pool only after that stream
+waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host waits for
+them.
 """
 
 from __future__ import annotations

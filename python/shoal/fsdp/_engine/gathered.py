@@ -63,7 +63,7 @@ class _Reductions:
 class Gathered:
     def __init__(self, unit: UnitSeam):
         self._unit = unit
-        self._collectives = Collectives(unit.state.name)
+        self.collectives = Collectives(unit.state.name)
         self._private = False
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False
@@ -87,25 +87,21 @@ class Gathered:
     @property
     def all_gather(self) -> Any:
         """The object of set_custom_all_gather, torch's ``AllGather``; None: no such object."""
-        return self._collectives.all_gather
+        return self.collectives.all_gather
 
     @all_gather.setter
     def all_gather(self, comm: Any) -> None:
-        self._collectives.all_gather = comm
+        self.collectives.all_gather = comm
         self._unit.describe()
 
     @property
     def reduce_scatter(self) -> Any:
-        return self._collectives.reduce_scatter
+        return self.collectives.reduce_scatter
 
     @reduce_scatter.setter
     def reduce_scatter(self, comm: Any) -> None:
-        self._collectives.reduce_scatter = comm
+        self.collectives.reduce_scatter = comm
         self._unit.describe()
-
-    @property
-    def collectives(self) -> Collectives:
-        return self._collectives
 
     @property
     def reduces(self) -> bool:
@@ -227,7 +223,7 @@ class Gathered:
             kind = MixedGather
         elif self._in_place(brought, ahead):
             kind = InPlaceGather
-        return kind(self._transfers, self._collectives, data, brought, self)
+        return kind(self._transfers, self.collectives, data, brought, self)
 
     @staticmethod
     def _plain(parameters: list[ShardedParameter]) -> bool:
@@ -286,7 +282,7 @@ class Gathered:
                 by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
                 del grad
         with lasting():  # gradients have histories where the program asks for them (create_graph)
-            each = [Reduction(self._transfers, self._collectives, u, by_dtype.pop(dtype), dtype, everywhere) for dtype in list(by_dtype)]
+            each = [Reduction(self._transfers, self.collectives, u, by_dtype.pop(dtype), dtype, everywhere) for dtype in list(by_dtype)]
         self._reductions.append(_Reductions(each))
 
     def _wants_zeros(self, p: ShardedParameter) -> bool:
