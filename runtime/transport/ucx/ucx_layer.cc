@@ -21,8 +21,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kProtocol = 0x53484c01;  // "SHL" and a version; also shows the byte order
+constexpr std::uint32_t kProtocol = 0x53484c02;  // "SHL" and a version; also shows the byte order
 constexpr auto kClosing = std::chrono::seconds(1);
+constexpr auto kMeeting = std::chrono::seconds(10);
+constexpr auto kMeetingChannel = static_cast<MessageLayer::Channel>(0xff);
 constexpr int kPolls = 64;  // calls of ucp_worker_progress at once
 
 // Epoch, channel and sender of a message.
@@ -63,6 +65,7 @@ class UcxLayer final : public MessageLayer {
   // True in a child that was forked from the rank's process: UCX has no use there.
   bool forked() const { return process_.forked(); }
   void connect(Peer& peer);
+  void meet();
   void close_endpoints(std::uint32_t flags);
   void cancel_receives();
   void drop_unexpected(std::uint32_t epoch);
@@ -80,6 +83,7 @@ class UcxLayer final : public MessageLayer {
   Fd wake_;
   std::vector<Peer> peers_;
   std::uint32_t epoch_ = 0;
+  std::vector<Transfer> meeting_;  // one to each rank, then one from each
   std::unordered_set<Transfer*> receives_;
   std::size_t num_sends_ = 0;
   std::uint64_t num_ended_ = 0;
@@ -138,7 +142,29 @@ Result<void> UcxLayer::open(const UcxOptions& options) {
     peers_[r].address.assign(data + sizeof protocol, data + all[r].size());
     if (static_cast<int>(r) != rank_) connect(peers_[r]);  // at once: a rank that only receives learns of the other's end, too
   }
+  meet();
   return {};
+}
+
+// Waits until each connection stands in both directions. If a rank left before, UCX 1.13 would answer the other's late part of connecting
+// on a new connection to a closed socket, which ends the process ("tcp_ep.c:478 Assertion"). A rank that is late only loses this
+// protection.
+void UcxLayer::meet() {
+  const auto world_size = peers_.size();
+  meeting_.resize(2 * world_size);
+  for (std::size_t r = 0; r < world_size; ++r) {
+    if (static_cast<int>(r) == rank_) continue;
+    send(static_cast<int>(r), kMeetingChannel, {}, meeting_[r]);
+    receive(static_cast<int>(r), kMeetingChannel, {}, meeting_[world_size + r]);
+  }
+  const auto met = [&] {
+    for (std::size_t i = 0; i < meeting_.size(); ++i) {
+      if (meeting_[i].state == Transfer::State::kPending && !peers_[i % world_size].lost) return false;
+    }
+    return true;
+  };
+  (void)progress_until(met, kMeeting);
+  cancel_receives();
 }
 
 UcxLayer::~UcxLayer() {
