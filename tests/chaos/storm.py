@@ -1,4 +1,5 @@
-"""Trainings under faults, one after the other, until so many workers were killed: storm.py [--kills N] [--seed S] [--hosts].
+"""Trainings under faults, one after the other, until so many workers were killed: storm.py [--kills N] [--seed S] [--hosts]
+[--devices].
 
 Training number k of a run has the faults of seed S + k, on a cluster that all trainings of the run share. With --hosts it is a cluster over
 two network namespaces. Otherwise a fifth of the kills comes there, if this machine can make them.
@@ -84,8 +85,8 @@ class Counts:
 class Training:
     """One training under the faults of a seed."""
 
-    def __init__(self, place: Place, seed: int, counts: Counts):
-        self._place, self._counts = place, counts
+    def __init__(self, place: Place, seed: int, counts: Counts, case: dict):
+        self._place, self._counts, self._case = place, counts, place.case | case
         self._faults = faults(seed, place.weights)
         self._fault = next(self._faults)
         self._reports = 0  # by two or more workers, since the last fault
@@ -95,7 +96,7 @@ class Training:
 
     def run(self, errors) -> str:
         """Returns what is wrong with the training, or ""."""
-        argv = [sys.executable, str(FOLDER / "training.py"), self._place.cluster.address, json.dumps(self._place.case | {"epochs": EPOCHS})]
+        argv = [sys.executable, str(FOLDER / "training.py"), self._place.cluster.address, json.dumps(self._case | {"epochs": EPOCHS})]
         process = self._place.program(argv, {"stdout": subprocess.PIPE, "stderr": errors})
         self._counts.trainings += 1
         end: dict = {}
@@ -179,15 +180,22 @@ def text_of(file) -> str:
     return file.read().decode(errors="replace")
 
 
-def storm(place: Callable[[], contextlib.AbstractContextManager[Place]], kills: int, seed: int, say: Callable[[str], None]) -> Counts:
-    """Runs trainings until so many workers were killed. Returns the counts, also those of what was wrong."""
-    counts, option = Counts(), "" if place is one_host else " --hosts"
+def storm(
+    place: Callable[[], contextlib.AbstractContextManager[Place]],
+    kills: int,
+    seed: int,
+    say: Callable[[str], None],
+    devices: bool = False,
+) -> Counts:
+    """Runs trainings until so many workers were killed. Returns the counts, also those of what was wrong. ``devices``: models lie on them,
+    which are the CPU."""
+    counts, option = Counts(), ("" if place is one_host else " --hosts") + (" --devices" if devices else "")
     try:
         with place() as at:
             while counts.kills < kills and len(counts.failures) < 3:
                 number = seed + counts.trainings
                 with tempfile.TemporaryFile() as errors, disk() as of:
-                    training = Training(at.with_disk(of), number, counts)
+                    training = Training(at.with_disk(of), number, counts, {"devices": devices})
                     if wrong := training.run(errors):
                         said = [*text_of(errors).splitlines()[-60:], *training.inflicted[-4:]]
                         counts.failures.append(f"FAILED: {wrong[:20000]}\n  repeat with: ./dev chaos --kills 1 --seed {number}{option}")
@@ -205,6 +213,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="workers to kill (50)")
     parser.add_argument("--seed", type=int, help="the first training's seed (default: a new one)")
     parser.add_argument("--hosts", action="store_true", help="only the cluster over two network namespaces")
+    parser.add_argument("--devices", action="store_true", help="models outside of arenas, as on devices, which here are the CPU")
     options = parser.parse_args()
     seed = random.randrange(1 << 20) if options.seed is None else options.seed
     why_not, total = Hosts.why_not(), Counts()
@@ -213,7 +222,7 @@ def main() -> int:
         print(f"without hosts: {why_not}")
     for place, kills in ((one_host, options.kills - on_hosts), (two_hosts, on_hosts)):
         if kills:
-            counts = storm(place, kills, seed, lambda text: print(text, flush=True))
+            counts = storm(place, kills, seed, lambda text: print(text, flush=True), options.devices)
             print(f"-- {place.__name__.replace('_', ' ')}\n{counts}", flush=True)
             total.add(counts)
     print(f"-- seed {seed}, all\n{total}")

@@ -20,6 +20,10 @@ def test_a_training_on_one_host_survives_a_storm():
     check(storm.storm(storm.one_host, kills=4, seed=1, say=print))
 
 
+def test_a_training_on_devices_survives_a_storm():
+    check(storm.storm(storm.one_host, kills=3, seed=11, say=print, devices=True))
+
+
 @pytest.mark.skipif(bool(Hosts.why_not()), reason="needs network namespaces")
 def test_a_training_on_two_hosts_survives_a_storm():
     check(storm.storm(lambda: storm.two_hosts(seats=1), kills=4, seed=3, say=print))

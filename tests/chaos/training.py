@@ -2,7 +2,7 @@
 
 With SGD at a learning rate of 1 and without momentum, ``count`` falls by exactly one per step, and ``seen[i]`` by one per use of sample i.
 Row i of ``count`` begins at i * SPACING, so that a value shows its row and its version. CASE is JSON: "epochs", "bounds", "resources",
-"folder" (``places.Disk``).
+"folder" (``places.Disk``), "devices" (the model lies outside of arenas).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 import saves
 import torch
 from torch import nn
+
+sys.path.append(str(Path(__file__).absolute().parent.parent))
 
 NUM_SAMPLES, BATCH = 40, 8  # a power of two, so that the parts of a batch have exact weights
 STEPS_PER_EPOCH = NUM_SAMPLES // BATCH
@@ -121,6 +123,10 @@ def loop(config: dict) -> dict:
     from shoal.optim import SGD
     from shoal.train import State, run
 
+    if config.get("devices"):
+        from internals.fsdp import leave_arenas
+
+        leave_arenas()
     model, data = build()
     for unit in (model.first, model.second, model):
         fully_shard(unit)

@@ -260,6 +260,39 @@ def steps_form_with_a_death_in_the_meeting(config):
     return steps_form(config)
 
 
+def steps_form_with_a_death_between_epochs(config):
+    """The last worker dies at the end of the first epoch, when all have agreed to go on. Worker 0 fails there, as if that agreement had
+    failed for it alone, once worker 1 is in the second epoch."""
+    import torch.distributed as dist
+    from internals.train import Gang
+
+    from shoal.exceptions import Unavailable
+
+    agree, times = Gang.agree, []
+
+    def agree_and_fail(gang, own):
+        comes = agree(gang, own)
+        state, rank = gang._state, dist.get_rank()
+        if (state.epoch, state.batch) == (0, 5) and not times:
+            times.append(1)
+            if rank == 2:
+                kill_process()
+            if rank == 0:
+                while not os.path.exists(second):
+                    time.sleep(0.001)
+                raise Unavailable("a worker has died")
+        return comes
+
+    def agree_once_marked(gang, own):
+        if (gang._state.epoch, gang._state.batch) == (1, 0) and dist.get_rank() == 1 and not os.path.exists(second):
+            open(second, "x").close()  # its mark of this boundary is set
+        return agree_and_fail(gang, own)
+
+    second = os.path.join(config["folder"], "second")
+    Gang.agree = agree_once_marked
+    return steps_form(config)
+
+
 def form_with_a_death_before_the_loops_have_run_again(config):
     """The worker of number ``config["victim"]`` dies when it has built its model again."""
     from shoal.train._elastic_gang import ElasticGang

@@ -143,6 +143,12 @@ def test_a_survivor_dies_before_the_others_meet_it(tmp_path, connecting):
     assert (result.changes[0].died, result.changes[0].workers) == ((1, 2), 1)
 
 
+def test_a_death_between_two_epochs_of_which_one_survivor_is_in_the_second(tmp_path):
+    result = fit(tmp_path, r.steps_form_with_a_death_between_epochs, [], (1, 3))
+    check(result)
+    assert result.changes[0].died == (2,)
+
+
 def test_a_death_ends_the_wait_of_a_worker_that_waits_for_another_survivor(tmp_path):
     result = fit(tmp_path, r.steps_form, [(3, 3, "begin")], (1, 4))  # rank 1 waits for rank 0 then
     check(result)
@@ -200,18 +206,23 @@ IN_CHANGES = [
     if form == "steps_form" or change != "exchange"  # a loop that runs again needs the minimum of workers
     if WHOLE or turn % 2 == list(CHANGES).index(change) % 2
 ]
+ON_DEVICES = [("shrink", "moved", "loop_form"), ("growth", "entered", "loop_form"), ("exchange", "recorded", "steps_form")]
 
 
-@pytest.mark.parametrize(("change", "phase", "form"), IN_CHANGES)
-def test_a_death_in_a_change_of_the_workers(tmp_path, monkeypatch, change, phase, form):
+@pytest.mark.parametrize(
+    ("change", "phase", "form", "devices"),
+    [(*case, False) for case in IN_CHANGES] + [(*case, True) for case in (IN_CHANGES if WHOLE else ON_DEVICES)],
+)
+def test_a_death_in_a_change_of_the_workers(tmp_path, monkeypatch, change, phase, form, devices):
     generation, deaths, sizes, victims = CHANGES[change]
     monkeypatch.setenv("SHOAL_TIMEOUT", "60")
     turn = r.PHASES.index(phase)
     for victim in victims if WHOLE else [victims[turn // 2 % len(victims)]]:
-        die_in_change(tmp_path / str(victim), monkeypatch, form, deaths, sizes, victim=victim, generation=generation, phase=phase)
+        death = {"victim": victim, "generation": generation, "phase": phase}
+        die_in_change(tmp_path / str(victim), monkeypatch, form, deaths, sizes, devices=devices, **death)
 
 
-def die_in_change(folder, monkeypatch, form, deaths, sizes, **death):
+def die_in_change(folder, monkeypatch, form, deaths, sizes, devices, **death):
     def on_report(metrics):
         if (size := sizes.get(metrics["step"])) is not None and size > 0:
             trainer.scale(size)
@@ -224,7 +235,7 @@ def die_in_change(folder, monkeypatch, form, deaths, sizes, **death):
     folder.mkdir()
     drained, of_the_first_mesh = set(), []
     monkeypatch.setattr(_run, "_on_nodes", lambda workers, nodes: frozenset(drained.intersection(workers)))
-    config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(folder), "changes": list(sizes), "form": form, **death}
+    config = {"epochs": EPOCHS, "deaths": deaths, "folder": str(folder), "changes": list(sizes), "form": form, "devices": devices, **death}
     scaling = ScalingConfig((3, 3) if 0 in sizes.values() else (1, 3))
     trainer = Trainer(r.form_with_a_death_in_a_change, train_loop_config=config, scaling_config=scaling, on_report=on_report)
     result = trainer.fit()
@@ -310,3 +321,18 @@ def loop_with_an_optimizer_of_a_plain_module(config):
 def test_an_optimizer_of_a_module_that_is_not_sharded_is_refused():
     with pytest.raises(Unimplemented, match="an optimizer of parameters that are not sharded"):
         Trainer(loop_with_an_optimizer_of_a_plain_module, train_loop_config={}, scaling_config=ScalingConfig((1, 1))).fit()
+
+
+@pytest.mark.parametrize("moment", r.MOMENTS if WHOLE else ["forward", "backward", "committed", "inside"])
+def test_a_death_on_devices_at_any_moment_of_a_step_changes_nothing(tmp_path, moment):
+    result = fit(tmp_path, r.steps_form, [(1, 3, moment)], (1, 3), devices=True)
+    check(result)
+    assert result.changes[0].died == (1,)
+    assert (result.changes[0].workers_before, result.changes[0].workers) == (3, 2)
+    assert records() == set()
+
+
+def test_a_replacement_joins_a_training_on_devices(tmp_path):
+    result = fit(tmp_path, r.steps_form, [(0, 4, "backward")], (1, 2), changes=[8], devices=True)
+    check(result)
+    assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 1), (1, 2)]

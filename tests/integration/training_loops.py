@@ -18,7 +18,7 @@ def model_and_data():
 
 def build(config):
     """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class and
-    options), "bf16" (parameters) and "mixed" (precision) are optional."""
+    options), "bf16" (parameters), "mixed" (precision) and "devices" (the model lies on them, which are the CPU) are optional."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -27,6 +27,10 @@ def build(config):
     from shoal.train import State
 
     model, data = model_and_data()
+    if config.get("devices"):
+        from internals.fsdp import leave_arenas
+
+        leave_arenas()
     if config.get("bf16"):
         model.bfloat16()
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

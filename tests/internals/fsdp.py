@@ -9,11 +9,11 @@ from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import DONE, HostStreams, Transfers, WorkMark, transfers
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
-from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
 from shoal.fsdp._protect import Moment, adopt, at_next, committed_step, protect
 from shoal.fsdp._reshard import memory, reshard, stream
 
 
 def leave_arenas() -> None:
     """Units that are made from now on lie outside of arenas, as on devices: collectives gather and reduce their parameters."""
-    DataMesh.in_arena = property(lambda self: False)
+    DataMesh.in_arena = property(lambda self: is_host_mesh(self.mesh))

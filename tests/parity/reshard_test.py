@@ -162,6 +162,10 @@ def mesh_of(world):
 
 def moving_loop(config):
     rank, worlds = dist.get_rank(), config["worlds"]
+    if config.get("devices"):
+        from internals.fsdp import leave_arenas
+
+        leave_arenas()
     if config.get("hosts"):
         os.environ["SHOAL_HOST"] = f"host-{config['hosts'][rank]}"
     meshes = [mesh_of(world) for world in worlds]
@@ -252,3 +256,12 @@ def test_protected_states_stay_where_they_are(config):
 def test_protected_states_that_the_ranks_cannot_share_move():
     moving = expect_as_if_it_stayed(protects=True, dim=True)
     assert moving[0][1][1][3] > 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"protects": True}, {"protects": True, "bf16": True, "rtol": 2e-2}, {"optimizer": "torch.AdamW", "meta": True}, {"dim": True}],
+    ids=lambda config: "-".join(config),
+)
+def test_a_model_on_devices_moves_through_the_hosts_memory(config):
+    expect_as_if_it_stayed(devices=True, **config)

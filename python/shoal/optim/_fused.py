@@ -65,6 +65,7 @@ class Fused:
         self._reserve()
 
     def _unprotected(self) -> None:
+        self._host_copy: Any = None  # shoal.fsdp's HostCopy of protected parameters on devices, which repeats each step
         self._protection: Any = None  # shoal.fsdp's Protection: states and gradients lie in its record, which also makes the updates
         self._recorded: list[tuple[list[tuple[torch.Tensor, _Shard]], float]] = []  # arguments of _written, until the record is run
         self._uncounted: list[torch.Tensor] = []  # counters of parameters of which this rank has no rows, of that step
@@ -107,6 +108,8 @@ class Fused:
                         self.state[p][key] = value.detach().to(device=p.device, dtype=torch.float32, copy=True)
         if self._protection is not None:
             self._protection.take_states()
+        if self._host_copy is not None:
+            self._host_copy.loaded()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -127,6 +130,8 @@ class Fused:
         began = protection is None or protection.begin()
         if began:
             self._recorded, self._uncounted = [], []
+        if self._host_copy is not None:
+            self._host_copy.take_gradients()
         for group in groups if began else []:
             self._update(group, 1.0 if grad_scale is None else float(grad_scale))
             for p in group["params"]:
@@ -135,6 +140,8 @@ class Fused:
         if protection is not None:
             protection.run(began, num_threads())
             self._end_recorded()
+        if self._host_copy is not None:
+            self._host_copy.step()
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:

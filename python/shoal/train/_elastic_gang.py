@@ -37,7 +37,7 @@ from shoal.train._gang import Gang, rank_and_size
 from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._ranks import Place, own_place
 from shoal.train._recovery import Record, may_come_of_a_death
-from shoal.train._state import State, check_elastic, luggage, optimizers_of, random_states, sharded_models, unpack
+from shoal.train._state import State, check_elastic, device_type_of, luggage, optimizers_of, random_states, sharded_models, unpack
 from shoal.train._unstepped import Unstepped
 from shoal.train._worker import RunAgain, Worker, WorkerLeaves, WorkerLost
 
@@ -276,7 +276,8 @@ class ElasticGang(Gang):
         self._store.guard = guard
         phases.end("meet")
         size = transition.change.workers  # the first ranks of the group; all ranks make the mesh
-        mesh = ranks.default_mesh() if size == dist.get_world_size() else DeviceMesh("cpu", torch.arange(size))
+        whole, kind = size == dist.get_world_size(), device_type_of(self._state)
+        mesh = ranks.default_mesh() if whole and kind == "cpu" else DeviceMesh(kind, torch.arange(size))
         phases.end("make the mesh")
         return mesh
 

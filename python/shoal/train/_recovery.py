@@ -61,8 +61,9 @@ class Mark:
                 buffers[name] = b.detach().clone()
         self._buffers = dict(buffers)
 
-    def restore(self, state: State) -> None:
-        set_progress(state, self.progress)
+    def restore(self, state: State, progress: Any) -> None:
+        """``progress`` is that of this mark, or of another worker's mark for the same step."""
+        set_progress(state, progress)
         with torch.no_grad():
             for name, b in _buffers(state):
                 value = self._buffers.get(name, b)
@@ -183,11 +184,22 @@ class Record:
         sizes = f"{protection.bytes / 1e6:.1f} MB per worker"
         if (replicas := protection.replicas) is not None:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
+        if protection.host_copy is not None:
+            sizes += f", and a copy of {protection.host_copy.bytes / 1e6:.1f} MB of rows on devices"
         print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)
 
     def print_costs(self, rank: int) -> None:
-        """Prints what the replicas of this generation have cost, on rank 0."""
-        if self.protection is None or self.protection.replicas is None or rank != 0:
+        """Prints on rank 0 what the copies on hosts and the replicas of this generation have cost."""
+        if self.protection is None or rank != 0:
+            return
+        if (host_copy := self.protection.host_copy) is not None and host_copy.num_steps > 0:
+            copied, repeated = (1e3 * s / host_copy.num_steps for s in (host_copy.copied_s, host_copy.repeated_s))
+            print(
+                f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.bytes / 1e6:.3f} MB of gradients, {copied:.2f} ms of "
+                f"waiting for them and {repeated:.2f} ms for the update per step; {host_copy.num_written} parameters written otherwise",
+                file=sys.stderr,
+            )
+        if self.protection.replicas is None:
             return
         costs = self.protection.replicas.costs
         if (steps := costs["steps"]) > 0:
@@ -271,7 +283,7 @@ class Record:
             if protection is not None:
                 protection.stop_replicas()
         if self.protection is not None:
-            self.protection.root.abandon_step()
+            self.protection.abandon_step()
 
     def words(self, adopts: tuple[int, ...]) -> Words:
         """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""
@@ -300,12 +312,13 @@ class Record:
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
+        whole = next((w for w in everyone if w.marked == committed), None)
         if self._mark is not None and committed == self._mark.step:
-            self._mark.restore(self._state)
+            # One worker's mark for all: between two epochs, marks of one step may name the end of the first or the begin of the second.
+            self._mark.restore(self._state, whole.progress)
             self._worker.num_reports = self._mark.num_reports
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
             furthest = max(everyone, key=lambda w: w.num_reports)
-            whole = next((w for w in everyone if w.marked == committed), None)
             if whole is not None:  # its worker goes back to its mark
                 set_progress(self._state, whole.progress)
             elif self._worker.num_reports < furthest.num_reports:

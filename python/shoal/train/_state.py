@@ -100,6 +100,12 @@ def sharded_models(state: State) -> list[nn.Module]:
     return [m for m in found if any(state_of(inner) is not None for inner in m.modules())]
 
 
+def device_type_of(state: State) -> str:
+    """The type of the devices on which the sharded model lies."""
+    found = (state_of(m) for model in sharded_models(state) for m in model.modules())
+    return next((s.data.mesh.device_type for s in found if s is not None), "cpu")
+
+
 def check_elastic(state: State) -> None:
     """Raises Unimplemented for models that an elastic training cannot train as one process would."""
     if len(sharded_models(state)) > 1:
@@ -140,10 +146,11 @@ def unpack(state: State, received: dict[str, Any]) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Returns the states of the generators of Python, torch and, if the process has imported it, NumPy."""
+    """Returns the states of the generators of Python, torch, the current device and, if the process has imported it, NumPy."""
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": numpy_state}
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return {"python": random.getstate(), "torch": torch.get_rng_state(), "numpy": numpy_state, "device": device}
 
 
 def seed_all(seed: int) -> None:
@@ -157,6 +164,8 @@ def seed_all(seed: int) -> None:
 def set_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
+    if states["device"] is not None:
+        torch.cuda.set_rng_state(states["device"])
     if states["numpy"] is not None:
         import numpy
 

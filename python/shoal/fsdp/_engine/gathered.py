@@ -197,8 +197,9 @@ class Gathered:
     def drop_begun(self) -> None:
         """Gives up a gather under way."""
         if self._gather is not None:
-            self._gather.drop()
-            self._gather = None
+            gather, self._gather = self._gather, None
+            with suppress(Exception):  # a collective that has failed writes no more
+                gather.drop()
             self._free()
 
     def forget(self) -> None:

@@ -54,7 +54,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue  # this step updates a single unit, in backward, whose rows are writable
         protection = root.states[0].settings.protection
-        if protection is not None and protection.optimizer is not optimizer:
+        if protection is not None and not protection.steps(optimizer):
             raise InvalidArgument(
                 f"this model is protected, and its steps are those of one optimizer: a second one, {type(optimizer).__name__}, stepped",
                 hint="give all parameters to one optimizer, in groups",

@@ -37,6 +37,7 @@ class Settings:
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
     part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
     joining: bool = False
+    host_copy: Any = None  # the HostCopy of a model on devices, in its first unit, while one is kept
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast
 

@@ -7,12 +7,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from shoal.exceptions import InvalidArgument, Unimplemented
+
+_HOST_DIMS = ("host_replicas", "host_shards")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ class DataMesh:
     def shard_group(self):
         return self.mesh.get_group(self.shard_dim)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[Any, Any]:
         """The process groups of the shards and of the replicas; None for a missing dim."""
         return tuple(None if dim is None else self.mesh.get_group(dim) for dim in (self.shard_dim, self.replicate_dim))
@@ -213,6 +216,21 @@ def of_mesh_info(info: Any) -> DataMesh:
     """Converts torch's ``FSDPMeshInfo``, from a ``shard_placement_fn``."""
     dims, spmd = getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
     return DataMesh(info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, dims, spmd, info)
+
+
+def on_hosts(data: DataMesh) -> DataMesh:
+    """The ranks of a mesh of devices as a mesh of their CPUs, whose rows lie in arenas. It has no process groups, and needs none."""
+    mesh = DeviceMesh("cpu", data.mesh.mesh, mesh_dim_names=_HOST_DIMS[-data.mesh.ndim :], _init_backend=False)
+    made = DataMesh(mesh, data.shard_dim, data.replicate_dim)
+    made.__dict__["groups"] = (None, None)
+    if "index" in data.__dict__ or dist.get_rank() in data.ranks:  # else this rank is not on it
+        made.__dict__.update(index=data.index, shard=data.shard)  # the mesh's groups may have ended since they were known
+    return made
+
+
+def is_host_mesh(mesh: DeviceMesh) -> bool:
+    """True for a mesh that ``on_hosts`` has made."""
+    return mesh.mesh_dim_names == _HOST_DIMS[-mesh.ndim :]
 
 
 def post_forward_mesh(data: DataMesh, size: int) -> DeviceMesh:

@@ -21,6 +21,7 @@ from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas
+from shoal.fsdp._protect.host_copy import HostCopy, has_devices
 from shoal.fsdp._protect.moments import Moment, reached
 from shoal.optim import SGD, Adam
 
@@ -37,6 +38,9 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     ``wait=False``: the caller waits for the records of all ranks by ``await_all``.
     Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
 
+    A model on devices has a copy of its rows and states in the host's memory (``HostCopy``). Each step copies the reduced gradients there,
+    and the CPU's kernels, which have the bits of the device's, repeat the update under protection.
+
     Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
     memory. Raises InvalidArgument for a model that is not sharded, or that is protected already.
     """
@@ -48,7 +52,8 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     root = root_of(model)
     if root.window_open:
         root.adopt()  # parameters that the program has replaced, which may rebuild units
-    protection = Protection(root, optimizer, step, replicas)
+    make = ProtectionOfDevices if has_devices(root) else Protection
+    protection = make(root, optimizer, step, replicas)
     if wait:
         protection.await_all()
     return protection
@@ -57,6 +62,7 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
 class Protection:
     """The step record of this rank. ``optimizer.step()`` calls ``begin``, adds its updates to ``record``, and calls ``run``."""
 
+    host_copy: HostCopy | None = None  # the copy of a model on devices
     replicas: Replicas | None = None  # where a rank of another host holds this rank's replica
 
     def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
@@ -96,6 +102,10 @@ class Protection:
     def actor(self) -> _native.ShardActor:
         return self.root.units[0].actor
 
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True if this protects the steps of ``optimizer``."""
+        return optimizer is self.optimizer
+
     @property
     def in_use(self) -> bool:
         """False once the model was rebuilt, with other units."""
@@ -119,6 +129,10 @@ class Protection:
         self._announce(None)
         for p in (p for u in self.root.units for p in u.parameters):
             p.gradient.pool = None
+
+    def abandon_step(self) -> None:
+        """Drops the step under way, without other ranks."""
+        self.root.abandon_step()
 
     def stop_replicas(self) -> None:
         """Ends the transfers between this rank and its buddy. The replicas stay as they are."""
@@ -293,9 +307,7 @@ class Protection:
 
     def _check(self) -> None:
         root = self.root
-        before = root.states[0].settings.protection
-        if before is not None and before.in_use:
-            raise InvalidArgument("this model is protected already", hint="call end() of its Protection first")
+        _check_unprotected(root)
         if len(root.models) != 1 or root.in_backward_optimizer is not None or root.added.any:
             raise Unimplemented(
                 "protection needs one mesh for all units, no optimizer in backward, and no parameters that were added after fully_shard"
@@ -329,6 +341,41 @@ class Protection:
                 named += [(name, optimizer._state_dtype(view, group)) for name in states]
                 found += [(u.index, i, p, name, dtype) for name, dtype in named]
         return found
+
+
+class ProtectionOfDevices(Protection):
+    """The protection of a model on devices: that of its copy in the host's memory."""
+
+    def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
+        _check_unprotected(root)
+        self._on_devices, self._steps_on_devices = root, optimizer
+        settings = root.states[0].settings
+        if settings.host_copy is None or not settings.host_copy.serves(root, [optimizer]):
+            settings.host_copy = HostCopy(root.states, [optimizer])
+        self.host_copy = settings.host_copy
+        super().__init__(root_of(self.host_copy.model), self.host_copy.optimizers[0], step, replicas)
+        optimizer._host_copy = self.host_copy
+        for s in root.states:
+            s.settings.protection = self
+
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        return optimizer in (self._steps_on_devices, self.optimizer)
+
+    def end(self) -> None:
+        super().end()
+        self._steps_on_devices._host_copy = None
+        for s in self._on_devices.states:
+            s.settings.protection = None
+
+    def abandon_step(self) -> None:
+        super().abandon_step()
+        self._on_devices.abandon_step()
+
+
+def _check_unprotected(root: Root) -> None:
+    before = root.states[0].settings.protection
+    if before is not None and before.in_use:
+        raise InvalidArgument("this model is protected already", hint="call end() of its Protection first")
 
 
 class _GradientHome:

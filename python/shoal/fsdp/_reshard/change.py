@@ -1,24 +1,23 @@
-"""``reshard``: moves a sharded model and its optimizers to another mesh."""
+"""A change of meshes: its arguments, its protocol among ranks, and its report. Models in arenas."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import pickle
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from shoal import _native
 from shoal._objects.tensors import lasting
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.bootstrap import keep_actor
-from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
+from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard.before import Before
 from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
@@ -46,53 +45,30 @@ class Report:
     seconds: float
     phases: dict[str, float]  # its parts: seconds by name, in order
     plan: _native.ReshardPlan  # the transfers of all ranks; ``plan.table()`` is a text
-    before: Before | None = None  # the old mesh, if it is kept
+    before: Any = None  # a Before: the old mesh, if it is kept
 
 
-def reshard(
-    model: nn.Module,
-    optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
-    mesh: DeviceMesh,
-    *,
-    old_owners: tuple[int, ...],
-    old_index: int | None,
-    adopted: Mapping[int, AdoptedRank] | None = None,
-    keep_old: bool = False,
-) -> Report:
-    """Moves a sharded model and its optimizers to ``mesh``, in place. Modules, parameters and optimizers stay the same objects.
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``reshard`` on this rank."""
 
-    Every rank of the old and of the new mesh calls it, between two steps. All are in the default process group, whose ranks ``old_owners``
-    and ``mesh`` name. The process group of the old mesh may be gone.
+    data: DataMesh  # the new mesh
+    old_owners: tuple[int, ...]
+    old_index: int | None
+    adopted: dict[int, AdoptedRank]
+    recovers: bool  # ranks of the old mesh have died
+    keep_old: bool
 
-    ``mesh``: the new mesh, also on ranks that leave. 1-D, or 2-D with replicas first.
-    ``old_owners``: by rank of the old mesh, its rank in the default process group.
-    ``old_index``: this process's rank on the old mesh; None for a newcomer. A newcomer has built the same model and optimizers on a mesh of
-    its own. Its values, which may be on the meta device, are replaced, and so are its optimizers' options.
 
-    ``adopted``: by rank of the old mesh, the shards of dead ranks that this process brings, settled at the committed step. ``old_owners``
-    then names this process for each of them. If it is given, on all ranks, the step under way is dropped, and no rank waits for a dead one.
-
-    ``keep_old``: keep the old mesh with its memory in ``Report.before``, so that this rank can go back.
-
-    Rows go from the memory of their old owners to their new owners, with the fewest bytes possible. A rank holds its old rows, its new
-    rows and four messages at most. Reduced gradients are dropped. Old and new memory exist side by side until every row has arrived with
-    the right checksum. An error on any rank before that leaves all ranks on the old mesh.
-
-    Raises InvalidArgument for arguments that do not fit, for a newcomer with another model, and for unreduced gradients. Raises
-    Unimplemented for parameters on devices, subclasses and model parallel meshes, DataLoss for a wrong checksum, Unavailable if a rank has
-    died.
-    """
+def change(model: nn.Module, optimizers: list[torch.optim.Optimizer], request: Request) -> Report:
+    """Moves a model whose rows lie in arenas, with its optimizers. Every participant calls it."""
     phases = Phases()
-    old_owners, data, recovers = tuple(old_owners), data_mesh(mesh), adopted is not None
-    adopted = dict(adopted or {})
-    _check_arguments(old_owners, old_index, adopted, data)
-    chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    union = Union(old_owners, data.ranks)
+    union = Union(request.old_owners, request.data.ranks)
     phases.end("meet to reshard")
     try:
         with lasting():
-            report = _Change(model, chosen, data, old_owners, old_index, adopted, recovers, union).run(phases)
-            if keep_old:
+            report = _Change(model, optimizers, request, union).run(phases)
+            if request.keep_old:
                 return report
             report.before.forget()
             return replace(report, before=None)
@@ -100,11 +76,9 @@ def reshard(
         union.close()
 
 
-def _check_arguments(old_owners: tuple[int, ...], old_index: int | None, adopted: dict[int, AdoptedRank], data: DataMesh) -> None:
-    rank = dist.get_rank()
-    if not data.in_arena:
-        raise Unimplemented("a model can move to a mesh of CPUs only", hint='use init_device_mesh("cpu", ...)')
-    ranks = data.mesh.mesh
+def check_arguments(request: Request) -> None:
+    old_owners, old_index, adopted, data = request.old_owners, request.old_index, request.adopted, request.data
+    rank, ranks = dist.get_rank(), data.mesh.mesh
     if any(not torch.equal(ranks.sort(dim).values, ranks) for dim in range(ranks.ndim)):
         raise InvalidArgument(
             f"the ranks of the new mesh do not ascend: {ranks.tolist()}",
@@ -129,18 +103,14 @@ class _Change:
         self,
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
-        data: DataMesh,
-        old_owners: tuple[int, ...],
-        old_index: int | None,
-        adopted: dict[int, AdoptedRank],
-        recovers: bool,  # ranks of the old mesh have died
+        request: Request,
         union: Union,
     ):
-        self._model, self._optimizers, self._data, self._union = model, optimizers, data, union
-        self._old_owners, self._old_index, self._adopted = old_owners, old_index, adopted
-        self._recovers = recovers
-        self._newcomers = [r for r in data.ranks if r not in old_owners]
-        self._stays = union.rank in data.ranks
+        self._model, self._optimizers, self._data, self._union = model, optimizers, request.data, union
+        self._old_owners, self._old_index, self._adopted = request.old_owners, request.old_index, request.adopted
+        self._recovers = request.recovers
+        self._newcomers = [r for r in request.data.ranks if r not in request.old_owners]
+        self._stays = union.rank in request.data.ranks
         self._new: NewMesh | None = None
 
     def run(self, phases: Phases) -> Report:

@@ -21,7 +21,7 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._engine.unit import Unit
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
-from shoal.fsdp._parameters.slices import local_of
+from shoal.fsdp._parameters.slices import Kind, local_of
 from shoal.fsdp._reshard.stream import bytes_of
 
 _INLINE_NUMEL = 64  # tensors of at most this many elements travel with the description
@@ -47,6 +47,14 @@ class Contents:
     @property
     def parameters(self) -> list[ShardedParameter]:
         return [p for u in self.units for p in u.parameters]
+
+    @property
+    def in_arena(self) -> bool:
+        """True if the rows lie in arenas, False if they lie on devices."""
+        kinds = {u.data.in_arena for u in self.units}
+        if len(kinds) > 1:
+            raise Unimplemented("some units of this model are on devices and others on CPUs", hint="shard all units on one mesh")
+        return kinds.pop()
 
     @property
     def roots(self) -> list[Root]:
@@ -108,9 +116,9 @@ class Contents:
 
     def _check_parameter(self, p: ShardedParameter) -> None:
         name = f"parameter {p.name} of {p.state.name or 'the root'}"
-        if p.external:
+        if p.kind is not Kind.MEMORY:
             raise Unimplemented(
-                f"{name} lies outside of the arenas (a device, a tensor subclass or all-gather extensions) and cannot move to another mesh",
+                f"{name} is no plain tensor (a tensor subclass, or all-gather extensions), and cannot move to another mesh",
                 hint="save a checkpoint, and load it on the new mesh",
             )
         if p.on_other_mesh or p.views.front is not None:

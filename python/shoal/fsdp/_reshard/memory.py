@@ -243,13 +243,13 @@ class Copies:
                 elif isinstance(t, torch.nn.Parameter):
                     torch.utils.swap_tensors(t, torch.nn.Parameter(received, t.requires_grad))
                 else:
-                    _set_buffer(self._contents.model, t, received)
+                    set_buffer(self._contents.model, t, received)
 
     def state(self, at: tuple[int, int, str]) -> torch.Tensor:
         return self.tensors[len(self._described.replicated) + self._whole.index(at)]
 
 
-def _set_buffer(model: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
+def set_buffer(model: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
     for module in model.modules():
         for name, t in module._buffers.items():
             if t is old:

@@ -1,0 +1,263 @@
+"""A model on devices as the host's memory has it: its rows and optimizer states in arenas, which repeat each update."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
+
+from shoal._objects.tensors import dtensor, lasting, with_dtype
+from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.fsdp._devices.streams import Transfers, transfers
+from shoal.fsdp._engine.root import Root
+from shoal.fsdp._engine.settings import Settings
+from shoal.fsdp._engine.sharding import shard
+from shoal.fsdp._engine.state import State
+from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.slices import Kind, local_of
+
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by size
+_SCALING = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer
+
+
+class HostCopy:
+    """``model``: a model on a mesh of the ranks' CPUs, with a unit for each unit of the model on devices. It never runs.
+    ``optimizers``: its optimizers, of the same classes. A step record can protect it, and it can move to another mesh, as any model in
+    arenas.
+
+    ``states``: those of the model on devices. Every rank makes the copy, which has the present rows and states.
+    """
+
+    def __init__(self, states: Iterable[State], optimizers: Iterable[torch.optim.Optimizer]):
+        self._states = list(states)
+        self._check()
+        data = on_hosts(self._states[0].data)
+        self.model = _Part()
+        self.pairs: list[tuple[ShardedParameter, ShardedParameter]] = []  # a parameter on devices, and its copy
+        for index, s in enumerate(self._states):
+            part = _Part()
+            self.model.add_module(f"{index} {s.name.replace('.', '/')}", part)
+            self._add_unit(part, s, data)
+        _shard(self.model, data)
+        self._copies = {id(p.views.sharded): q for p, q in self.pairs}
+        self._originals = list(optimizers)
+        self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
+        self._sums: list[torch.Tensor] = []  # checksums of the devices' rows before the step
+        self.num_steps, self.copied_s, self.repeated_s = 0, 0.0, 0.0  # seconds in which steps have waited for gradients, and for updates
+        self.num_written = 0  # parameters, in all steps, whose rows the program has written otherwise than by its optimizer
+        self.optimizers = [self._optimizer_like(o) for o in self._originals]
+        self.refresh()
+
+    def _check(self) -> None:
+        for p in (p for s in self._states for u in s.units for p in u.parameters):
+            if p.kind is not Kind.MEMORY or p.on_other_mesh:
+                raise Unimplemented(
+                    f"parameter {p.name} of {p.state.name or 'the root'} cannot have a copy in the host's memory: it is a tensor subclass, "
+                    "has all-gather extensions, or is a DTensor of a larger mesh",
+                    hint="use plain parameters and data parallelism, or save checkpoints",
+                )
+
+    def _add_unit(self, part: nn.Module, s: State, data: DataMesh) -> None:
+        originals = [p for u in s.units for p in u.parameters]
+        dims = {}
+        for p in originals:
+            # No page of this whole tensor is written: only the rank's rows get memory, in the arena.
+            whole = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=p.views.requires_grad)
+            dims[whole] = p.dim
+            part.register_parameter(p.name.replace(".", "/"), whole)
+        copies = _shard(part, data, lambda whole: Shard(dims[whole]))
+        self.pairs += zip(originals, [q for u in copies.units for q in u.parameters], strict=True)
+
+    def _optimizer_like(self, original: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        groups = [
+            {**_options(group), "params": [self._copies[id(p)].views.sharded if id(p) in self._copies else p for p in group["params"]]}
+            for group in original.param_groups
+        ]
+        made = type(original).__new__(type(original))
+        made.__setstate__({"defaults": dict(original.defaults), "state": defaultdict(dict), "param_groups": groups})
+        return made
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of this rank's rows in the host's memory, beside its record. So many bytes of gradients are copied in each step."""
+        return sum(q.own.numel() * q.own.itemsize for _, q in self.pairs)
+
+    def serves(self, root: Root, optimizers: list[torch.optim.Optimizer]) -> bool:
+        """True if this is a copy of these units and optimizers, as they are now."""
+        present = [p for u in root.units for p in u.parameters]
+        alike = len(present) == len(self.pairs) and all(p is q for p, (q, _) in zip(present, self.pairs, strict=True))
+        return alike and all(p.dtype == q.dtype for p, q in self.pairs) and self._originals == optimizers
+
+    # ---- from the devices to the host, and back ----
+
+    @property
+    def _transfers(self) -> Transfers:
+        return transfers.of(self._states[0].data.device)
+
+    def refresh(self) -> None:
+        """Copies the present rows, states and options from the devices."""
+        with lasting():
+            for p, q in self.pairs:
+                q.own.copy_(p.own)
+            self.take_options()
+            for original, mine in zip(self._originals, self.optimizers, strict=True):
+                for _, p, q in self._optimized(original):
+                    state = original.state.get(p)
+                    if state is None:
+                        mine.state.pop(q, None)
+                        continue
+                    kept = mine.state[q]
+                    for name in kept.keys() - state.keys():
+                        del kept[name]
+                    for name, value in state.items():
+                        kept[name] = self._on_host(value, q, kept.get(name))
+
+    def take_options(self) -> None:
+        """Copies the options of the groups, which schedulers change."""
+        for original, mine in zip(self._originals, self.optimizers, strict=True):
+            for group, options in zip(mine.param_groups, original.param_groups, strict=True):
+                group.update(_options(options))
+
+    def return_options(self) -> None:
+        for original, mine in zip(self._originals, self.optimizers, strict=True):
+            for group, options in zip(original.param_groups, mine.param_groups, strict=True):
+                group.update(_options(options))
+
+    def return_states(self) -> None:
+        """Replaces the optimizers' states on the devices by the copies."""
+        with lasting():
+            for original, mine in zip(self._originals, self.optimizers, strict=True):
+                original.state.clear()
+                for group, p, q in self._optimized(original):
+                    if q in mine.state:
+                        original.state[p] = {name: self._on_device(value, p, name, group) for name, value in mine.state[q].items()}
+                if hasattr(original, "parameters_moved"):
+                    original.parameters_moved()
+
+    def _optimized(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
+        """The optimizer's parameters: group, parameter, copy. A parameter that is not sharded has no copy, and stands for itself."""
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                q = self._copies.get(id(p))
+                yield group, p, p if q is None else q.views.sharded
+
+    @staticmethod
+    def _on_host(value: Any, q: torch.Tensor, before: Any) -> Any:
+        """``before``: the former copy, whose memory is kept: it may belong to a step record."""
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value)
+        local, known = local_of(value).detach(), None if before is None else local_of(before)
+        if known is not None and (known.shape, known.dtype) == (local.shape, local.dtype):
+            known.copy_(local)
+            return before
+        local = local.to("cpu", copy=True)
+        return dtensor(local, with_dtype(q._spec, value.dtype)) if isinstance(value, DTensor) else local
+
+    @staticmethod
+    def _on_device(value: Any, p: torch.Tensor, name: str, group: dict[str, Any]) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value)
+        on_host = name == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's optimizers have it
+        local = local_of(value).to("cpu" if on_host else p.device, copy=True)
+        return dtensor(local, with_dtype(p._spec, value.dtype)) if isinstance(value, DTensor) else local
+
+    def loaded(self) -> None:
+        """Called when the program has loaded the optimizer's states while a step record protects the copy."""
+        self.refresh()
+        for optimizer in self.optimizers:
+            optimizer._protection.take_states()
+
+    # ---- a step ----
+
+    def take_gradients(self) -> None:
+        """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
+        moves = self._transfers
+        self._taken = []
+        self._sums = [_sum(p.own) for p, _ in self.pairs]
+        for p, q in self.pairs:
+            if (gradient := p.views.sharded.grad) is None:
+                self._taken.append(None)
+                continue
+            local = local_of(gradient)
+            if local.dtype != q.dtype:
+                raise Unimplemented(
+                    f"a protected parameter of {q.dtype} has a gradient of {local.dtype}: {p.name}",
+                    hint="use gradients of the parameter's dtype",
+                )
+            taken = moves.to_host(local, True, (moves.streams.reduce, moves.streams.replicas))
+            self._taken.append(taken.clone() if taken is local else taken)
+        self._sums = [moves.to_host(total, True, ()) for total in self._sums]
+        if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
+            moves.finish()
+
+    def step(self) -> None:
+        """Repeats the update of the devices in the host's memory. Returns once it counts on all ranks."""
+        original, mine = self._originals[0], self.optimizers[0]
+        protection = mine._protection
+        began = time.perf_counter()
+        self._transfers.finish()
+        self.copied_s += time.perf_counter() - began
+        began = time.perf_counter()
+        written = [pair for pair, total in zip(self.pairs, self._sums, strict=True) if not torch.equal(total, _sum(pair[1].own))]
+        for (_, q), taken in zip(self.pairs, self._taken, strict=True):
+            if taken is not None:
+                home = torch.empty_like(q.own) if q.empty else protection.home(q.views.sharded, "grad").copy_(taken)
+                q.views.sharded.grad = dtensor(home, q.spec)
+        self._taken.clear()
+        self.take_options()
+        for name in _SCALING:
+            value = getattr(original, name, None)
+            setattr(mine, name, value.cpu() if isinstance(value, torch.Tensor) else value)
+        mine.step()
+        for _, q in self.pairs:
+            q.views.sharded.grad = None
+        if written:
+            self._take_rows(written)
+        self.num_steps += 1
+        self.repeated_s += time.perf_counter() - began
+
+    def _take_rows(self, written: list[tuple[ShardedParameter, ShardedParameter]]) -> None:
+        """Copies rows that the program has written otherwise than by its optimizer: the update was made on other values than here."""
+        self.num_written += len(written)
+        with lasting():
+            for p, q in written:
+                q.own.copy_(p.own)
+        if (replicas := self.optimizers[0]._protection.replicas) is not None:
+            replicas.stale = True
+
+
+class _Part(nn.Module):
+    """A module without a forward."""
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _sum(rows: torch.Tensor) -> torch.Tensor:
+    """A checksum of the values' bits, which needs no wait for a device."""
+    return rows.detach().reshape(-1).view(_INTEGERS[rows.itemsize]).sum(dtype=torch.int64)
+
+
+def _shard(module: nn.Module, data: DataMesh, placement: Any = None) -> State:
+    state = State((module,), data, Settings(MixedPrecisionPolicy(), None))
+    shard(state, set(), placement)
+    module._shoal_fsdp_state = state
+    state.hook()
+    return state
+
+
+def has_devices(root: Root) -> bool:
+    """True if the model's rows lie outside of arenas, on devices. Raises InvalidArgument if only those of some units do."""
+    kinds = {u.data.in_arena for u in root.units}
+    if len(kinds) > 1:
+        raise InvalidArgument("some units of this model are on devices and others on CPUs", hint="shard all units on one mesh")
+    return kinds == {False}

@@ -1,0 +1,176 @@
+"""Protected steps of models outside of arenas, as on devices: the copy in the host's memory has the bits of the devices."""
+
+import copy
+
+import pytest
+import torch
+from launching.trained import Uses, check, ranks, run
+from planned_net import STEPS, WORLD, batch, sharded
+
+import shoal.optim
+from shoal.exceptions import InvalidArgument, Unimplemented
+
+use = Uses()
+
+
+def adamw(model, **options):
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3, "weight_decay": 0.0},
+    ]
+    return shoal.optim.AdamW(groups, lr=1e-2, **options)
+
+
+def sgd(model):
+    return shoal.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+
+def bytes_of(tensors):
+    return b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+
+
+def content(parameters, optimizer):
+    """All numbers of parameters and of their states on this rank, as bytes."""
+    tensors = [p.to_local() for p in parameters]
+    for p in parameters:
+        for _, value in sorted(optimizer.state.get(p, {}).items()):
+            tensors.append(value.to_local() if hasattr(value, "to_local") else value)
+    return bytes_of(tensors)
+
+
+def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
+    """Returns model, optimizer and its HostCopy."""
+    from internals.fsdp import protect
+
+    model = sharded()
+    if dtype is not None:
+        model.to(dtype)
+    optimizer = make(model)
+    if protects:
+        protect(model, optimizer)
+    for step in range(steps):
+        model(batch(step).to(next(model.parameters()).dtype)).square().mean().backward()
+        if step_of is None:
+            optimizer.step()
+        else:
+            step_of(model, optimizer, step)
+        optimizer.zero_grad()
+    return model, optimizer, optimizer._host_copy
+
+
+def expect_equal(host_copy, model, optimizer):
+    found = content([q.views.sharded for _, q in host_copy.pairs], host_copy.optimizers[0])
+    assert found == content([p.views.sharded for p, _ in host_copy.pairs], optimizer), "the copy differs from the devices"
+    assert bytes_of([q.own for _, q in host_copy.pairs]) == bytes_of([p.own for p, _ in host_copy.pairs])
+
+
+def expect_same(**how):
+    plain, alone, _ = train(False, **how)
+    model, optimizer, host_copy = train(True, **how)
+    assert content(list(model.parameters()), optimizer) == content(list(plain.parameters()), alone)
+    expect_equal(host_copy, model, optimizer)
+    assert host_copy.optimizers[0]._protection.step == how.get("steps", STEPS)
+    assert all(q.own.data_ptr() != p.own.data_ptr() or q.empty for p, q in host_copy.pairs)
+    return host_copy
+
+
+@use
+def the_copy_repeats_each_update():
+    for make in (adamw, sgd, lambda m: adamw(m, amsgrad=True), lambda m: shoal.optim.SGD(m.parameters())):
+        assert expect_same(make=make).num_written == 0
+
+
+@use
+def low_precision_has_master_copies_there_too():
+    expect_same(dtype=torch.bfloat16)
+
+
+@use
+def options_that_change_are_followed():
+    def step_of(model, optimizer, step):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        optimizer.step()
+
+    expect_same(step_of=step_of)
+
+
+@use
+def gradients_are_clipped_scaled_or_missing():
+    def step_of(model, optimizer, step):
+        shoal.optim.clip_grad_norm_(model.parameters(), 0.1)
+        if step == 2:
+            next(model.parameters()).grad = None
+        optimizer.grad_scale = torch.tensor(4.0)
+        optimizer.found_inf = torch.tensor(float(step == 1))
+        optimizer.step()
+
+    expect_same(step_of=step_of)
+
+
+@use
+def rows_that_the_program_writes_are_copied_again():
+    def step_of(model, optimizer, step):
+        optimizer.step()
+        if step == 1:
+            next(model.parameters()).data.mul_(0.5)  # a write that changes no version counter
+
+    _, _, host_copy = train(True, step_of=step_of)
+    assert host_copy.num_written == 1
+    assert bytes_of([q.own for _, q in host_copy.pairs]) == bytes_of([p.own for p, _ in host_copy.pairs])
+
+
+@use
+def a_loaded_state_dict_is_copied():
+    saved = copy.deepcopy(train(False, steps=2)[1].state_dict())
+    _, optimizer, host_copy = train(True, steps=1)
+    optimizer.load_state_dict(saved)
+    for p, q in host_copy.pairs:
+        there, here = (o.state[t.views.sharded]["exp_avg"] for o, t in ((optimizer, p), (host_copy.optimizers[0], q)))
+        assert torch.equal(there.to_local(), here.to_local())
+    assert all(float(state["step"]) == 2 for state in host_copy.optimizers[0].state.values())
+
+
+@use
+def the_copy_is_made_once_and_ends_with_the_model():
+    from internals.fsdp import protect
+
+    model, optimizer, first = train(True, steps=1)
+    first.optimizers[0]._protection.end()
+    assert optimizer._host_copy is None
+    protect(model, optimizer, step=1)
+    assert optimizer._host_copy is first
+
+
+@use
+def mistakes_are_named():
+    from internals.fsdp import protect
+
+    model = sharded()
+    with pytest.raises(Unimplemented, match=r"torch\.optim.*AdamW"):
+        protect(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(InvalidArgument, match="has not sharded"):
+        protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
+    optimizer = adamw(model)
+    protect(model, optimizer)
+    with pytest.raises(InvalidArgument, match="protected already"):
+        protect(model, optimizer)
+    model(batch(0)).square().mean().backward()
+    with pytest.raises(InvalidArgument, match="second one, SGD, stepped"):
+        torch.optim.SGD(model.parameters()).step()
+    optimizer.step()
+
+
+def all_uses():
+    from internals.fsdp import leave_arenas
+
+    leave_arenas()
+    return run(use)
+
+
+failed = ranks(all_uses, WORLD)
+
+
+@pytest.mark.parametrize("name", use)
+def test_use(name, failed):
+    check(name, failed)
