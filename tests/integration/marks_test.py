@@ -28,7 +28,7 @@ def marked(worker=None):
     optimizer.step()
     state.step = 1
     record.protection = SimpleNamespace(
-        step=1, words=(1, 1, 1), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
+        step=1, made=1, words=(1, 1, 1), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
     )
     record.mark()
     return state, record
@@ -43,7 +43,7 @@ def test_running_statistics_of_an_abandoned_batch_are_undone():
     before = {name: b.clone() for name, b in model.named_buffers()}
     model(torch.randn(8, 3))
     assert not torch.equal(before["running_mean"], model.running_mean)
-    mark.restore(state)
+    mark.restore(state, mark.progress)
     for name, b in model.named_buffers():
         assert torch.equal(before[name], b), name
 

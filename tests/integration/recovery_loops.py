@@ -15,6 +15,19 @@ EPOCHS = 4  # an epoch has 5 steps
 MOMENTS = ("begin", "forward", "backward", "between", "recorded", "committed", "inside", "after", "end", "boundary")
 
 
+class Log:
+    """The reports of a training that sends none, as a part of its state."""
+
+    def __init__(self):
+        self.entries = []
+
+    def state_dict(self):
+        return {"entries": list(self.entries)}
+
+    def load_state_dict(self, saved):
+        self.entries = list(saved["entries"])
+
+
 class Killer:
     """Kills this process in the moments of ``deaths``, a list of (rank, step, moment); each one once in a training. A name of a host, "b",
     stands for the lowest rank there. ``folder``: has a file for each death that has come. ``victims``: "worker" is this process, "gang" all
@@ -126,13 +139,14 @@ def kill_host():
     kill_process()
 
 
-def train_step(state, batch, killer):
+def train_step(state, batch, killer, report=None):
     """One step, which reports its loss behind ``optimizer.step()``. The numbers that need other workers are computed before that."""
     import torch
     import torch.distributed as dist
 
-    from shoal.train import report
+    import shoal.train
 
+    report = report or shoal.train.report
     indices, x, y = batch
     draw = torch.rand(1).item()
     killer.at(state, "begin")
@@ -202,6 +216,39 @@ def steps_form(config):
 
     run(step, loader, state, epochs=config["epochs"])
     return result_of(state)
+
+
+def quiet_form_with_a_late_copy(config):
+    """No report waits for the hosts' copies. In step ``config["step"]``, the host of worker 1 repeats the update only when the next step
+    is in its forward. The worker dies "before" or "behind" that (``config["moment"]``)."""
+    import torch.distributed as dist
+    from internals.fsdp import HostCopy
+
+    from shoal.train import State, run
+
+    make_step, in_forward, late = HostCopy._make_step, threading.Event(), config["step"]
+
+    def make_late_step(copy):
+        if copy.optimizers[0]._protection.step + 1 == late and dist.get_rank() == 1 and not os.path.exists(died):
+            in_forward.wait()
+            if config["moment"] == "behind":
+                make_step(copy)
+            open(died, "x").close()
+            kill_process()
+        make_step(copy)
+
+    died = os.path.join(config["folder"], "died")
+    HostCopy._make_step = make_late_step
+    state, loader = loops.build(config)
+    state = State(**state.objects, log=Log())
+    killer = Killer([], config["folder"])
+    state.model[3].register_forward_pre_hook(lambda *_: in_forward.set() if state.step > late else None)
+
+    def step(batch, state):
+        train_step(state, batch, killer, state.log.entries.append)
+
+    run(step, loader, state, epochs=config["epochs"])
+    return result_of(state) | {"log": state.log.entries}
 
 
 def steps_form_with_lost_replacements(config):

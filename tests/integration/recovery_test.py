@@ -336,3 +336,12 @@ def test_a_replacement_joins_a_training_on_devices(tmp_path):
     result = fit(tmp_path, r.steps_form, [(0, 4, "backward")], (1, 2), changes=[8], devices=True)
     check(result)
     assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("step", [4, 5])  # within an epoch, and the last one of it
+@pytest.mark.parametrize("moment", ["before", "behind"])
+def test_a_death_on_devices_beside_the_next_forward(tmp_path, moment, step):
+    result = fit(tmp_path, r.quiet_form_with_a_late_copy, [], (1, 3), devices=True, moment=moment, step=step)
+    for returned in result.returns:
+        r.check(returned["log"], result.returns)
+    assert result.changes[0].died == (1,)

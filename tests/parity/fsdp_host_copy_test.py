@@ -1,6 +1,7 @@
 """Protected steps of models outside of arenas, as on devices: the copy in the host's memory has the bits of the devices."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -55,6 +56,8 @@ def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
         else:
             step_of(model, optimizer, step)
         optimizer.zero_grad()
+    if protects:
+        optimizer._host_copy.wait()
     return model, optimizer, optimizer._host_copy
 
 
@@ -83,6 +86,25 @@ def the_copy_repeats_each_update():
 @use
 def low_precision_has_master_copies_there_too():
     expect_same(dtype=torch.bfloat16)
+
+
+@use
+def a_forward_runs_while_the_last_step_is_repeated():
+    from internals.fsdp import Moment, at_next
+
+    model, optimizer, host_copy = train(True, steps=1)
+    protection, forward_ran = host_copy.optimizers[0]._protection, threading.Event()
+    model(batch(1)).square().mean().backward()
+    at_next(Moment.RECORDED, lambda _: forward_ran.wait())
+    optimizer.step()
+    optimizer.zero_grad()
+    model(batch(2)).square().mean().backward()
+    assert (protection.step, protection.made) == (1, 2)
+    forward_ran.set()
+    optimizer.step()
+    host_copy.wait()
+    assert (protection.step, protection.made) == (3, 3)
+    expect_equal(host_copy, model, optimizer)
 
 
 @use

@@ -61,6 +61,7 @@ def get_context() -> TrainContext:
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. It is a barrier: every rank must report equally often.
 
+    In an elastic training on devices, it waits until the last step counts on all workers.
     A worker that joins an elastic training reports from its first step on; earlier reports are dropped. With ``deterministic=True``,
     reports in all but the last part of a batch are dropped, too.
 
@@ -71,5 +72,7 @@ def report(metrics: dict[str, Any]) -> None:
     w = current_worker()
     if w is None or w.generation == 0 or w.left or w.mid_batch:
         return
+    if w.gang is not None:
+        w.gang.await_step()
     w.num_reports += 1
     get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, metrics))

@@ -103,6 +103,13 @@ class ElasticGang(Gang):
         """Prints the costs of the protection that are known only at the end."""
         self._record.print_costs(self.rank)
 
+    def await_step(self) -> None:
+        self._record.await_step()
+
+    def end_steps(self) -> None:
+        super().end_steps()
+        self._record.await_step()
+
     def agree(self, own: int) -> int:
         if self.size > 1 and self._communicator is None:  # a loop that goes on after an error must not go on alone
             self._connect()

@@ -55,6 +55,9 @@ class Gang:
             control.print_error(self.rank == 0)
         raise error
 
+    def await_step(self) -> None:
+        """Waits until the last step of the optimizer counts on all workers."""
+
     # ---- the parts of a batch ----
 
     @property

@@ -41,9 +41,7 @@ class Words:
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     num_reports: int = 0
-    marked: int = -1  # optimizer steps before its mark
-    num_reports_at_mark: int = 0
-    progress: Any = None  # Mark.progress
+    marks: dict[int, tuple[int, Any]] = field(default_factory=dict)  # by optimizer steps before: num_reports and progress of its marks
     present: Any = None  # its progress where it has stopped
 
 
@@ -134,7 +132,7 @@ class Record:
         self._adopted: dict[int, AdoptedRank] = {}  # by rank, while the next generation may still go back to these
         self._left_over: list[str] = []  # as in _Past, after that is forgotten
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
-        self._mark: Mark | None = None
+        self._marks: list[Mark] = []  # the last one, and on devices that of the step before, which may not count yet
         self._buffers: dict[str, torch.Tensor] = {}
         # The gang of the loop before, on the same mesh, until a step counts: another worker may have kept only that gang.
         self.predecessor: Any = None
@@ -193,10 +191,10 @@ class Record:
         if self.protection is None or rank != 0:
             return
         if (host_copy := self.protection.host_copy) is not None and host_copy.num_steps > 0:
-            copied, repeated = (1e3 * s / host_copy.num_steps for s in (host_copy.copied_s, host_copy.repeated_s))
+            repeated, waited = (1e3 * s / host_copy.num_steps for s in (host_copy.repeated_s, host_copy.waited_s))
             print(
-                f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.bytes / 1e6:.3f} MB of gradients, {copied:.2f} ms of "
-                f"waiting for them and {repeated:.2f} ms for the update per step; {host_copy.num_written} parameters written otherwise",
+                f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.bytes / 1e6:.3f} MB of gradients per step, updates "
+                f"repeated in {repeated:.2f} ms, {waited:.2f} ms of them waited for; {host_copy.num_written} parameters written otherwise",
                 file=sys.stderr,
             )
         if self.protection.replicas is None:
@@ -218,7 +216,7 @@ class Record:
         self.predecessor = None
         left_over = [] if self.protection is None else self.protection.keys_of_others
         self._past = _Past(prepared.before, self.protection, [*self._adopted.values(), *self._held], left_over)
-        self.protection, self.generation, self._mark, self._adopted, self._held = prepared.protection, prepared.generation, None, {}, []
+        self.protection, self.generation, self._marks, self._adopted, self._held = prepared.protection, prepared.generation, [], {}, []
         self._begun = self.protection.step
 
     def leave(self) -> None:
@@ -259,8 +257,14 @@ class Record:
         """Called before the model moves to another mesh. Returns the number of optimizer steps so far."""
         if self.protection is None:
             return 0
+        self.protection.wait()
         self.protection.end()
         return self.protection.step
+
+    def await_step(self) -> None:
+        """Waits until the last step of the optimizer counts. On CPUs it does, once ``optimizer.step()`` has returned."""
+        if self.protection is not None:
+            self.protection.wait()
 
     def mark(self) -> None:
         """Sets the mark, unless batches without an optimizer step were yielded since the last mark: their gradients add up, and the step
@@ -270,8 +274,10 @@ class Record:
         if self.protection.step > self._begun:
             self.forget_past()
             self.predecessor = None
-        if self._mark is None or self._mark.step != self.protection.step or self._mark.batches == self._state.step:
-            self._mark = Mark(self.protection.step, self._state, self._worker.num_reports, self._buffers)
+        made, marks = self.protection.made, self._marks
+        if not marks or marks[-1].step != made or marks[-1].batches == self._state.step:
+            before = [m for m in marks if m.step == made - 1]
+            self._marks = [*before[-1:], Mark(made, self._state, self._worker.num_reports, self._buffers)]
 
     def abandon_step(self) -> None:
         """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.
@@ -296,10 +302,8 @@ class Record:
                 self._adopted[rank] = self.protection.adopt(rank)
                 self._held += self.protection.held_by(rank)
         records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
-        mark, num_reports, present = self._mark, self._worker.num_reports, progress_of(self._state)
-        if mark is None:
-            return Words(records, num_reports, present=present)
-        return Words(records, num_reports, mark.step, mark.num_reports, mark.progress, present)
+        marks = {m.step: (m.num_reports, m.progress) for m in self._marks}
+        return Words(records, self._worker.num_reports, marks, progress_of(self._state))
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
         """Brings this worker, and the dead ranks that it adopts, to the last step that counts. The words of all workers decide which one
@@ -312,16 +316,17 @@ class Record:
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
-        whole = next((w for w in everyone if w.marked == committed), None)
-        if self._mark is not None and committed == self._mark.step:
-            # One worker's mark for all: between two epochs, marks of one step may name the end of the first or the begin of the second.
-            self._mark.restore(self._state, whole.progress)
-            self._worker.num_reports = self._mark.num_reports
+        # One worker's mark for all: between two epochs, marks of one step may name the end of the first or the begin of the second.
+        num_reports, progress = next((w.marks[committed] for w in everyone if committed in w.marks), (None, None))
+        mark = next((m for m in self._marks if m.step == committed), None)
+        if mark is not None:
+            mark.restore(self._state, progress)
+            self._worker.num_reports = mark.num_reports
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
             furthest = max(everyone, key=lambda w: w.num_reports)
-            if whole is not None:  # its worker goes back to its mark
-                set_progress(self._state, whole.progress)
+            if num_reports is not None:  # another worker goes back to its mark
+                set_progress(self._state, progress)
             elif self._worker.num_reports < furthest.num_reports:
                 set_progress(self._state, furthest.present)
-            self._worker.num_reports = furthest.num_reports if whole is None else whole.num_reports_at_mark
+            self._worker.num_reports = furthest.num_reports if num_reports is None else num_reports
         return {rank: self._adopted[rank] for rank in adopts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shoal._objects.tensors import dtensor, lasting, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
-from shoal.fsdp._devices.streams import Transfers, transfers
+from shoal.fsdp._devices.streams import DONE, Transfers, transfers
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._engine.settings import Settings
 from shoal.fsdp._engine.sharding import shard
@@ -51,7 +52,11 @@ class HostCopy:
         self._originals = list(optimizers)
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums: list[torch.Tensor] = []  # checksums of the devices' rows before the step
-        self.num_steps, self.copied_s, self.repeated_s = 0, 0.0, 0.0  # seconds in which steps have waited for gradients, and for updates
+        self._copied = self._updated = DONE  # where the gradients are on the host, and the devices' update is made
+        self._repeating: threading.Thread | None = None
+        self._error: BaseException | None = None
+        # ``repeated_s``: seconds from an update on the devices to its repetition; ``waited_s``: those in which the program has waited.
+        self.num_steps, self.repeated_s, self.waited_s = 0, 0.0, 0.0
         self.num_written = 0  # parameters, in all steps, whose rows the program has written otherwise than by its optimizer
         self.optimizers = [self._optimizer_like(o) for o in self._originals]
         self.refresh()
@@ -171,6 +176,7 @@ class HostCopy:
 
     def loaded(self) -> None:
         """Called when the program has loaded the optimizer's states while a step record protects the copy."""
+        self.wait()
         self.refresh()
         for optimizer in self.optimizers:
             optimizer._protection.take_states()
@@ -179,6 +185,7 @@ class HostCopy:
 
     def take_gradients(self) -> None:
         """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
+        self.wait()
         moves = self._transfers
         self._taken = []
         self._sums = [_sum(p.own) for p, _ in self.pairs]
@@ -195,38 +202,62 @@ class HostCopy:
             taken = moves.to_host(local, True, (moves.streams.reduce, moves.streams.replicas))
             self._taken.append(taken.clone() if taken is local else taken)
         self._sums = [moves.to_host(total, True, ()) for total in self._sums]
+        with moves.streams.copies:
+            self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
-            moves.finish()
+            moves.streams.synchronize(self._copied)
 
     def step(self) -> None:
-        """Repeats the update of the devices in the host's memory. Returns once it counts on all ranks."""
+        """Begins to repeat the devices' update in the host's memory, in a thread beside the program's next forward."""
+        self.take_options()
         original, mine = self._originals[0], self.optimizers[0]
+        for name in _SCALING:
+            value = getattr(original, name, None)
+            setattr(mine, name, value.cpu() if isinstance(value, torch.Tensor) else value)
+        self._updated = self._transfers.streams.mark()
+        self.num_steps += 1
+        self._repeating = threading.Thread(target=self._repeat, name="shoal-host-copy", daemon=True)
+        self._repeating.start()
+
+    def wait(self) -> None:
+        """Waits until the last step counts on all ranks, and its update is repeated. Raises the error that has prevented it, once."""
+        if self._repeating is None:
+            return
+        began = time.perf_counter()
+        self._repeating.join()
+        self.waited_s += time.perf_counter() - began
+        self._repeating, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+    def _repeat(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._transfers.streams.synchronize(self._copied)
+            self._make_step()
+        except BaseException as error:
+            self._error = error
+        self.repeated_s += time.perf_counter() - began
+
+    def _make_step(self) -> None:
+        mine = self.optimizers[0]
         protection = mine._protection
-        began = time.perf_counter()
-        self._transfers.finish()
-        self.copied_s += time.perf_counter() - began
-        began = time.perf_counter()
         written = [pair for pair, total in zip(self.pairs, self._sums, strict=True) if not torch.equal(total, _sum(pair[1].own))]
         for (_, q), taken in zip(self.pairs, self._taken, strict=True):
             if taken is not None:
                 home = torch.empty_like(q.own) if q.empty else protection.home(q.views.sharded, "grad").copy_(taken)
                 q.views.sharded.grad = dtensor(home, q.spec)
         self._taken.clear()
-        self.take_options()
-        for name in _SCALING:
-            value = getattr(original, name, None)
-            setattr(mine, name, value.cpu() if isinstance(value, torch.Tensor) else value)
         mine.step()
         for _, q in self.pairs:
             q.views.sharded.grad = None
         if written:
             self._take_rows(written)
-        self.num_steps += 1
-        self.repeated_s += time.perf_counter() - began
 
     def _take_rows(self, written: list[tuple[ShardedParameter, ShardedParameter]]) -> None:
         """Copies rows that the program has written otherwise than by its optimizer: the update was made on other values than here."""
         self.num_written += len(written)
+        self._updated.wait()
         with lasting():
             for p, q in written:
                 q.own.copy_(p.own)

@@ -39,7 +39,8 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
 
     A model on devices has a copy of its rows and states in the host's memory (``HostCopy``). Each step copies the reduced gradients there,
-    and the CPU's kernels, which have the bits of the device's, repeat the update under protection.
+    and the CPU's kernels, which have the bits of the device's, repeat the update under protection, beside the program's next step. There
+    ``optimizer.step()`` returns at once, and ``Protection.wait`` when the step counts.
 
     Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
     memory. Raises InvalidArgument for a model that is not sharded, or that is protected already.
@@ -115,6 +116,14 @@ class Protection:
     def step(self) -> int:
         """The number of the last complete step."""
         return self.record.words[2]
+
+    @property
+    def made(self) -> int:
+        """The number of steps that the program has made. On devices the last one may not count yet."""
+        return self.step
+
+    def wait(self) -> None:
+        """Waits until the last step that the program has made counts on all ranks."""
 
     @property
     def words(self) -> tuple[int, int, int]:
@@ -353,6 +362,7 @@ class ProtectionOfDevices(Protection):
         if settings.host_copy is None or not settings.host_copy.serves(root, [optimizer]):
             settings.host_copy = HostCopy(root.states, [optimizer])
         self.host_copy = settings.host_copy
+        self._made_before = step - self.host_copy.num_steps
         super().__init__(root_of(self.host_copy.model), self.host_copy.optimizers[0], step, replicas)
         optimizer._host_copy = self.host_copy
         for s in root.states:
@@ -361,13 +371,24 @@ class ProtectionOfDevices(Protection):
     def steps(self, optimizer: torch.optim.Optimizer) -> bool:
         return optimizer in (self._steps_on_devices, self.optimizer)
 
+    @property
+    def made(self) -> int:
+        return self._made_before + self.host_copy.num_steps
+
+    def wait(self) -> None:
+        self.host_copy.wait()
+
     def end(self) -> None:
+        with contextlib.suppress(Exception):  # ``wait`` and ``abandon_step`` are for callers who need to know
+            self.wait()
         super().end()
         self._steps_on_devices._host_copy = None
         for s in self._on_devices.states:
             s.settings.protection = None
 
     def abandon_step(self) -> None:
+        with contextlib.suppress(Exception):  # a death has ended that step's wait for other ranks
+            self.wait()
         super().abandon_step()
         self._on_devices.abandon_step()
 
