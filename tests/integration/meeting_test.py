@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from internals.train import AbortOnDeath
 from launching.hosts import several_hosts
 from launching.leftovers import wait_until
 
@@ -188,3 +189,39 @@ def test_a_store_behind_a_cut_link_leaves_the_decision_to_the_guard(tmp_path):
         assert "it goes on" in waits.out
         os.kill(serves.pid, signal.SIGKILL)
         serves.code()
+
+
+class Group:
+    """A group of devices that counts the calls to it."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def __getattr__(self, call):
+        return lambda: self.calls.append((self.name, call))
+
+
+def test_a_death_aborts_all_groups_of_devices_together():
+    dead, calls = threading.Event(), []
+    watch = AbortOnDeath(dead.wait, lambda: [Group("second", calls), Group("first", calls)])
+    dead.set()
+    watch._thread.join()
+    assert calls == [("second", "_group_start"), ("second", "abort"), ("first", "abort"), ("second", "_group_end")]
+
+
+def test_a_death_behind_the_end_of_the_groups_aborts_none():
+    dead, calls = threading.Event(), []
+    watch = AbortOnDeath(dead.wait, lambda: [Group("the next generation's", calls)])
+    watch.end()
+    dead.set()
+    watch._thread.join()
+    assert calls == []
+
+
+def test_a_watch_whose_call_fails_aborts_none():
+    def fails():
+        raise Unavailable("the driver has ended")
+
+    calls = []
+    AbortOnDeath(fails, lambda: [Group("a group in use", calls)])._thread.join()
+    assert calls == []

@@ -1,4 +1,5 @@
 """Private names of shoal.train, that tests use."""
 # ruff: noqa: F401
 
+from shoal.train._device_groups import AbortOnDeath
 from shoal.train._gang import Gang

@@ -113,6 +113,8 @@ def _take_device(scaling: ScalingConfig) -> str:
             f"use_gpu=True, and torch {torch.__version__} finds no CUDA device on {session().host}",
             hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
         )
+    if scaling.elastic:  # a death ends no survivor: ``AbortOnDeath`` ends the waits of its kernels
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     torch.cuda.set_device(int(os.environ.get("SHOAL_LOCAL_DEVICE", "0")))
     return f"cpu:{on_cpu},cuda:nccl"
 

@@ -33,6 +33,7 @@ from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, Report, reshard
 from shoal.train._changes import Pause, Transition
+from shoal.train._device_groups import abort, groups_of_devices
 from shoal.train._gang import Gang, rank_and_size
 from shoal.train._meeting import Guard, begin_process_group
 from shoal.train._ranks import Place, own_place
@@ -209,12 +210,17 @@ class ElasticGang(Gang):
         for control in save_controls:
             control.abandon()
         self._leave_groups()
-        self._end_process_group()
+        self._end_process_group(aborts=self._worker.scaling.use_gpu)
         self._record.abandon_step()
 
-    def _end_process_group(self) -> None:
+    def _end_process_group(self, aborts: bool = False) -> None:
+        """``aborts``: kernels of devices may wait for a dead worker."""
         if dist.is_initialized():
             self._backend = _backend()
+            if self._store.guard is not None:
+                self._store.guard.end()
+            if aborts:
+                abort(groups_of_devices())
             dist.destroy_process_group()
 
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:

@@ -21,7 +21,9 @@ from torch.distributed import distributed_c10d as c10d
 
 import shoal.torch  # noqa: F401  it registers the backend
 from shoal._distributed import ranks
+from shoal._objects.values import get
 from shoal.exceptions import Unavailable
+from shoal.train._device_groups import AbortOnDeath
 from shoal.train._sockets import addresses_of, open_fds, peer_of, set_option
 from shoal.train._worker import Worker
 
@@ -37,6 +39,12 @@ class Guard:
 
     def __init__(self, worker: Worker, generation: int, begun: bool = False):
         self._dead = worker.driver.lost.remote(worker.role.number, generation, begun)  # the driver makes it ready
+        self._aborts = AbortOnDeath(lambda: get(self._dead)) if begun and worker.scaling.use_gpu else None
+
+    def end(self) -> None:
+        """This worker learns of deaths by another guard, or has learned of one."""
+        if self._aborts is not None:
+            self._aborts.end()
 
     def check(self) -> None:
         """Raises Unavailable if such a worker has died."""

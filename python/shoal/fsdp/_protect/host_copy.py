@@ -205,7 +205,7 @@ class HostCopy:
         with moves.streams.copies:
             self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
-            moves.streams.synchronize(self._copied)
+            self._copied.wait()
 
     def step(self) -> None:
         """Begins to repeat the devices' update in the host's memory, in a thread beside the program's next forward."""
