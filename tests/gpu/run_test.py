@@ -38,6 +38,7 @@ def test_every_part_passes_on_the_cpu_and_its_figures_are_in_one_json(tmp_path):
     assert {(f["case"], f["world"]) for f in ranks} >= {("fp32", 2), ("bf16, accumulated", 2), ("replicas", 4)}, ranks
     assert all(f["passed"] for f in ranks)
     assert {f["transport"] for f in ranks if f["world"] > 1} == {"shm"}
+    assert all(by_part["a worker joins, dies in a gather, and is replaced"]["figures"][-1]["checks"].values())
     beside = by_part["125 million parameters in small units, beside FSDP2"]["figures"]
     assert beside[-1]["ours/FSDP2"]["tokens_per_s"] > 0
     assert re.search(r"tokens_per_s: shoal.fsdp \d.*ratio", said), said

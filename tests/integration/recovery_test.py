@@ -332,8 +332,9 @@ def test_a_death_on_devices_at_any_moment_of_a_step_changes_nothing(tmp_path, mo
     assert records() == set()
 
 
-def test_a_replacement_joins_a_training_on_devices(tmp_path):
-    result = fit(tmp_path, r.steps_form, [(0, 4, "backward")], (1, 2), changes=[8], devices=True)
+@pytest.mark.parametrize(("devices", "dies"), [(True, 0), ("own groups", 1)])  # rank 0 has then been in a group of the same ranks
+def test_a_replacement_joins_a_training_on_devices(tmp_path, devices, dies):
+    result = fit(tmp_path, r.steps_form, [(dies, 4, "backward")], (1, 2), changes=[8], devices=devices)
     check(result)
     assert [(c.workers_before, c.workers) for c in result.changes] == [(2, 1), (1, 2)]
 

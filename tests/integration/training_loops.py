@@ -18,7 +18,7 @@ def model_and_data():
 
 def build(config):
     """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class and
-    options), "bf16" (parameters), "mixed" (precision) and "devices" (the model lies on them, which are the CPU) are optional."""
+    options), "bf16" (parameters), "mixed" (precision) and "devices" are optional: True for a model outside of arenas, "own groups" if Shoal's groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -28,9 +28,11 @@ def build(config):
 
     model, data = model_and_data()
     if config.get("devices"):
-        from internals.fsdp import leave_arenas
+        from internals.fsdp import leave_arenas, use_own_groups
 
         leave_arenas()
+        if config["devices"] == "own groups":
+            use_own_groups()
     if config.get("bf16"):
         model.bfloat16()
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,6 +1,9 @@
 """Private names of shoal.fsdp, that tests use."""
 # ruff: noqa: F401
 
+from shoal._distributed.communicator import make_communicator
+from shoal._distributed.devices import Choice, DeviceGroup
+from shoal._distributed.ranks import attach, gang_name
 from shoal.fsdp import _later
 from shoal.fsdp._devices import collectives, gather
 from shoal.fsdp._devices.gather import InPlaceGather, MixedGather, PackedGather
@@ -12,6 +15,21 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
 from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, protect
 from shoal.fsdp._reshard import memory, reshard, stream
+
+
+class _NoStreams:
+    def current(self) -> int:
+        return 0
+
+
+def use_own_groups() -> None:
+    """Shoal's own communicators move the bytes of units outside of arenas, as between devices with ``SHOAL_DEVICE_TRANSPORT``."""
+
+    def opens(ranks, index, device):
+        communicator = make_communicator(gang_name("devices", ranks, index), ranks, index, attach(ranks).shared)
+        return DeviceGroup(communicator, _NoStreams()), Choice("host")
+
+    groups.opens, groups.device_types = opens, ("cpu",)
 
 
 def leave_arenas() -> None:

@@ -78,18 +78,9 @@ def over_process_groups():
 
 
 def over_our_groups():
-    from internals.distributed import Choice, DeviceGroup, attach, gang_name, make_communicator
-    from internals.fsdp import groups
+    from internals.fsdp import groups, use_own_groups
 
-    class HostStreams:
-        def current(self):
-            return 0
-
-    def opens(ranks, index, device):
-        communicator = make_communicator(gang_name("devices", ranks, index), ranks, index, attach(ranks).shared)
-        return DeviceGroup(communicator, HostStreams()), Choice("host")
-
-    groups.opens, groups.device_types = opens, ("cpu",)
+    use_own_groups()
     results = {f"{name}{OURS}": result for name, result in over_process_groups().items()}
     assert groups._groups, "no case has used our groups"
     return results

@@ -29,6 +29,7 @@ from shoal._distributed.saves import save_controls
 from shoal._objects.values import get
 from shoal.collective._group import leave_all as leave_collective_groups
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, Report, reshard
@@ -295,7 +296,8 @@ class ElasticGang(Gang):
         return mesh
 
     def _leave_groups(self) -> None:
-        """Leaves the groups of the generation that ends, but for the model's, whose tensors still have to move."""
+        """Leaves the groups of the generation that ends, but for the model's arenas, whose tensors still have to move."""
+        groups.leave_all()
         if self._communicator is not None:
             self._communicator.leave()
             self._communicator = None

@@ -42,8 +42,9 @@ def free_port() -> int:
     raise OSError("no free TCP port between 20000 and 32000")
 
 
-def environments(places: list[Place]) -> list[dict[str, str]]:
-    """Returns each rank's variables. ``places``: by rank.
+def environments(places: list[Place], elastic: bool = False) -> list[dict[str, str]]:
+    """Returns each rank's variables. ``places``: by rank. ``elastic``: the ranks change while their processes run, and CUDA reads its
+    variables once. So they name no devices: each rank sees its own one.
 
     Local ranks count within a node, nodes are numbered in the order of their first ranks, and all ranks meet at rank 0. Ranks with a device
     see the devices of all ranks of their node, in the order of these ranks: so ``torch.cuda.set_device(LOCAL_RANK)`` takes a rank's own,
@@ -67,6 +68,8 @@ def environments(places: list[Place]) -> list[dict[str, str]]:
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
         found.append({name: str(value) for name, value in values.items()})
+    if elastic:
+        return found
     for of_node in ranks.values():
         devices = [places[rank].device for rank in of_node]
         if not all(devices):

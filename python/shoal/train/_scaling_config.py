@@ -25,8 +25,8 @@ class ScalingConfig:
     plays some of these ranks. See docs/training.md for what else stays the same.
     ``use_gpu``: each worker also gets a GPU, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states. It sees those of all
     workers of its node, in the order of local ranks, and its own is the current one. Workers that share a device have the transport
-    ``cuda_ipc``, unless ``SHOAL_DEVICE_TRANSPORT`` names another.
-    An elastic training runs on CPUs.
+    ``cuda_ipc``, unless ``SHOAL_DEVICE_TRANSPORT`` names another. In an elastic training a worker sees its own device only, because the
+    others change (*unverified on hardware*).
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -51,11 +51,6 @@ class ScalingConfig:
         gpus = (self.resources_per_worker or {}).get("GPU")
         if self.use_gpu and gpus is not None and not 0 < gpus <= 1:
             raise InvalidArgument(f"a worker trains on one device, not on {gpus:g}", hint="use more workers; below 1 they share devices")
-        if self.use_gpu and self.elastic:
-            raise Unimplemented(
-                "an elastic training with use_gpu=True is not in this release: only parameters in a CPU's memory move to another mesh",
-                hint="pass one number as num_workers, or train on CPUs",
-            )
 
     def _check_initial_workers(self, minimum: int, maximum: int) -> None:
         initial = self.initial_workers
@@ -86,6 +81,11 @@ class ScalingConfig:
     def resources(self) -> dict[str, float]:
         """The resources of a worker."""
         return {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {}), **(self.resources_per_worker or {})}
+
+    @property
+    def shares_devices(self) -> bool:
+        """Workers get a share of a device each."""
+        return self.use_gpu and self.resources["GPU"] < 1
 
     @property
     def threads(self) -> int:

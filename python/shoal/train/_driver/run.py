@@ -103,12 +103,17 @@ class Run:
         self._session.wait_all([place._ref for place in places])
         for rank, (w, place) in enumerate(zip(members, places, strict=True)):
             self._workers[w].place = load(place, f"rank {rank} of {len(places)}")
-        given = environments([self._workers[w].place for w in members])
+        given = self._environments([self._workers[w].place for w in members])
         for w, environment in zip(members, given, strict=True):
             self._start_loop(w, environment)
 
+    def _environments(self, places: list[Place]) -> list[dict[str, str]]:
+        return environments(places, self._setup.scaling.elastic)
+
     def _start_loop(self, worker: int, environment: dict[str, str], newcomer: bool = False) -> None:
         setup, entry = self._setup, self._workers[worker]
+        if setup.scaling.elastic and setup.scaling.shares_devices:
+            environment = environment | {"SHOAL_DEVICE_TRANSPORT": "cuda_ipc"}
         role = Role(number=worker, environment=environment, scaling=setup.scaling, newcomer=newcomer)
         entry.run = entry.handle.run.remote(setup.loop, setup.config, role, self.driver)
 
@@ -170,7 +175,7 @@ class Run:
         except Exception as error:
             self._fail(number, error)
             return
-        self._start_loop(number, environments([w.place])[0], newcomer=True)
+        self._start_loop(number, self._environments([w.place])[0], newcomer=True)
         self._step(m.Placed(number))
         self._step(m.Draining(_on_nodes(self._workers, self._draining)))
 
@@ -310,8 +315,8 @@ class Run:
         self._members[g.number], self._unions[g.number], self._paused = g.members, g.union, []
         change = Change(g.number, len(g.previous), len(g.members), died=_died(g))
         keeps_group = g.union == g.previous and not g.recovers  # the process group of the generation that ends has the same ranks
-        union = environments([self._workers[w].place for w in g.union])
-        final = environments([self._workers[w].place for w in g.members])
+        union = self._environments([self._workers[w].place for w in g.union])
+        final = self._environments([self._workers[w].place for w in g.members])
         heirs = _heirs(g, self._places, self._workers, self._setup.scaling.replicated)
         owners = tuple(g.union.index(heirs.get(w, w)) for w in g.previous)
         for rank, w in enumerate(g.union):
