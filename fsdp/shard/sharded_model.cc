@@ -167,18 +167,21 @@ void ShardedModel::optimizer_end(std::int32_t unit) {
 }
 
 Result<void> ShardedModel::commit(std::uint64_t step) {
-  const std::uint64_t word = step + 1;  // 0: not protected
-  control_.rank(rank_).recorded.store(word, std::memory_order_release);
+  control_.rank(rank_).recorded.store(step + 1, std::memory_order_release);  // 0: not protected
   peers_.notify_all();
   const auto missing = [&] {
     for (int r = 0; r < world_size_; ++r) {
-      if (control_.rank(r).recorded.load(std::memory_order_acquire) < word) return r;
+      if (!has_recorded(r, step)) return r;
     }
     return -1;
   };
   auto waited = peers_.wait([&] { return missing() < 0; }, {fmt::format("all ranks to record optimizer step {}", step), missing});
   if (!waited && missing() >= 0) return waited;
   return {};
+}
+
+bool ShardedModel::has_recorded(int rank, std::uint64_t step) const {
+  return control_.rank(rank).recorded.load(std::memory_order_acquire) > step;
 }
 
 void ShardedModel::end_step() {

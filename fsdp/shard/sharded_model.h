@@ -66,9 +66,12 @@ class ShardedModel {
   void optimizer_begin();
   void optimizer_end(std::int32_t unit = -1);
   // Under protection (protect/protected_shard.h): this rank has recorded optimizer step `step`. Waits until every rank has recorded. Then
-  // the step counts, and the call succeeds, also if a rank has died since. After an error no rank has changed its rows in that step. After
-  // Cancelled or DeadlineExceeded others may still commit it, so the caller calls again.
+  // the step counts, and the call succeeds, also if a rank has died since. After an error others may know more, or still commit it: after
+  // Cancelled or DeadlineExceeded the caller calls again, after a death it looks at records and replicas, too.
   Result<void> commit(std::uint64_t step);
+  // True if this rank knows by a control word that `rank` has recorded this step. The word of a rank of another host may come late, or
+  // never if that host is lost.
+  bool has_recorded(int rank, std::uint64_t step) const;
   // Changes how steps are planned from the next one on.
   void plan(PlanOptions options) { stepper_.replan(std::move(options)); }
 

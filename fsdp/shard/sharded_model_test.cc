@@ -138,6 +138,8 @@ TEST_F(ShardedModelTest, AStepCountsOnceEveryRankHasRecordedItAlsoIfOneDiesThen)
   ASSERT_TRUE(second.commit(0));
   ASSERT_TRUE(first.commit(0));
   ASSERT_FALSE(first.commit(1));
+  EXPECT_TRUE(second.has_recorded(0, 1));
+  EXPECT_FALSE(first.has_recorded(1, 1));
   ASSERT_TRUE(second.commit(1));
   second.peers().mark_gone("rank 1 was killed");
   ASSERT_TRUE(first.commit(1));

@@ -980,6 +980,11 @@ class ShardedModel:
         Under protection: this rank has recorded this optimizer step; waits until every rank has.
         """
 
+    def has_recorded(self, rank: int, step: int) -> bool:
+        """
+        True if this rank knows by a control word that another one has recorded this step.
+        """
+
     def optimizer_begin(self) -> None: ...
 
     def optimizer_end(self, unit: int = -1) -> None: ...

@@ -85,6 +85,25 @@ class Killer:
                 return
         if self.due(state, "inside"):
             at_next(Moment.COMMITTED, self._kill_in_update)
+        if self.due(state, "unknown"):
+            at_next(Moment.RECORDED, self._kill_as_the_last)
+        elif any(tuple(d[1:]) == (state.step, "unknown") for d in self._deaths):
+            at_next(Moment.RECORDED, self._watch_words)
+
+    def _kill_as_the_last(self, _):
+        """Dies once every worker has recorded the step, and knows this of all others but for this one. Only the holder of its replica
+        can find out that the step counts."""
+        while not all(os.path.exists(self._file(("words", pid))) for pid in self.gang if pid != os.getpid()):
+            time.sleep(0.001)
+        self._kill()
+
+    def _watch_words(self, protection):
+        def watch(model=protection.model, step=protection.step + 1):
+            while sum(model.has_recorded(rank, step) for rank in range(len(self.gang))) < len(self.gang) - 1:
+                time.sleep(0.001)
+            open(self._file(("words", os.getpid())), "w").close()
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def _kill_in_update(self, protection):
         def watch(step=protection.step + 1):

@@ -74,6 +74,8 @@ void bind_window(ModelClass& model) {
       .def(
           "commit", [](ShardedModel& s, std::uint64_t step) { without_gil([&] { return s.commit(step); }); }, nb::arg("step"),
           "Under protection: this rank has recorded this optimizer step; waits until every rank has.")
+      .def("has_recorded", &ShardedModel::has_recorded, nb::arg("rank"), nb::arg("step"),
+           "True if this rank knows by a control word that another one has recorded this step.")
       .def("optimizer_begin", &ShardedModel::optimizer_begin)
       .def("optimizer_end", &ShardedModel::optimizer_end, nb::arg("unit") = -1)
       .def("end_step", &ShardedModel::end_step)

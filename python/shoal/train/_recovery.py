@@ -310,7 +310,7 @@ class Record:
         that is."""
         if self.protection is None:
             return {}
-        # On several hosts some records cannot be read. A step that no rank has begun runs again then, even if all have recorded it.
+        # On several hosts no survivor may find out that all have recorded a step. Each was cut off in it then, and it runs again.
         one_host = not self.protection.actor.hosts
         committed = committed_step([record for worker in everyone for record in worker.records], one_host)
         self.protection.settle(committed)

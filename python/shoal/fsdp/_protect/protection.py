@@ -263,14 +263,19 @@ class Protection:
         self._made.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
-        """Called after a death. True if every rank of the mesh has recorded the step all the same, as the records in memory of this node
-        show. It holds these records until ``settle``, because the node drops a record with its last holder."""
+        """Called after a death. True if every rank of the mesh has recorded the step all the same. A rank's control word shows that, or its
+        record or replica in memory of this node: the word may be lost with its host. False, too, if neither is here, so another survivor
+        may find that the step counts."""
+        ranks = range(len(self.root.units[0].data.ranks))
+        return all(self.model.has_recorded(rank, step) or self._has_record(rank, step) for rank in ranks)
+
+    def _has_record(self, rank: int, step: int) -> bool:
+        """Holds the record until ``settle``, because the node drops a record with its last holder."""
         try:
-            for rank in range(len(self.root.units[0].data.ranks)):
-                self._opened.append(adopt(self.actor, self.record.key_of(rank)))
-            return all(rank.words[0] >= step for rank in self._opened)
-        except NotFound:  # a rank of another host
+            self._opened.append(self.adopt(rank))
+        except NotFound:
             return False
+        return self._opened[-1].words[0] >= step
 
     def settle(self, committed: int) -> None:
         """Called after a death. Finishes this rank's own update if an error stopped it although the step counts (``committed_step``). The
