@@ -1,7 +1,7 @@
 """An elastic training whose workers share one CUDA device: one worker, a second one joins, it is killed in a gather, a replacement joins.
 
-Every step is reported once, and losses are those of one worker that trains alone. With --device cpu, the model lies outside of arenas, as on
-a device. Prints a JSON line with the changes and their pauses, then `N passed, N failed`. Without a device: exit code 2 and one sentence.
+Every step is reported once, and losses are those of one worker that trains alone. With --device cpu, the model lies outside of arenas, as
+on a device. Prints a JSON line with the changes and their pauses, then `N passed, N failed`. Without a device: exit code 2, one sentence.
 """
 
 import argparse

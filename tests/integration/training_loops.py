@@ -18,7 +18,8 @@ def model_and_data():
 
 def build(config):
     """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class and
-    options), "bf16" (parameters), "mixed" (precision) and "devices" are optional: True for a model outside of arenas, "own groups" if Shoal's groups move its bytes."""
+    options), "bf16" (parameters), "mixed" (precision) and "devices" are optional. The last one is True for a
+    model outside of arenas, and "own groups" if Shoal's groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
 
