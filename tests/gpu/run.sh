@@ -11,7 +11,8 @@ if ! "$python" -c "import shoal" 2>/dev/null; then
   [ -n "$wheel" ] || { echo "tests/gpu: Shoal is not installed for $python; run ./dev build, or ./dev wheel and bring dist/"; exit 2; }
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
-  "$python" -m pip install --quiet --no-deps --no-index --target "$site" "$wheel" || exit 2
+  others=$(ls "$(dirname "$wheel")"/*.whl | grep -v '/shoal-')
+  "$python" -m pip install --quiet --no-deps --no-index --target "$site" "$wheel" $others || exit 2
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 fi
 export PYTHONPATH=$root/tests/bench:$root/tests${PYTHONPATH:+:$PYTHONPATH}
