@@ -442,14 +442,19 @@ void NcclDriver::abort_channels() {
     if (lane.channel() != nullptr) channels.push_back(lane.channel());
   }
   for (auto* const channel : channels) channel->abort();
-  // The device may still read and write the buffers until its streams have passed the aborted work.
+  // The device may still read and write the buffers until its streams have passed the aborted work. So no operation ends before.
   const auto until = parts_.clock->now() + kDraining;
+  const auto stopping = [&] {
+    const std::lock_guard lock(mutex_);
+    return stopping_;
+  };
   for (auto* const channel : channels) {
     auto end = parts_.device->make_event();
     if (!end || !parts_.device->record(*end, channel->stream())) continue;
-    for (auto passed = parts_.device->passed(*end); passed && !*passed && parts_.clock->now() < until;
-         passed = parts_.device->passed(*end)) {
-      if (parts_.api->drain != nullptr) parts_.api->drain();
+    for (auto passed = parts_.device->passed(*end); passed && !*passed; passed = parts_.device->passed(*end)) {
+      const bool overdue = parts_.clock->now() >= until;
+      if (overdue && stopping()) return;
+      if (parts_.api->drain != nullptr) parts_.api->drain(overdue);
       rest();
     }
   }
