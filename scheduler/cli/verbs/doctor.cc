@@ -101,6 +101,17 @@ Check torch(const std::string& interpreter) {
                        : Check{"torch", '+', found, ""};
 }
 
+// Workers are forked from an interpreter that has imported torch, unless one of its imports starts CUDA.
+Check forks(const std::string& interpreter) {
+  const json found = json::parse(output_of("'" + interpreter + "' -m shoal._zygote check 2>/dev/null | tail -n 1"), nullptr, false);
+  if (!found.is_object())
+    return {"forks", '!', "not known, because the interpreter cannot import shoal and torch", "see python and torch above"};
+  const auto started = found.value("cuda", "");
+  if (started.empty()) return {"forks", '+', "workers are forked: no import of the interpreter starts CUDA", ""};
+  return {"forks", '!', "each worker starts a fresh interpreter, which takes seconds: " + started + " starts CUDA's driver (cuInit)",
+          "move what uses the GPU (torch.cuda, numba.cuda, cupy) from that import into a function"};
+}
+
 // The UCX that ranks load in this interpreter.
 Check ucx(const std::string& interpreter) {
   const std::string program = "'" + interpreter + "' -c 'from shoal._core.ucx import report; print(report())' 2>/dev/null";
@@ -182,6 +193,7 @@ int doctor(const Common& common) {
                                ucx(common.python),
                                data_network(common),
                                devices()};
+  if (runtime::CudaApi::load()) checks.push_back(forks(common.python));  // slow, as it imports torch
   for (auto& gpu : gpus(common)) checks.push_back(std::move(gpu));
   bool broken = false;
   json rows = json::array();
