@@ -49,7 +49,10 @@ json& slice_in(json& slices, const actors::MetricSample& sample) {
 // Puts one sample into its device's row. `name`: the metric's, behind kPrefix.
 void add(json& row, std::string_view name, const actors::MetricSample& sample) {
   const bool of_slice = name.starts_with(kSlicePrefix);
-  if (name == "fault") return row["faults"].push_back(label(sample, "kind"));
+  if (name == "fault") {
+    row["uuid"] = label(sample, "uuid");
+    return row["faults"].push_back(label(sample, "kind"));
+  }
   json& at = of_slice ? slice_in(row["slices"], sample) : row;
   if (!of_slice) {
     row["uuid"] = label(sample, "uuid");

@@ -41,14 +41,15 @@ void add_gpus(const std::vector<runtime::DeviceState>& gpus, std::vector<MetricF
   for (const auto& g : gpus) {
     const auto gpu = std::to_string(g.index);
     const actors::MetricSample::Labels labels = {{"gpu", gpu}, {"gpu_name", g.name}, {"uuid", g.uuid}};
-    add(used, g.memory_used, labels);
-    add(total, g.memory_total, labels);
-    busy.add(g.busy, labels);
-    add(processes, g.holders.size(), labels);
     for (const auto& fault : g.faults) {
       any_fault = true;
       faults.add(1, {{"gpu", gpu}, {"kind", fault.kind}, {"uuid", g.uuid}});
     }
+    if (g.memory_total == 0) continue;  // it cannot be read
+    add(used, g.memory_used, labels);
+    add(total, g.memory_total, labels);
+    busy.add(g.busy, labels);
+    add(processes, g.holders.size(), labels);
     for (const auto& slice : g.slices) {
       any_slice = true;
       const actors::MetricSample::Labels of_slice = {{"gpu", gpu}, {"slice_name", slice.name}, {"uuid", slice.uuid}};

@@ -69,6 +69,11 @@ TEST_F(MachineTest, GpusHaveSeriesWhereThereAreSome) {
   EXPECT_EQ(reported.at("shoal_node_gpu_slice_memory_used_bytes 0"), 3);
   EXPECT_EQ(reported.at("shoal_node_gpu_fault 1"), 1);
   EXPECT_EQ(reported.at("shoal_node_gpu_processes 1"), 2);
+  machine.gpus = std::vector<runtime::DeviceState>(1);
+  machine.gpus[0].index = 4;
+  machine.gpus[0].faults = {{"lost", "lost", "restart"}};
+  EXPECT_EQ(values(metrics_of(machine)).at("shoal_node_gpu_fault 4"), 1);
+  EXPECT_FALSE(values(metrics_of(machine)).contains("shoal_node_gpu_memory_total_bytes 4"));
 }
 
 TEST_F(MachineTest, AProcessHasPrometheusOwnNames) {
