@@ -157,7 +157,7 @@ WorkPtr NcclCommunicator::start(std::vector<CollectiveSpec> specs, const Collect
         return std::make_shared<NcclCollective>(entry_of(sequence, whole, call), std::move(specs), rank(), scratch_.get(), call,
                                                 clock_->now());
       },
-      after()));
+      after(), call.timeout));
 }
 
 WorkPtr NcclCommunicator::start_gathers(std::span<const Gather> gathers, DType dtype, Call call) {

@@ -64,8 +64,8 @@ std::optional<Error> NcclDriver::prepare(NcclOperation& operation, std::optional
   return std::nullopt;
 }
 
-Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after) {
-  SHOAL_TRY(auto turns, take_turns(parts_.timeout));
+Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout) {
+  SHOAL_TRY(auto turns, take_turns(timeout > Duration{} ? timeout : parts_.timeout));
   CollectivePtr operation;
   {
     const std::lock_guard lock(mutex_);

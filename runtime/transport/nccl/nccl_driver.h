@@ -46,7 +46,8 @@ class NcclDriver {
   // stream, at once. Returns once NCCL has put it on the stream, for which a communicator's first operation may need the other ranks'
   // calls. A failure of that, a signal too, ends the group; wait() returns it. Cancelled/Interrupted: a signal came before any call of
   // NCCL, and nothing was submitted.
-  Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after);
+  // `timeout`: of the wait for the turn; the communicator's if it is 0.
+  Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
   // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
   Result<void> wait(const NcclOperation& operation);

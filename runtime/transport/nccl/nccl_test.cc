@@ -614,6 +614,78 @@ TEST_F(NcclTest, AThreadThatWaitsForTheDeviceSeesItsOwnGroupFail) {
   nccl_.block_calls(-1);
 }
 
+// A thread waits for the device, which a stuck group has, when its own group fails. The end of that group waits for a stream.
+TEST_F(NcclTest, AGroupWhoseEndWaitsForTheDeviceLeavesItToOtherGroups) {
+  const auto stream = Device::open(cuda_.api(), 0).value()->make_stream().value();
+  std::promise<void> begun, waits, over, released;
+  std::atomic<bool> submits{false};
+  interrupted_ = [&] {  // polled by a thread that waits for its turn
+    if (submits.exchange(false)) waits.set_value();
+    return false;
+  };
+  cuda_.enqueue(stream.get(), [&] { released.get_future().wait(); });
+  std::thread ending([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          const auto first = sum(c, t);
+          if (rank == 1) {
+            waits.get_future().wait();
+            c.abort(cancelled("enough"));
+          } else {
+            begun.set_value();
+            while (nccl_.num_blocked() == 0) std::this_thread::yield();
+            submits = true;
+            EXPECT_FALSE(sum(c, t)->wait());
+          }
+          EXPECT_FALSE(first->wait());
+        },
+        [&](int rank) {
+          auto out = own_device(rank);
+          if (rank == 0) out.current_stream = [&] { return stream.get(); };
+          return out;
+        },
+        "ending");
+  });
+  begun.get_future().wait();
+  nccl_.block_calls(0);
+  std::thread stuck([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          if (rank == 1) {
+            over.get_future().wait();
+            c.abort(cancelled("enough"));
+          } else {
+            EXPECT_FALSE(sum(c, t)->wait());
+          }
+        },
+        own_device, "stuck");
+  });
+  while (nccl_.num_blocked() == 0) std::this_thread::yield();
+  nccl_.block_calls(-1);
+  while (nccl_.num_communicators() > 2) std::this_thread::yield();  // until the first group's are aborted
+  over.set_value();
+  while (nccl_.num_blocked() > 0) std::this_thread::yield();
+  run(
+      2,
+      [&](auto joined, int) {
+        auto& c = **joined;
+        const Tensor t(c, {1});
+        Call call;
+        call.timeout = 20s;
+        EXPECT_TRUE(sum(c, t, call)->wait());
+      },
+      own_device, "other");
+  released.set_value();
+  ending.join();
+  stuck.join();
+}
+
 TEST_F(NcclTest, ASignalBeforeTheFirstCallConcernsItsCallerAlone) {
   std::promise<void> over;
   std::atomic<bool> interrupted{false};
