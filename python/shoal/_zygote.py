@@ -1,8 +1,10 @@
 """A warm interpreter that forks workers. A node starts it as ``python -m shoal._zygote NODE_PID plain|torch``.
 
 Descriptor 3 is a socket of the node. The zygote has imported a worker's modules. A worker is a fresh interpreter instead if the zygote has
-threads or a CUDA context, or if the worker has other values of the variables that torch reads once. A worker is forked twice, so that it
-becomes a child of the node (a subreaper), which is notified of its death.
+threads or has started CUDA's driver, or if the worker has other values of the variables that torch reads once. A worker is forked twice, so
+that it becomes a child of the node (a subreaper), which is notified of its death.
+
+``python -m shoal._zygote check`` does the imports, and prints which of them started CUDA's driver, for ``shoal doctor``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import random
 import socket
+import subprocess
 import sys
 import traceback
 import types
@@ -20,6 +23,7 @@ import types
 from shoal import _native
 from shoal._actors.launch import interpreters_paths
 from shoal._core import stacks
+from shoal._core.cuda_start import ImportWatch, driver_started
 from shoal._core.process import end_children_with_this
 from shoal._core.variables import variable
 from shoal._printable import say
@@ -35,15 +39,21 @@ _READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def main() -> int | None:
+    if sys.argv[1] == "check":
+        with ImportWatch() as watch:
+            _import_torch()
+        print(json.dumps({"cuda": watch.found}))
+        return 0
     node, torch = int(sys.argv[1]), sys.argv[2] == "torch"
     link = socket.socket(fileno=_SOCKET)
     interpreters_paths()
     if torch:
         _import_torch()
+    started = _find_start() if driver_started() else ""
     _native.die_with(node)
     gc.collect()
     gc.freeze()  # the garbage collector does not write to present objects from now on, so that workers share their pages
-    link.send(b'{"ready": true}')
+    link.send(json.dumps({"ready": True, "cuda": started}).encode())
     while True:
         data, fds, _, _ = socket.recv_fds(link, _MAX_REQUEST, 2)
         if not data:
@@ -69,6 +79,16 @@ def main() -> int | None:
             os.close(fd)
 
 
+def _find_start() -> str:
+    """Returns the import that has started CUDA's driver here. Another interpreter finds it: a look at the driver after each import would
+    take a third of a second in every zygote."""
+    program = [sys.executable, "-m", "shoal._zygote", "check"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, KeyError):
+        found = subprocess.run(program, check=True, capture_output=True, text=True, timeout=120).stdout
+        return json.loads(found.splitlines()[-1])["cuda"] or "an import"
+    return "an import"
+
+
 def _import_torch() -> None:
     """Imports what a training's worker needs, without Shoal's modules, some of which read the worker's variables at their import."""
     import torch
@@ -84,13 +104,15 @@ def _import_torch() -> None:
 
 def _can_be_forked(env: dict[str, str]) -> bool:
     """True if a fork of this process can become the worker with the variables ``env``. To be called before the fork: a forked process
-    always has one thread, and torch does not report a CUDA context there."""
+    always has one thread, and neither torch nor the driver reports a CUDA context there."""
+    if driver_started() or not _has_one_thread():
+        return False
     torch = sys.modules.get("torch")
     if torch is None:
-        return _has_one_thread()
+        return True
     read = ((n, v) for n, v in env.items() if n.startswith(_READ_AT_IMPORT) and not n.startswith(_READ_LATER))
     other = any(os.environ.get(n) != v for n, v in read)
-    return not other and _has_one_thread() and not torch.cuda.is_initialized()
+    return not other and not torch.cuda.is_initialized()
 
 
 def _has_one_thread() -> bool:

@@ -13,6 +13,14 @@ namespace {
 const runtime::CudaApi& cuda_api() { return runtime::FakeCuda::machine().api(); }
 const runtime::NcclApi& nccl_api() { return runtime::FakeNccl::machine().api(); }
 
+// The fakes need no start. Like the driver, the library refuses to count its devices before.
+bool started = false;
+runtime::CudaStatus cu_init(unsigned flags) {
+  started = true;
+  return cuda_api().init(flags);
+}
+runtime::CudaStatus cu_device_count(int* count) { return started ? cuda_api().device_count(count) : runtime::cuda::kNotInitialized; }
+
 // The state that exists once the library is loaded.
 struct Machine {
   Machine() {
@@ -36,11 +44,11 @@ using Symbol = void (*)();
   void symbol() __attribute__((ifunc("resolve_" #symbol), visibility("default")));       \
   }
 
-EXPORT(cuInit, cuda_api().init)
+EXPORT(cuInit, cu_init)
 EXPORT(cuDriverGetVersion, cuda_api().driver_version)
 EXPORT(cuGetErrorName, cuda_api().error_name)
 EXPORT(cuGetErrorString, cuda_api().error_string)
-EXPORT(cuDeviceGetCount, cuda_api().device_count)
+EXPORT(cuDeviceGetCount, cu_device_count)
 EXPORT(cuDeviceGet, cuda_api().device_get)
 EXPORT(cuDeviceGetName, cuda_api().device_name)
 EXPORT(cuDeviceGetUuid_v2, cuda_api().device_uuid)

@@ -34,6 +34,19 @@ void FakeCuda::set_capacity(std::size_t bytes) {
   capacity_ = bytes;
 }
 
+void FakeCuda::hold_closing(bool hold) {
+  {
+    const std::lock_guard lock(mutex_);
+    hold_closing_ = hold;
+  }
+  closing_.notify_all();
+}
+
+std::size_t FakeCuda::num_closing() const {
+  const std::lock_guard lock(mutex_);
+  return num_closing_;
+}
+
 void FakeCuda::set_orders_by_words(bool orders) {
   const std::lock_guard lock(mutex_);
   orders_by_words_ = orders;

@@ -4,6 +4,7 @@
 // There is one machine per process, as the driver's functions have no other place for it.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -38,6 +39,7 @@ class FakeCuda {
   void fail_next(const std::string& function, CudaStatus status);
   void set_capacity(std::size_t bytes);   // each device's
   void set_orders_by_words(bool orders);  // the devices', which are opened from now on
+  void hold_closing(bool hold);           // the closing of another process's memory is stuck until hold_closing(false)
   // A kernel with the sizes of its arguments. `run` gets the address of each, and the number of threads in all.
   using Kernel = std::function<void(void* const* arguments, std::size_t num_threads)>;
   void add_kernel(const std::string& name, std::vector<std::size_t> argument_bytes, Kernel run);
@@ -49,6 +51,7 @@ class FakeCuda {
   std::size_t num_streams() const;
   std::size_t num_events() const;
   std::size_t num_registered() const;  // pieces of the host's memory
+  std::size_t num_closing() const;     // threads in hold_closing()
 
   // ---- for other fakes ----
 
@@ -80,7 +83,9 @@ class FakeCuda {
   mutable std::mutex mutex_;
   int host_counts_ = 0;
   std::size_t capacity_ = std::size_t{1} << 30;
-  bool orders_by_words_ = true;
+  bool orders_by_words_ = true, hold_closing_ = false;
+  std::size_t num_closing_ = 0;
+  std::condition_variable closing_;
   std::map<void*, std::size_t> registered_;  // bytes of the host's memory
   std::map<std::string, CudaStatus> failures_;
   std::map<std::string, KernelEntry> kernels_;

@@ -323,7 +323,10 @@ struct FakeMemory {
     return machine().allocations_.count(*address) > 0 ? cuda::kSuccess : cuda::kInvalidValue;
   }
   static CudaStatus ipc_memory_close(CudaAddress address) {
-    const std::lock_guard lock(machine().mutex_);
+    std::unique_lock lock(machine().mutex_);
+    ++machine().num_closing_;
+    machine().closing_.wait(lock, [] { return !machine().hold_closing_; });
+    --machine().num_closing_;
     if (machine().allocations_.count(address) == 0) machine().violations_.push_back("memory freed while another process has it open");
     return cuda::kSuccess;
   }

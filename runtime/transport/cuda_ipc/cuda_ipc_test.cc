@@ -181,6 +181,41 @@ TEST_F(CudaIpcTest, StreamsGoOnOnceARankTheyWaitForHasDied) {
   EXPECT_TRUE(device_->synchronize(streams_[1].get()));
 }
 
+TEST_F(CudaIpcTest, AStreamOfAFailedGroupGoesOnThoughTheRankItWaitsForLives) {
+  join(2);
+  std::promise<void> release;
+  std::vector<float> in(4, 1), out0(4), out1(4);
+  machine_.enqueue(streams_[1].get(), [&] { release.get_future().wait(); });
+  ranks_[0]->begin({operation(Kind::kBroadcast, 0, in, out0, 4, 1)});
+  ranks_[1]->begin({operation(Kind::kBroadcast, 1, in, out1, 4, 1)});
+  for (int i = 0; i < 3; ++i) {
+    for (auto& rank : ranks_) (void)rank->advance();
+  }
+  ranks_[0]->end();
+  EXPECT_FALSE(ranks_[0]->try_close());
+  (void)ranks_[0]->try_close(true);
+  EXPECT_TRUE(device_->synchronize(streams_[0].get()));
+  EXPECT_EQ(ranks_[1]->advance().error().reason(), "ActorDied");
+  release.set_value();
+  EXPECT_TRUE(device_->synchronize(streams_[1].get()));
+}
+
+TEST_F(CudaIpcTest, ARankWhoseStreamHasNoKnownEndKeepsTheOthersMemory) {
+  join(2);
+  std::vector<float> in(4, 1), out0(8), out1(8);
+  ranks_[0]->begin({operation(Kind::kAllGather, 0, in, out0, 4)});
+  ranks_[1]->begin({operation(Kind::kAllGather, 1, in, out1, 4)});
+  finish();
+  machine_.fail_next("record", cuda::kOutOfMemory);
+  ranks_[0]->end();
+  ranks_[1]->end();
+  EXPECT_TRUE(device_->synchronize(streams_[1].get()));
+  EXPECT_FALSE(ranks_[0]->try_close());
+  EXPECT_FALSE(ranks_[1]->try_close());
+  EXPECT_FALSE(ranks_[0]->try_close());
+  ranks_.clear();  // as the process ends
+}
+
 TEST_F(CudaIpcTest, DevicesWhoseStreamsWriteNoWordsUseEvents) {
   for (const auto* const lacks : {"the device", "the registration"}) {
     SCOPED_TRACE(lacks);
@@ -215,14 +250,74 @@ TEST_F(CudaIpcTest, DevicesWhoseStreamsWriteNoWordsUseEvents) {
   }
 }
 
+// The process's table, whose options the first call decides on.
+std::atomic<bool> dead{false};  // rank 1
+const NcclApi& table() {
+  add_device_kernels();
+  return cuda_ipc_api(FakeCuda::machine().api(),
+                      {.chunk_bytes = 1024, .message_bytes = 256, .kernels = "fake", .has_ended = [](int rank, std::int32_t) {
+                         return rank == 1 && dead;
+                       }});
+}
+
+TEST(CudaIpcGroup, AGroupWhoseMemoryIsSlowToCloseHoldsUpNoOther) {
+  auto& machine = FakeCuda::machine();
+  const auto& api = table();
+  const auto device = Device::open(machine.api(), 0).value();
+  const Device::Current current(*device);
+  const FakeCuda::HostMemoryCounts host_memory_counts;
+  std::array<NcclComm, 2> slow{}, other{};
+  for (auto* const comms : {&slow, &other}) {
+    NcclUniqueId id;
+    ASSERT_EQ(api.get_unique_id(&id), nccl::kSuccess);
+    for (int r = 0; r < 2; ++r) ASSERT_EQ(api.comm_init(&(*comms)[static_cast<std::size_t>(r)], 2, id, r, nullptr), nccl::kInProgress);
+  }
+  const auto advance = [&](NcclComm comm) {
+    auto status = nccl::kInProgress;
+    EXPECT_EQ(api.comm_async_error(comm, &status), nccl::kSuccess);
+    return status;
+  };
+  std::array<float, 2> in{1, 2};
+  std::array<float, 4> all{};
+  const std::array<Stream, 2> streams{device->make_stream().value(), device->make_stream().value()};
+  for (const auto comm : slow) EXPECT_EQ(advance(comm), nccl::kSuccess);
+  EXPECT_EQ(api.all_gather(in.data(), all.data(), 1, nccl::kFloat32, slow[0], streams[0].get()), nccl::kInProgress);
+  EXPECT_EQ(api.all_gather(in.data() + 1, all.data() + 2, 1, nccl::kFloat32, slow[1], streams[1].get()), nccl::kInProgress);
+  for (int i = 0; i < 4; ++i) {
+    for (const auto comm : slow) (void)advance(comm);
+  }
+  for (const auto& stream : streams) EXPECT_TRUE(device->synchronize(stream.get()));
+  EXPECT_EQ(all, (std::array<float, 4>{1, 2, 1, 2}));
+
+  machine.hold_closing(true);
+  std::atomic<bool> over{false};
+  std::thread closing([&] {
+    EXPECT_EQ(api.comm_abort(slow[0]), nccl::kSuccess);
+    while (!over) (void)sweep_cuda_ipc();  // the first one after the stream's end gets stuck
+  });
+  while (machine.num_closing() == 0) std::this_thread::yield();
+  auto others = std::async(std::launch::async, [&] {
+    const Device::Current here(*device);
+    for (const auto comm : other) EXPECT_EQ(advance(comm), nccl::kSuccess);
+    for (const auto comm : other) EXPECT_EQ(api.comm_abort(comm), nccl::kSuccess);
+    NcclUniqueId id;
+    EXPECT_EQ(api.get_unique_id(&id), nccl::kSuccess);
+  });
+  EXPECT_EQ(others.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  over = true;
+  machine.hold_closing(false);
+  closing.join();
+  others.wait();
+  EXPECT_EQ(api.comm_abort(slow[1]), nccl::kSuccess);
+  EXPECT_TRUE(device->synchronize(streams[1].get()));
+  EXPECT_EQ(sweep_cuda_ipc(), 0u);
+  for (const auto& violation : machine.take_violations()) ADD_FAILURE() << violation;
+}
+
 // A group of three ranks as a program sees it. Rank 1 dies while its part of a broadcast is on its stream.
 TEST(CudaIpcGroup, ADeathInTheMiddleOfAStepEndsTheSurvivorsStreamsAndIsNamed) {
-  static std::atomic<bool> dead{false};
   auto& machine = FakeCuda::machine();
-  add_device_kernels();
-  (void)cuda_ipc_api(machine.api(), {.chunk_bytes = 1024, .message_bytes = 256, .kernels = "fake", .has_ended = [](int rank, std::int32_t) {
-                                       return rank == 1 && dead;
-                                     }});
+  (void)table();
   Loop loop;
   const std::shared_ptr<Clock> clock = make_real_clock(loop);
   TestHost host;
@@ -270,6 +365,7 @@ TEST(CudaIpcGroup, ADeathInTheMiddleOfAStepEndsTheSurvivorsStreamsAndIsNamed) {
   }
   for (auto& rank : ranks) rank.join();
   EXPECT_EQ(sweep_cuda_ipc(), 0u);
+  dead = false;
   for (const auto& violation : machine.take_violations()) ADD_FAILURE() << violation;
 }
 

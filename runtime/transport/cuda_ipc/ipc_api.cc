@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -26,7 +27,11 @@ struct Machine {
   IpcComm::Options options;
   std::mutex mutex;
   std::map<NcclComm, std::shared_ptr<Comm>> comms;
-  std::vector<std::shared_ptr<Comm>> ended;  // another rank may still read their memory
+  // Another rank may still read their memory. A thread takes out those that it looks at, which are counted.
+  struct {
+    std::deque<std::shared_ptr<Comm>> comms;
+    std::size_t num_swept = 0;
+  } ended;
 };
 Machine& machine() {
   static auto* const machine = new Machine;  // never destroyed: the driver ends before this process's objects do
@@ -124,8 +129,11 @@ NcclStatus end(NcclComm handle) {
     if (found == machine().comms.end()) return nccl::kInvalidArgument;
     comm = std::move(found->second);
     machine().comms.erase(found);
-    comm->ranks->end();
-    machine().ended.push_back(std::move(comm));
+  }
+  comm->ranks->end();
+  {
+    const std::lock_guard lock(machine().mutex);
+    machine().ended.comms.push_back(std::move(comm));
   }
   (void)sweep_cuda_ipc();
   return nccl::kSuccess;
@@ -195,15 +203,24 @@ NcclStatus receive(void* o, std::size_t count, NcclType type, int from, NcclComm
 
 }  // namespace
 
-std::size_t sweep_cuda_ipc() {
-  const std::lock_guard lock(machine().mutex);
-  auto& ended = machine().ended;
-  // Again while some have gone: the last rank of this process to close its memory lets the others go.
-  for (std::size_t before = ended.size() + 1; ended.size() < before;) {
-    before = ended.size();
-    ended.erase(std::remove_if(ended.begin(), ended.end(), [](const auto& comm) { return comm->ranks->try_close(); }), ended.end());
+// The driver may take long to close memory. Meanwhile other groups go on, and other threads look at the other communicators.
+std::size_t sweep_cuda_ipc(bool overdue) {
+  auto& [ended, num_swept] = machine().ended;
+  std::unique_lock lock(machine().mutex);
+  // A whole round again after each that has gone: the last rank of this process to close its memory lets the others go.
+  for (std::size_t left = ended.size(); left > 0 && !ended.empty();) {
+    auto comm = std::move(ended.front());
+    ended.pop_front();
+    ++num_swept;
+    lock.unlock();
+    const bool closed = comm->ranks->try_close(overdue);
+    if (closed) comm.reset();
+    lock.lock();
+    --num_swept;
+    if (comm != nullptr) ended.push_back(std::move(comm));
+    left = closed ? ended.size() : left - 1;
   }
-  return ended.size();
+  return ended.size() + num_swept;
 }
 
 const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options) {
@@ -219,7 +236,7 @@ const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options
                              .name = "cuda_ipc",
                              .shares_devices = true,
                              .issues_in_polls = true,
-                             .drain = [] { (void)sweep_cuda_ipc(); },
+                             .drain = [](bool overdue) { (void)sweep_cuda_ipc(overdue); },
                              .get_version = get_version,
                              .error_string = error_string,
                              .last_error = last_error,

@@ -10,7 +10,7 @@ namespace shoal::runtime {
 const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options);
 
 // Frees the memory that ended communicators have kept because another rank might still use it. Returns the number of communicators that are
-// left.
-std::size_t sweep_cuda_ipc();
+// left. `overdue`: as in IpcComm::try_close.
+std::size_t sweep_cuda_ipc(bool overdue = false);
 
 }  // namespace shoal::runtime

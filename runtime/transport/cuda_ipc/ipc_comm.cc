@@ -73,6 +73,7 @@ Result<void> IpcComm::introduce() {
     own().words = registered ? 1 : 0;
     if (registered) registered_ = *std::move(registered);
   }
+  SHOAL_TRY(end_, device_->make_event());  // now, as an end may come when the device is short of everything
   own().pid = getpid();
   own().stage = IpcSegment::Stage::kJoined;
   return {};
@@ -98,10 +99,8 @@ void IpcComm::end() {
   collectives_.clear();
   messages_.clear();
   if (!met_) IpcSegment::forget(name_);
-  release_ended();
-  if (stream_ == nullptr || end_) return;
-  auto event = device_->make_event();
-  if (event && device_->record(*event, stream_)) end_ = *std::move(event);
+  release(Released::kEnded);
+  if (stream_ != nullptr && end_state_ == End::kNone) end_state_ = device_->record(end_, stream_) ? End::kRecorded : End::kUnknown;
 }
 
 bool IpcComm::has_ended(int rank) const {
@@ -109,10 +108,10 @@ bool IpcComm::has_ended(int rank) const {
   return options_.has_ended ? options_.has_ended(rank, pid) : process_has_ended(pid);
 }
 
-void IpcComm::release_ended() {
+void IpcComm::release(Released which) {
   if (!by_words_) return;
   for (int r = 0; r < num_ranks(); ++r) {
-    if (r == rank_ || !has_ended(r)) continue;
+    if (r == rank_ || (which == Released::kEnded && !has_ended(r))) continue;
     // No stream waits for more than the records. A rank whose stream has passed all of them has ended in order.
     if (segment_->ranks[r].passed.load(std::memory_order_acquire) >= segment_->ranks[r].records.load(std::memory_order_acquire)) continue;
     segment_->ranks[r].released.store(1, std::memory_order_release);  // before another rank's stream passes
@@ -120,11 +119,16 @@ void IpcComm::release_ended() {
   }
 }
 
-bool IpcComm::try_close() {
-  if (end_) {
-    release_ended();  // again, since work of the ended process may have written its word after the release
-    const auto passed = device_->passed(*end_);
-    if (passed && !*passed) return false;
+bool IpcComm::try_close(bool overdue) {
+  // The stream's end is not known. So the other ranks keep their memory until this process ends.
+  if (end_state_ == End::kUnknown) return false;
+  if (end_state_ == End::kRecorded) {
+    const auto passed = device_->passed(end_);
+    if (passed && !*passed) {
+      // Again each time, since work of another rank may have written its word after the release.
+      release(overdue ? Released::kAll : Released::kEnded);
+      return false;
+    }
   }
   for (int r = 0; r < num_ranks(); ++r) {
     if (r == rank_) continue;
@@ -155,7 +159,7 @@ Result<bool> IpcComm::advance() {
   if (!met_) return meet();
   for (int r = 0; r < num_ranks(); ++r) {
     if (segment_->ranks[r].released.load(std::memory_order_acquire) != 0)
-      return fail(unavailable(fmt::format("rank {} has died, and its data are missing", r)).with_reason("ActorDied"));
+      return fail(unavailable(fmt::format("rank {} has died or stood still, and its data are missing", r)).with_reason("ActorDied"));
   }
   for (bool moved = true; moved;) {
     SHOAL_TRY(moved, advance_collective());

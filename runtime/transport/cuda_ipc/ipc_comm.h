@@ -39,9 +39,10 @@ class IpcComm {
   // Drops all steps that are not on the stream yet. The memory is kept until try_close(). Steps on the stream no longer wait for ranks
   // whose processes have ended, and have undefined results then.
   void end();
-  // Releases this rank's stream from ranks that have ended meanwhile. Closes this rank and returns true once no work on any device can use
-  // its memory, which may then be freed. Call it after end().
-  bool try_close();
+  // Releases this rank's stream from ranks that have ended meanwhile, and if `overdue` from all ranks: the group has failed, and a rank
+  // that lives does not go on. Closes this rank and returns true once no work on any device can use its memory, which may then be freed.
+  // Call it after end().
+  bool try_close(bool overdue = false);
 
  private:
   using Rank = IpcSegment::Rank;
@@ -68,7 +69,9 @@ class IpcComm {
   Result<bool> meet();
   Rank& own() { return segment_->ranks[rank_]; }
   bool has_ended(int rank) const;
-  void release_ended();
+  enum class End { kNone, kRecorded, kUnknown };  // the last one: the driver has refused to record the event
+  enum class Released { kEnded, kAll };
+  void release(Released which);
 
   // ---- collectives ----
   Result<bool> advance_collective();
@@ -106,7 +109,8 @@ class IpcComm {
   std::deque<Run> collectives_;
   std::map<std::pair<int, IpcOperation::Kind>, std::deque<Run>> messages_;
   std::uint64_t steps_ = 0;
-  std::optional<Event> end_;  // behind all that this rank has put on the stream
+  Event end_;  // behind all that this rank has put on the stream
+  End end_state_ = End::kNone;
 };
 
 }  // namespace shoal::runtime

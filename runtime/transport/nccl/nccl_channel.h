@@ -1,12 +1,14 @@
 // One NCCL communicator with the stream that its operations run on.
 //
 // The thread that issues an operation and the thread that watches the group both call it: each call of NCCL is made under a mutex, so that
-// an abort ends a communicator between two calls.
+// an abort ends a communicator between two calls. But it waits for another thread's call for a moment only: that thread may be stuck until
+// the abort has emptied the stream.
 //
-// No call blocks: the communicator is made with blocking=0, and ready() asks NCCL for its progress. NCCL has no time limit for connecting,
-// so the owner watches the clock and aborts.
+// No call should block: the communicator is made with blocking=0, and ready() asks NCCL for its progress. NCCL has no time limit for
+// connecting, so the owner watches the clock and aborts.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,7 +29,8 @@ class NcclChannel {
   // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only.
   Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank);
   bool connected() const;
-  // False while NCCL still works on the calls that were begun last. Unavailable/Closed after abort().
+  // False while NCCL still works on the calls that were begun last, and while another thread is in a call. Unavailable/Closed after
+  // abort().
   Result<bool> ready();
   // Makes the calls in one group. Call it when ready() is true; then ready() is false until NCCL has put the calls on the stream.
   Result<void> issue(const std::function<NcclStatus(NcclComm comm, CudaStream stream)>& calls, std::string_view what);
@@ -37,7 +40,8 @@ class NcclChannel {
   // Ends the communicator in order: waits for NCCL by calls of pause(). Once pause() returns false, it aborts the communicator. No other
   // thread uses the channel any more.
   void close(const std::function<bool()>& pause);
-  // Ends it at once. Work on the stream then ends without its effect.
+  // Ends it at once. Work on the stream then ends without its effect. Another thread may be in issue(), which then returns
+  // Unavailable/Closed.
   void abort();
 
  private:
@@ -45,13 +49,17 @@ class NcclChannel {
   class Comm {
    public:
     Comm() = default;
-    Comm(Comm&& other) noexcept : comm_(std::exchange(other.comm_, nullptr)) {}
+    Comm(Comm&& other) noexcept : comm_(other.release()), aborted_(other.aborted_.load()) {}
     NcclComm get() const { return comm_; }
-    NcclComm* address() { return &comm_; }
-    NcclComm release() { return std::exchange(comm_, nullptr); }
+    void set(NcclComm comm) { comm_ = comm; }
+    NcclComm release() { return comm_.exchange(nullptr); }
+    bool aborted() const { return aborted_; }
+    // Before the abort: a call of another thread that ends with it sees why.
+    void set_aborted() { aborted_ = true; }
 
    private:
-    NcclComm comm_ = nullptr;
+    std::atomic<NcclComm> comm_{nullptr};
+    std::atomic<bool> aborted_{false};
   };
 
   NcclChannel(const NcclApi& api, std::shared_ptr<const Device> device, Stream stream)
@@ -62,7 +70,7 @@ class NcclChannel {
   std::shared_ptr<const Device> device_;
   Stream stream_;
   Comm comm_;
-  bool in_progress_ = false, aborted_ = false;
+  bool in_progress_ = false;
 };
 
 }  // namespace shoal::runtime

@@ -107,7 +107,7 @@ std::optional<Error> NcclCommunicator::unusable(std::string_view what) const {
 Result<std::shared_ptr<Communicator>> NcclCommunicator::reform() {
   if (left_) return fail(unavailable("this communicator was left").with_reason("Closed"));
   abort(unavailable(fmt::format("rank {} forms the group again, without the ranks that are lost", rank())).with_reason("Reformed"));
-  driver_->wait_until_closed();
+  SHOAL_OK(driver_->wait_until_closed());
   SHOAL_TRY(auto control, control_->reform());
   left_ = true;  // the control communicator has a next generation
   CommunicatorRequest request = request_;
@@ -129,7 +129,8 @@ std::optional<CudaStream> NcclCommunicator::after() const {
 
 WorkPtr NcclCommunicator::work_of(Result<NcclDriver::OperationPtr> operation) {
   if (!operation) {
-    abort(operation.error());  // the other ranks wait for this one's part
+    // The other ranks wait for this one's part. But a signal concerns this rank's caller alone, who may make the call again.
+    if (operation.error().reason() != "Interrupted") abort(Error(operation.error()).in(fmt::format("rank {}", rank())));
     return failed_work(std::move(operation).error());
   }
   return std::make_shared<NcclWork>(shared_from_this(), *std::move(operation));
@@ -156,7 +157,7 @@ WorkPtr NcclCommunicator::start(std::vector<CollectiveSpec> specs, const Collect
         return std::make_shared<NcclCollective>(entry_of(sequence, whole, call), std::move(specs), rank(), scratch_.get(), call,
                                                 clock_->now());
       },
-      after()));
+      after(), call.timeout));
 }
 
 WorkPtr NcclCommunicator::start_gathers(std::span<const Gather> gathers, DType dtype, Call call) {

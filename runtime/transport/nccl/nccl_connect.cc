@@ -62,8 +62,13 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
   const auto until = clock.now() + limits.timeout;
   auto signals_at = clock.now();
   const auto give_up = [&](Error error) {
-    control.abort(error);
-    return fail(control.failed().value_or(std::move(error)));
+    if (error.reason() != "Interrupted") {
+      control.abort(error);
+      return fail(control.failed().value_or(std::move(error)));
+    }
+    control.abort(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL connected the ranks", control.rank()))
+                      .with_reason("RankInterrupted"));
+    return fail(std::move(error));
   };
   auto all = introduce(api, *device, control, limits.timeout);
   if (!all) return give_up(std::move(all).error());

@@ -17,7 +17,11 @@ constexpr auto kLook = 25ms;                           // between two looks at t
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
 constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
+constexpr auto kLeaving = 1s;                          // for a thread that issues to see a failure; then it is stuck in the library
 constexpr auto kClosing = 1s, kDraining = 5s;
+// So many looks at a call come before NCCL is taken to connect ranks for it: some milliseconds. A call that needs no other rank is on its
+// stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
+constexpr int kConnectingLooks = 32;
 
 }  // namespace
 
@@ -60,61 +64,70 @@ std::optional<Error> NcclDriver::prepare(NcclOperation& operation, std::optional
   return std::nullopt;
 }
 
-Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after) {
-  SHOAL_TRY(const auto turn, take_turn(parts_.timeout));
-  const std::lock_guard issuing(issuing_);
+Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout) {
+  SHOAL_TRY(auto turns, take_turns(timeout > Duration{} ? timeout : parts_.timeout));
   CollectivePtr operation;
   {
     const std::lock_guard lock(mutex_);
     operation = make(sequence_ + 1);
-    operation->by_caller = turn.has_value();
+    operation->by_caller = turns.device.has_value();
     if (auto error = prepare(*operation, after)) return fail(*std::move(error));
     ++sequence_;
     new_collectives_.push_back(operation);
   }
   submitted_.notify_all();  // the ranks' calls are compared meanwhile
-  if (operation->by_caller) issue(*operation, channel_);
+  if (operation->by_caller) issue(*operation, channel_, turns);
   return operation;
 }
 
 Result<NcclDriver::OperationPtr> NcclDriver::submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after) {
-  SHOAL_TRY(const auto turn, take_turn(timeout_of(*message)));
-  const std::lock_guard issuing(issuing_);
+  SHOAL_TRY(auto turns, take_turns(timeout_of(*message)));
   NcclChannel* channel = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (auto error = prepare(*message, after)) return fail(*std::move(error));
     auto* const lane = find_lane(*message);
-    if (turn && lane != nullptr && lane->open) channel = lane->channel();
+    if (turns.device && lane != nullptr && lane->open) channel = lane->channel();
     message->by_caller = channel != nullptr;
     new_messages_.push_back(message);
   }
   submitted_.notify_all();
-  if (channel != nullptr) issue(*message, *channel);
+  if (channel != nullptr) issue(*message, *channel, turns);
   return message;
 }
 
-Result<std::optional<NcclIssueOrder::Turn>> NcclDriver::take_turn(Duration timeout) {
-  if (parts_.api->issues_in_polls) return std::nullopt;
-  SHOAL_TRY(auto turn, order_->take({parts_.clock.get(), timeout, parts_.interrupted}));
-  return std::optional(std::move(turn));
+Result<NcclDriver::Turns> NcclDriver::take_turns(Duration timeout) {
+  const NcclIssueOrder::Limits limits{parts_.clock.get(), timeout, parts_.interrupted, [this] { return parts_.control->failed(); }};
+  SHOAL_TRY(auto group, issuing_.take(limits));
+  if (auto cause = parts_.control->failed()) return fail(*std::move(cause));
+  if (parts_.api->issues_in_polls) return Turns{std::move(group), std::nullopt};
+  SHOAL_TRY(auto device, order_->take(limits));
+  return Turns{std::move(group), std::move(device)};
 }
 
-void NcclDriver::issue(NcclOperation& operation, NcclChannel& channel) {
+void NcclDriver::issue(NcclOperation& operation, NcclChannel& channel, Turns& turns) {
   // The watching thread ends the operation with the group's cause.
-  if (auto put = put_on_stream(operation, channel); !put) parts_.control->abort(put.error());
+  if (auto put = put_on_stream(operation, channel, turns); !put) parts_.control->abort(put.error());
   submitted_.notify_all();
 }
 
-Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& channel) {
+Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& channel, Turns& turns) {
+  using Stage = NcclOperation::Stage;
   auto signals_at = parts_.clock->now() + kSignals;
   Duration pause = kShortest;
-  while (true) {
+  for (int looks = 0;; ++looks) {
     SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
-    if (operation.stage() >= NcclOperation::Stage::kOnStream) break;  // the watching thread may already have seen it pass
+    if (operation.stage() >= Stage::kOnStream) break;  // the watching thread may already have seen it pass
     if (moved) continue;
     if (parts_.control->failed()) return {};
-    SHOAL_OK(signals(signals_at));
+    if (looks >= kConnectingLooks && operation.stage() == Stage::kBegun) turns.device.reset();
+    if (!signals(signals_at)) {
+      // The buffers are in use, and the caller drops the operation. So the group ends, on the other ranks with a cause that is not theirs.
+      return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
+                                        parts_.control->rank(), operation.what()))
+                      .with_reason("RankInterrupted")
+                      .with_hint("the ranks can form the group again; NCCL connects the devices with a group's first operation"));
+    }
     const auto waited = parts_.clock->now() - operation.began();
     if (waited > timeout_of(operation)) {
       return fail(deadline_exceeded(fmt::format("rank {} waited {} ms for the other ranks' part in {}", parts_.control->rank(),
@@ -181,11 +194,17 @@ Result<void> NcclDriver::order_after(const NcclOperation& operation, CudaStream 
   return operation.done() ? Result<void>() : parts_.device->wait(stream, operation.end);
 }
 
-void NcclDriver::wait_until_closed() {
+Result<void> NcclDriver::wait_until_closed() {
   std::unique_lock lock(mutex_);
+  auto signals_at = parts_.clock->now() + kSignals;
   nudged_ = true;
   submitted_.notify_all();
-  changed_.wait(lock, [&] { return closed_; });
+  while (!changed_.wait_for(lock, kSignals, [&] { return closed_; })) {
+    lock.unlock();
+    SHOAL_OK(signals(signals_at));
+    lock.lock();
+  }
+  return {};
 }
 
 // ---- the thread --------------------------------------------------------------------------------------------------------------------
@@ -326,10 +345,10 @@ Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
   return moved;
 }
 
-void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error) {
+void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error, Events events) {
   const std::lock_guard lock(mutex_);
   for (auto* const event : {&operation.ready, &operation.end}) {
-    if (*event) events_.push_back(std::move(*event));
+    if (*event && events == Events::kReuse) events_.push_back(std::move(*event));
   }
   operation.error = std::move(error);
   operation.set_done();
@@ -411,8 +430,8 @@ bool NcclDriver::complete_begun() {
 }
 
 void NcclDriver::close(const Error& cause) {
-  // A thread that issues leaves as soon as it sees the failure.
-  const std::lock_guard issuing(issuing_);
+  // A thread that issues leaves as soon as it sees the failure. Where the library keeps it, only the abort can end its call.
+  const auto turn = issuing_.take({parts_.clock.get(), kLeaving});
   if (!closed_) {
     // The agreement that is under way ends at once, since its communicator has failed. It may have come before the failure.
     while (agreement_.busy() && agreement_.settle()) {
@@ -422,18 +441,22 @@ void NcclDriver::close(const Error& cause) {
     while (complete_begun() && parts_.clock->now() < until) rest();
     abort_channels();
   }
-  const auto error = [&](const NcclOperation& operation) { return Error(cause).in(operation.what()); };
-  for (const auto& operation : collectives_) finish(*operation, error(*operation));
-  collectives_.clear();
-  for (auto& [key, lane] : lanes_) {
-    while (lane.head() != nullptr) {
-      const auto message = lane.take();
-      finish(*message, error(*message));
-    }
-  }
+  end_all(cause, !turn.has_value());
   const std::lock_guard lock(mutex_);
   closed_ = true;
   changed_.notify_all();
+}
+
+void NcclDriver::end_all(const Error& cause, bool issuing) {
+  const auto end = [&](NcclOperation& operation) {
+    const bool in_use = issuing && operation.by_caller && operation.stage() < NcclOperation::Stage::kOnStream;
+    finish(operation, Error(cause).in(operation.what()), in_use ? Events::kInUse : Events::kReuse);
+  };
+  for (const auto& operation : collectives_) end(*operation);
+  collectives_.clear();
+  for (auto& [key, lane] : lanes_) {
+    while (lane.head() != nullptr) end(*lane.take());
+  }
 }
 
 void NcclDriver::abort_channels() {
@@ -442,14 +465,19 @@ void NcclDriver::abort_channels() {
     if (lane.channel() != nullptr) channels.push_back(lane.channel());
   }
   for (auto* const channel : channels) channel->abort();
-  // The device may still read and write the buffers until its streams have passed the aborted work.
+  // The device may still read and write the buffers until its streams have passed the aborted work. So no operation ends before.
   const auto until = parts_.clock->now() + kDraining;
+  const auto stopping = [&] {
+    const std::lock_guard lock(mutex_);
+    return stopping_;
+  };
   for (auto* const channel : channels) {
     auto end = parts_.device->make_event();
     if (!end || !parts_.device->record(*end, channel->stream())) continue;
-    for (auto passed = parts_.device->passed(*end); passed && !*passed && parts_.clock->now() < until;
-         passed = parts_.device->passed(*end)) {
-      if (parts_.api->drain != nullptr) parts_.api->drain();
+    for (auto passed = parts_.device->passed(*end); passed && !*passed; passed = parts_.device->passed(*end)) {
+      const bool overdue = parts_.clock->now() >= until;
+      if (overdue && stopping()) return;
+      if (parts_.api->drain != nullptr) parts_.api->drain(overdue);
       rest();
     }
   }

@@ -44,16 +44,18 @@ class NcclDriver {
 
   // Submits the operation that `make` makes from its number. The operation begins once the stream `after` has come to this call; without a
   // stream, at once. Returns once NCCL has put it on the stream, for which a communicator's first operation may need the other ranks'
-  // calls. A failure of that, a signal too, ends the group; wait() returns it.
-  Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after);
+  // calls. A failure of that, a signal too, ends the group; wait() returns it. Cancelled/Interrupted: a signal came before any call of
+  // NCCL, and nothing was submitted.
+  // `timeout`: of the wait for the turn; the communicator's if it is 0.
+  Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
   // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
   Result<void> wait(const NcclOperation& operation);
   // Makes `stream` wait for an operation, and returns once the operation is on its way. The wait for that ends with a signal, and by itself
   // a moment after the operation's time limit, with DeadlineExceeded/Late: also if the watching thread is stuck in the library.
   Result<void> order_after(const NcclOperation& operation, CudaStream stream);
-  // Returns once no operation of a failed group is under way.
-  void wait_until_closed();
+  // Returns once no operation of a failed group is under way. Cancelled/Interrupted after a signal.
+  Result<void> wait_until_closed();
 
  private:
   using CollectivePtr = std::shared_ptr<NcclCollective>;
@@ -62,11 +64,15 @@ class NcclDriver {
   // With the mutex: gives an operation its events, and records that `after` has come to it.
   std::optional<Error> prepare(NcclOperation& operation, std::optional<CudaStream> after);
   Result<Event> take_event();
-  // The device's turn; nothing for a transport whose polls issue.
-  Result<std::optional<NcclIssueOrder::Turn>> take_turn(Duration timeout);
-  // Puts an operation on its stream. The caller has the device's turn and issuing_.
-  void issue(NcclOperation& operation, NcclChannel& channel);
-  Result<void> put_on_stream(NcclOperation& operation, NcclChannel& channel);
+  // The turns of a thread that submits: this group's, then the device's, which no thread has while it waits for the group's.
+  struct Turns {
+    NcclIssueOrder::Turn group;
+    std::optional<NcclIssueOrder::Turn> device;  // nothing for a transport whose polls issue
+  };
+  Result<Turns> take_turns(Duration timeout);
+  // Puts an operation on its stream. Gives the device's turn back if NCCL connects ranks for it.
+  void issue(NcclOperation& operation, NcclChannel& channel, Turns& turns);
+  Result<void> put_on_stream(NcclOperation& operation, NcclChannel& channel, Turns& turns);
   Result<void> signals(TimePoint& at) const;
   void mark_on_stream(NcclOperation& operation);
 
@@ -85,14 +91,18 @@ class NcclDriver {
   Result<void> check_operation(NcclOperation& operation, const std::vector<int>& lost, int other, TimePoint now) const;
   // After a failure: completes what all ranks have begun, aborts the rest, and ends each operation with the cause.
   void close(const Error& cause);
+  // `issuing`: a thread that issues may still be in the library, and so use the events of what it issues.
+  void end_all(const Error& cause, bool issuing);
   bool complete_begun();
+  // Aborts, and waits until the device uses no buffer of an operation any more; for a moment only once the driver is being destroyed.
   void abort_channels();
   bool idle() const;
   void rest();  // for a moment
   // With the mutex.
   NcclMessageLane* find_lane(const NcclMessage& message);
   NcclMessageLane& lane_of(const NcclMessage& message);
-  void finish(NcclOperation& operation, std::optional<Error> error);
+  enum class Events { kReuse, kInUse };
+  void finish(NcclOperation& operation, std::optional<Error> error, Events events = Events::kReuse);
   Duration timeout_of(const NcclOperation& operation) const;
 
   const Parts parts_;
@@ -100,8 +110,8 @@ class NcclDriver {
   NcclChannel channel_;
   NcclAgreement agreement_;
 
-  // Held while a program's thread issues, taken after the device's turn. The end of a failed group takes it, so that no thread issues then.
-  std::mutex issuing_;
+  // A thread has this turn while it issues to this group. The end of a failed group takes it, so that no thread issues then.
+  NcclIssueOrder issuing_;
   std::mutex mutex_;
   std::condition_variable submitted_, changed_, rested_;
   // Guarded by mutex_.

@@ -9,7 +9,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kTurnSignals = std::chrono::milliseconds(50);  // between two looks at signals
+constexpr auto kTurnSignals = std::chrono::milliseconds(50);  // between two looks at signals and the group's failure
 
 }  // namespace
 
@@ -31,6 +31,7 @@ Result<NcclIssueOrder::Turn> NcclIssueOrder::take(const Limits& limits) {
     free_.wait_for(lock, kTurnSignals);
     if (!taken_) break;
     lock.unlock();
+    if (auto cause = limits.failed ? limits.failed() : std::nullopt) return fail(*std::move(cause));
     if (limits.interrupted && limits.interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto waited = limits.clock->now() - began;
     if (waited > limits.timeout) {

@@ -1,7 +1,8 @@
 // The order in which a process puts NCCL's work on a device: one thread at a time, for all communicators of the device.
 //
 // NCCL hangs if calls to communicators of one device run in parallel, or in another order on another rank. So a thread keeps its turn until
-// NCCL has put its calls on the stream. The order of issue is then the program's, also among groups.
+// NCCL has put its calls on the stream. The order of issue is then the program's, also among groups. A thread gives its turn back early
+// where NCCL connects ranks first, since this needs the other ranks' calls: theirs may come behind the calls of other threads.
 #pragma once
 
 #include <condition_variable>
@@ -39,10 +40,11 @@ class NcclIssueOrder {
   struct Limits {
     const Clock* clock = nullptr;
     Duration timeout{};
-    std::function<bool()> interrupted;  // polled without a lock; may be empty
+    std::function<bool()> interrupted = {};             // polled without a lock; may be empty
+    std::function<std::optional<Error>()> failed = {};  // likewise: the group's failure, which ends the wait
   };
-  // Waits for the turn. DeadlineExceeded/Late after the timeout, Cancelled/Interrupted after a signal. InvalidArgument if this thread has
-  // the turn: a signal handler calls a collective while the program's call is under way.
+  // Waits for the turn. DeadlineExceeded/Late after the timeout, Cancelled/Interrupted after a signal, `failed`'s error after that.
+  // InvalidArgument if this thread has the turn: a signal handler calls a collective while the program's call is under way.
   Result<Turn> take(const Limits& limits);
   // Returns nothing if another thread has the turn.
   std::optional<Turn> try_take();

@@ -87,7 +87,7 @@ class NcclTest : public testing::Test {
   FakeCuda& cuda_ = FakeCuda::machine();
   FakeNccl& nccl_ = FakeNccl::machine();
   Loop loop_;
-  const std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
+  std::shared_ptr<Clock> clock_ = make_real_clock(loop_);
   TestHost host_;
 };
 
@@ -125,6 +125,17 @@ TEST_F(NcclTest, ConnectingHasATimeLimit) {
         out.connect_timeout = 100ms;
         return out;
       });
+  nccl_.hang_connecting(false);
+}
+
+TEST_F(NcclTest, ASignalWhileNcclConnectsIsTheCallersAndNamesItsRankToTheOthers) {
+  nccl_.hang_connecting(true);
+  interrupted_ = [] { return true; };
+  run(2, [](auto joined, int rank) {
+    ASSERT_FALSE(joined);
+    EXPECT_EQ(joined.error().reason(), rank == 0 ? "Interrupted" : "RankInterrupted") << joined.error().to_string();
+    EXPECT_EQ(joined.error().message().find("rank 0") != std::string::npos, rank == 1) << joined.error().to_string();
+  });
   nccl_.hang_connecting(false);
 }
 
@@ -372,6 +383,59 @@ TEST_F(NcclTest, GenerationsLeaveNothingBehind) {
   });
 }
 
+// A clock whose time a test moves on.
+class MovedClock final : public Clock {
+ public:
+  explicit MovedClock(std::shared_ptr<Clock> clock) : clock_(std::move(clock)) {}
+  TimePoint now() const override {
+    ++num_looks;
+    return clock_->now() + by.load();
+  }
+  std::int64_t unix_millis() const override { return clock_->unix_millis(); }
+  Timer after(Duration delay, std::function<void()> fn) override { return clock_->after(delay, std::move(fn)); }
+
+  mutable std::atomic<int> num_looks{0};
+  std::atomic<Duration> by{Duration{}};
+
+ private:
+  const std::shared_ptr<Clock> clock_;
+};
+
+TEST_F(NcclTest, AnOperationOfAFailedGroupEndsOnceTheDeviceUsesItsBuffersNoMore) {
+  const auto moved = std::make_shared<MovedClock>(clock_);
+  clock_ = moved;
+  const auto device = Device::open(cuda_.api(), 0).value();
+  const auto stream = device->make_stream().value();
+  run(
+      2,
+      [&](auto joined, int rank) {
+        auto& c = **joined;
+        const Tensor t(c, {1});
+        if (rank == 1) {
+          EXPECT_FALSE(sum(c, t)->wait());
+          return;
+        }
+        std::promise<void> released;
+        cuda_.enqueue(stream.get(), [&] { released.get_future().wait(); });
+        const auto work = sum(c, t);
+        c.abort(cancelled("enough").with_reason("Enough"));
+        while (nccl_.num_communicators() > 0) std::this_thread::yield();
+        for (int i = 0; i < 200; ++i) {
+          const int seen = moved->num_looks;
+          moved->by = (i + 1) * Duration(1min);
+          while (moved->num_looks < seen + 5 && !work->done()) std::this_thread::yield();
+        }
+        EXPECT_FALSE(work->done());
+        released.set_value();
+        EXPECT_EQ(work->wait().error().reason(), "Enough");
+      },
+      [&](int rank) {
+        auto out = own_device(rank);
+        if (rank == 0) out.current_stream = [&] { return stream.get(); };
+        return out;
+      });
+}
+
 // ---- one order of issue ----
 
 TEST_F(NcclTest, OrderingAStreamBehindAMessageEndsOnASignalAndTheMessageGoesOn) {
@@ -438,6 +502,8 @@ TEST_F(NcclTest, ACallThatNcclDoesNotPutOnTheStreamEndsWithItsLimitOrASignal) {
           const Tensor t(c, {1});
           if (rank == 1) {
             while (!c.failed()) std::this_thread::yield();
+            EXPECT_EQ(c.failed()->reason(), signal ? "RankInterrupted" : "Late") << c.failed()->to_string();
+            EXPECT_NE(c.failed()->message().find("rank 0"), std::string::npos) << c.failed()->to_string();
             return;
           }
           nccl_.hang_launches(true);
@@ -447,7 +513,7 @@ TEST_F(NcclTest, ACallThatNcclDoesNotPutOnTheStreamEndsWithItsLimitOrASignal) {
           const auto ended = sum(c, t, call)->wait();
           nccl_.hang_launches(false);
           ASSERT_FALSE(ended);
-          EXPECT_EQ(ended.error().reason(), signal ? "Interrupted" : "Late") << ended.error().to_string();
+          EXPECT_EQ(ended.error().reason(), signal ? "RankInterrupted" : "Late") << ended.error().to_string();
         },
         own_device, signal ? "interrupted" : "late");
     // The device's turn is free again.
@@ -460,6 +526,204 @@ TEST_F(NcclTest, ACallThatNcclDoesNotPutOnTheStreamEndsWithItsLimitOrASignal) {
         },
         own_device, signal ? "after a signal" : "after a limit");
   }
+}
+
+// Two threads of a process make the first calls of two groups, in one order on rank 0 and in the other on rank 1.
+TEST_F(NcclTest, FirstCallsOfTwoThreadsInOppositeOrdersConnect) {
+  nccl_.connect_with_first_calls(true);
+  Meeting joined(4);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    for (int g = 0; g < 2; ++g) {
+      threads.emplace_back([&, r, g] {
+        const auto c = join(r, 2, own_device(r), "group" + std::to_string(g)).value();
+        const Tensor t(*c, {1});
+        joined.meet();
+        while (r != g && nccl_.num_in_progress(r) == 0) std::this_thread::yield();  // the process's other thread was first
+        Call call;
+        call.timeout = 20s;
+        const auto ended = sum(*c, t, call)->wait();
+        EXPECT_TRUE(ended) << ended.error().to_string();
+      });
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  nccl_.connect_with_first_calls(false);
+}
+
+TEST_F(NcclTest, AThreadThatIsStuckInACallDoesNotHoldUpTheEndOfItsGroup) {
+  run(2, [&](auto joined, int rank) {
+    auto& c = **joined;
+    const Tensor t(c, {1});
+    ASSERT_TRUE(c.barrier({})->wait());
+    if (rank == 0) {
+      nccl_.block_calls(0);
+      const auto ended = sum(c, t)->wait();
+      ASSERT_FALSE(ended);
+      EXPECT_EQ(ended.error().reason(), "Enough") << ended.error().to_string();
+    } else {
+      while (nccl_.num_blocked() == 0) std::this_thread::yield();
+      c.abort(cancelled("enough").with_reason("Enough"));
+    }
+  });
+  nccl_.block_calls(-1);
+}
+
+TEST_F(NcclTest, AThreadThatWaitsForTheDeviceSeesItsOwnGroupFail) {
+  std::promise<void> waits, ended;
+  std::atomic<bool> submits{false};
+  interrupted_ = [&] {  // polled by the thread that waits for its turn
+    if (submits.exchange(false)) waits.set_value();
+    return false;
+  };
+  std::thread stuck([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          if (rank == 0) {
+            nccl_.block_calls(0);
+            EXPECT_FALSE(sum(c, t)->wait());
+          } else {
+            ended.get_future().wait();
+            c.abort(cancelled("enough"));
+          }
+        },
+        [](int rank) { return own_device(rank); }, "stuck");
+  });
+  while (nccl_.num_blocked() == 0) std::this_thread::yield();
+  run(
+      2,
+      [&](auto joined, int rank) {
+        auto& c = **joined;
+        const Tensor t(c, {1});
+        if (rank == 0) {
+          submits = true;
+          const auto result = sum(c, t)->wait();
+          ended.set_value();
+          ASSERT_FALSE(result);
+          EXPECT_EQ(result.error().reason(), "Other") << result.error().to_string();
+        } else {
+          waits.get_future().wait();
+          c.abort(cancelled("another cause").with_reason("Other"));
+        }
+      },
+      own_device, "waiting");
+  stuck.join();
+  nccl_.block_calls(-1);
+}
+
+// A thread waits for the device, which a stuck group has, when its own group fails. The end of that group waits for a stream.
+TEST_F(NcclTest, AGroupWhoseEndWaitsForTheDeviceLeavesItToOtherGroups) {
+  const auto stream = Device::open(cuda_.api(), 0).value()->make_stream().value();
+  std::promise<void> begun, waits, over, released;
+  std::atomic<bool> submits{false};
+  interrupted_ = [&] {  // polled by a thread that waits for its turn
+    if (submits.exchange(false)) waits.set_value();
+    return false;
+  };
+  cuda_.enqueue(stream.get(), [&] { released.get_future().wait(); });
+  std::thread ending([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          const auto first = sum(c, t);
+          if (rank == 1) {
+            waits.get_future().wait();
+            c.abort(cancelled("enough"));
+          } else {
+            begun.set_value();
+            while (nccl_.num_blocked() == 0) std::this_thread::yield();
+            submits = true;
+            EXPECT_FALSE(sum(c, t)->wait());
+          }
+          EXPECT_FALSE(first->wait());
+        },
+        [&](int rank) {
+          auto out = own_device(rank);
+          if (rank == 0) out.current_stream = [&] { return stream.get(); };
+          return out;
+        },
+        "ending");
+  });
+  begun.get_future().wait();
+  nccl_.block_calls(0);
+  std::thread stuck([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          if (rank == 1) {
+            over.get_future().wait();
+            c.abort(cancelled("enough"));
+          } else {
+            EXPECT_FALSE(sum(c, t)->wait());
+          }
+        },
+        own_device, "stuck");
+  });
+  while (nccl_.num_blocked() == 0) std::this_thread::yield();
+  nccl_.block_calls(-1);
+  while (nccl_.num_communicators() > 2) std::this_thread::yield();  // until the first group's are aborted
+  over.set_value();
+  while (nccl_.num_blocked() > 0) std::this_thread::yield();
+  run(
+      2,
+      [&](auto joined, int) {
+        auto& c = **joined;
+        const Tensor t(c, {1});
+        Call call;
+        call.timeout = 20s;
+        EXPECT_TRUE(sum(c, t, call)->wait());
+      },
+      own_device, "other");
+  released.set_value();
+  ending.join();
+  stuck.join();
+}
+
+TEST_F(NcclTest, ASignalBeforeTheFirstCallConcernsItsCallerAlone) {
+  std::promise<void> over;
+  std::atomic<bool> interrupted{false};
+  interrupted_ = [&] { return interrupted.exchange(false); };
+  nccl_.block_calls(0);
+  std::thread stuck([&] {
+    run(
+        2,
+        [&](auto joined, int rank) {
+          auto& c = **joined;
+          const Tensor t(c, {1});
+          if (rank == 1) {
+            over.get_future().wait();
+            c.abort(cancelled("enough"));
+          } else {
+            EXPECT_FALSE(sum(c, t)->wait());
+          }
+        },
+        own_device, "stuck");
+  });
+  while (nccl_.num_blocked() == 0) std::this_thread::yield();
+  nccl_.block_calls(-1);
+  run(
+      2,
+      [&](auto joined, int rank) {
+        auto& c = **joined;
+        const Tensor t(c, {1});
+        if (rank == 0) {
+          interrupted = true;
+          EXPECT_EQ(sum(c, t)->wait().error().reason(), "Interrupted");
+          EXPECT_FALSE(c.failed());
+          over.set_value();
+        }
+        EXPECT_TRUE(sum(c, t)->wait());
+        EXPECT_EQ(t.read()[0], 2);
+      },
+      own_device, "interrupted");
+  stuck.join();
 }
 
 TEST_F(NcclTest, CallsThatDifferAreReportedWhileNcclWaitsForTheOtherRank) {

@@ -1,4 +1,4 @@
-// Asks every living node in parallel for its own and its processes' objects, tasks or runtime environments.
+// Asks every living node in parallel for its own and its processes' objects, tasks, runtime environments or metrics.
 #pragma once
 
 #include "scheduler/cli/cluster.h"

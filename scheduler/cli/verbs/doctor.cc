@@ -17,6 +17,7 @@
 #include "runtime/transport/nccl/api/nccl_api.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/verbs/device_checks.h"
 #include "scheduler/cli/verbs/joining.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/roles/head_report.h"
@@ -28,13 +29,6 @@ using actors::SessionFolder;
 using nlohmann::json;
 
 namespace {
-
-struct Check {
-  std::string name;
-  char verdict;  // '+' good, '!' Shoal works without something, 'x' Shoal does not work
-  std::string found;
-  std::string fix;
-};
 
 // The output of a short program; "" on failure.
 std::string output_of(const std::string& command) {
@@ -107,6 +101,17 @@ Check torch(const std::string& interpreter) {
                        : Check{"torch", '+', found, ""};
 }
 
+// Workers are forked from an interpreter that has imported torch, unless one of its imports starts CUDA.
+Check forks(const std::string& interpreter) {
+  const json found = json::parse(output_of("'" + interpreter + "' -m shoal._zygote check 2>/dev/null | tail -n 1"), nullptr, false);
+  if (!found.is_object())
+    return {"forks", '!', "not known, because the interpreter cannot import shoal and torch", "see python and torch above"};
+  const auto started = found.value("cuda", "");
+  if (started.empty()) return {"forks", '+', "workers are forked: no import of the interpreter starts CUDA", ""};
+  return {"forks", '!', "each worker starts a fresh interpreter, which takes seconds: " + started + " starts CUDA's driver (cuInit)",
+          "move what uses the GPU (torch.cuda, numba.cuda, cupy) from that import into a function"};
+}
+
 // The UCX that ranks load in this interpreter.
 Check ucx(const std::string& interpreter) {
   const std::string program = "'" + interpreter + "' -c 'from shoal._core.ucx import report; print(report())' 2>/dev/null";
@@ -165,19 +170,31 @@ Check devices() {
   return {"devices", '+', found, ""};
 }
 
+// A line per GPU of this machine, also if CUDA or torch cannot use it.
+std::vector<Check> gpus(const Common& common) {
+  const auto nvml = runtime::NvmlApi::load();
+  const bool any = detect_resources().units("GPU") > 0;
+  if (!nvml) return any ? std::vector{Check{"gpus", '!', nvml.error().message(), nvml.error().hint()}} : std::vector<Check>();
+  const auto devices = runtime::read_devices(**nvml);
+  if (!devices) return {{"gpus", '!', devices.error().message(), "nvidia-smi shows the driver and its devices"}};
+  return device_checks(*devices, common.environment.get("CUDA_VISIBLE_DEVICES"), find_device_user);
+}
+
 int doctor(const Common& common) {
-  const std::vector<Check> checks = {kernel(),
-                                     shared_memory(),
-                                     descriptors(),
-                                     resources(),
-                                     sessions(common.target.root),
-                                     stored_state(common.target.root),
-                                     python(common.python),
-                                     torch(common.python),
-                                     transports(),
-                                     ucx(common.python),
-                                     data_network(common),
-                                     devices()};
+  std::vector<Check> checks = {kernel(),
+                               shared_memory(),
+                               descriptors(),
+                               resources(),
+                               sessions(common.target.root),
+                               stored_state(common.target.root),
+                               python(common.python),
+                               torch(common.python),
+                               transports(),
+                               ucx(common.python),
+                               data_network(common),
+                               devices()};
+  if (runtime::CudaApi::load()) checks.push_back(forks(common.python));  // slow, as it imports torch
+  for (auto& gpu : gpus(common)) checks.push_back(std::move(gpu));
   bool broken = false;
   json rows = json::array();
   for (const auto& c : checks) {

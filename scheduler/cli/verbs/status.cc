@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
+#include "scheduler/cli/inspection/device_rows.h"
 #include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
@@ -45,7 +46,15 @@ Result<Calls> calls_of(ClusterConnection& cluster) {
   return out;
 }
 
-// `verbose` adds a row per node.
+// Rows of the nodes' GPUs. Empty without a node that offers some.
+Result<json> devices_of(ClusterConnection& cluster, const std::vector<actors::NodeRow>& nodes) {
+  const auto offers = [](const actors::NodeRow& n) { return n.state == actors::NodeState::kAlive && n.total.units("GPU") > 0; };
+  if (std::none_of(nodes.begin(), nodes.end(), offers)) return json::array();
+  SHOAL_TRY(const InspectionReply reported, inspect_nodes(cluster, actors::Inspect::What::kMetrics));
+  return device_rows(reported);
+}
+
+// `verbose` adds a row per node and per GPU.
 int status(const Common& common, bool verbose) {
   auto cluster = connect_cluster(common);
   if (!cluster) return failed(common, cluster.error());
@@ -53,6 +62,7 @@ int status(const Common& common, bool verbose) {
   if (!s) return failed(common, s.error());
   actors::ListReply nodes;
   Calls calls;
+  json devices;
   if (verbose) {
     auto reported = calls_of(*cluster);
     if (!reported) return failed(common, reported.error());
@@ -60,6 +70,9 @@ int status(const Common& common, bool verbose) {
     auto listed = cluster->head->list(actors::ListRequest::What::kNodes);
     if (!listed) return failed(common, listed.error());
     nodes = *std::move(listed);
+    auto read = devices_of(*cluster, nodes.nodes);
+    if (!read) return failed(common, read.error());
+    devices = *std::move(read);
   }
   if (common.json) {
     json out = json({{"schema", "shoal.status/1"},
@@ -80,6 +93,7 @@ int status(const Common& common, bool verbose) {
                      {"num_set_aside", s->num_set_aside},
                      {"resources_left_out", s->resources_left_out}});
     if (verbose) out["node_rows"] = rows_json(nodes);
+    if (verbose) out["devices"] = devices;
     if (verbose) out["calls"] = {{"running", calls.running}, {"waiting", calls.waiting}};
     print_json(out);
     return kOk;
@@ -92,6 +106,7 @@ int status(const Common& common, bool verbose) {
   if (verbose) {
     print(stdout, "nodes, with what is used of what they have\n");
     print_nodes(nodes.nodes);
+    for (const auto& device : devices) print(stdout, "  {}\n", device_line(device));
     print(stdout, "calls    {} running, {} waiting (shoal list tasks)\n", calls.running, calls.waiting);
     print(stdout, "demands  {} of actors, jobs and placement groups\n", s->num_pending);
   }
@@ -109,7 +124,7 @@ int status(const Common& common, bool verbose) {
 void add_status(CommandLine& line) {
   auto& verbose = line.own(false);
   auto* verb = line.add_verb("status", "Show the state of a cluster: its resources, its work, and why something waits");
-  verb->add_flag("-v,--verbose", verbose, "Also show the nodes and the use of their resources");
+  verb->add_flag("-v,--verbose", verbose, "Also show the nodes, their GPUs and the use of their resources");
   line.on_run(verb, [&verbose](const Common& common) { return status(common, verbose); });
 }
 

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "runtime/process/memory_limit.h"
-#include "scheduler/node/metrics/gpus.h"
 
 namespace shoal::scheduler {
 
@@ -24,6 +23,44 @@ double ticks_per_second() { return static_cast<double>(sysconf(_SC_CLK_TCK)); }
 std::string whole(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void add_gpus(const std::vector<runtime::DeviceState>& gpus, std::vector<MetricFamily>& out) {
+  FamilyOf used(MetricKind::kGauge, "shoal_node_gpu_memory_used_bytes", "Memory of the GPU that is in use, by whomever.");
+  FamilyOf total(MetricKind::kGauge, "shoal_node_gpu_memory_total_bytes", "Memory of the GPU.");
+  FamilyOf busy(MetricKind::kGauge, "shoal_node_gpu_utilization_ratio",
+                "Share of its driver's last sample period in which the GPU ran something.");
+  FamilyOf processes(MetricKind::kGauge, "shoal_node_gpu_processes", "Processes that have a CUDA context on the GPU, Shoal's and others.");
+  FamilyOf faults(MetricKind::kGauge, "shoal_node_gpu_fault", "1 for each fault of the GPU, which `shoal doctor` on its host explains.");
+  FamilyOf slice_used(MetricKind::kGauge, "shoal_node_gpu_slice_memory_used_bytes", "Memory of the GPU's MIG slice that is in use.");
+  FamilyOf slice_total(MetricKind::kGauge, "shoal_node_gpu_slice_memory_total_bytes", "Memory of the GPU's MIG slice.");
+  const auto add = [](FamilyOf& family, std::uint64_t value, const actors::MetricSample::Labels& labels) {
+    family.add(static_cast<double>(value), labels);
+  };
+  bool any_fault = false, any_slice = false;
+  for (const auto& g : gpus) {
+    const auto gpu = std::to_string(g.index);
+    const actors::MetricSample::Labels labels = {{"gpu", gpu}, {"gpu_name", g.name}, {"uuid", g.uuid}};
+    for (const auto& fault : g.faults) {
+      any_fault = true;
+      faults.add(1, {{"gpu", gpu}, {"kind", fault.kind}, {"uuid", g.uuid}});
+    }
+    if (g.memory_total == 0) continue;  // it cannot be read
+    add(used, g.memory_used, labels);
+    add(total, g.memory_total, labels);
+    busy.add(g.busy, labels);
+    add(processes, g.holders.size(), labels);
+    for (const auto& slice : g.slices) {
+      any_slice = true;
+      const actors::MetricSample::Labels of_slice = {{"gpu", gpu}, {"slice_name", slice.name}, {"uuid", slice.uuid}};
+      add(slice_used, slice.memory_used, of_slice);
+      add(slice_total, slice.memory_total, of_slice);
+    }
+  }
+  for (auto* family : {&used, &total, &busy, &processes}) out.push_back(std::move(*family));
+  if (any_fault) out.push_back(std::move(faults));
+  if (!any_slice) return;
+  for (auto* family : {&slice_used, &slice_total}) out.push_back(std::move(*family));
 }
 
 }  // namespace
@@ -46,7 +83,7 @@ Machine read_machine(const std::string& folder, const std::string& proc) {
     out.disk_total = std::uint64_t{disk.f_blocks} * disk.f_frsize;
     out.disk_free = std::uint64_t{disk.f_bavail} * disk.f_frsize;
   }
-  out.gpus = read_gpus();
+  if (const auto nvml = runtime::NvmlApi::load()) out.gpus = runtime::read_devices(**nvml).value_or(std::vector<runtime::DeviceState>());
   return out;
 }
 
@@ -63,21 +100,9 @@ std::vector<MetricFamily> metrics_of(const Machine& m) {
   FamilyOf cpu(MetricKind::kCounter, "shoal_node_cpu_seconds_total", "What all CPUs of the machine have spent in each mode.");
   for (const auto& [mode, seconds] : m.cpu_seconds) cpu.add(seconds, {{"mode", mode}});
   out.push_back(std::move(cpu));
-  if (m.gpus.empty()) return out;
-  FamilyOf used(MetricKind::kGauge, "shoal_node_gpu_memory_used_bytes", "Memory of the GPU that is in use, by whomever.");
-  FamilyOf total(MetricKind::kGauge, "shoal_node_gpu_memory_total_bytes", "Memory of the GPU.");
-  FamilyOf busy(MetricKind::kGauge, "shoal_node_gpu_utilization_ratio",
-                "Share of its driver's last sample period in which the GPU ran something.");
-  for (const Gpu& g : m.gpus) {
-    const actors::MetricSample::Labels labels = {{"gpu", std::to_string(g.index)}, {"gpu_name", g.name}, {"uuid", g.uuid}};
-    used.add(static_cast<double>(g.memory_used), labels);
-    total.add(static_cast<double>(g.memory_total), labels);
-    busy.add(g.busy, labels);
-  }
-  for (auto* family : {&used, &total, &busy}) out.push_back(std::move(*family));
+  if (!m.gpus.empty()) add_gpus(m.gpus, out);
   return out;
 }
-
 std::vector<MetricFamily> process_metrics(const std::string& proc) {
   // The process's state is the third field. It comes behind the command's name, which is in parentheses and may contain spaces.
   const std::string stat = whole(proc + "/self/stat");

@@ -8,15 +8,9 @@
 #include <vector>
 
 #include "actors/protocol/cluster/metrics.h"
+#include "runtime/device/nvml/device_state.h"
 
 namespace shoal::scheduler {
-
-struct Gpu {
-  unsigned int index = 0;  // the number that the driver gives the device
-  std::string uuid, name;
-  std::uint64_t memory_used = 0, memory_total = 0;  // bytes
-  double busy = 0;                                  // share of time in the driver's last sample period, 0 to 1
-};
 
 struct Machine {
   // In bytes, within the limits of control groups.
@@ -25,7 +19,7 @@ struct Machine {
   double load1 = 0;
   // In bytes, of the file system with the session folder.
   std::uint64_t disk_total = 0, disk_free = 0;
-  std::vector<Gpu> gpus;
+  std::vector<runtime::DeviceState> gpus;  // empty without NVML
 };
 
 // Measures the machine. Figures that cannot be read stay at their defaults. May block as long as a GPU's driver does. `proc` is /proc,

@@ -58,10 +58,22 @@ TEST_F(MachineTest, GpusHaveSeriesWhereThereAreSome) {
   Machine machine;
   EXPECT_FALSE(values(metrics_of(machine)).contains("shoal_node_gpu_memory_used_bytes 0"));
   machine.gpus = {{0, "GPU-1", "H100", 10, 80, 0.25}, {1, "GPU-2", "H100", 20, 80, 1}};
+  EXPECT_FALSE(values(metrics_of(machine)).contains("shoal_node_gpu_fault 1"));
+  machine.gpus[0].slices = {{"MIG-1", "H100 MIG 1g.10gb", 3, 10}};
+  machine.gpus[1].faults = {{"ecc", "errors", "reset it"}};
+  machine.gpus[1].holders = {{17, 5}, {18, 6}};
   const auto reported = values(metrics_of(machine));
   EXPECT_EQ(reported.at("shoal_node_gpu_memory_used_bytes 1"), 20);
   EXPECT_EQ(reported.at("shoal_node_gpu_memory_total_bytes 0"), 80);
   EXPECT_EQ(reported.at("shoal_node_gpu_utilization_ratio 0"), 0.25);
+  EXPECT_EQ(reported.at("shoal_node_gpu_slice_memory_used_bytes 0"), 3);
+  EXPECT_EQ(reported.at("shoal_node_gpu_fault 1"), 1);
+  EXPECT_EQ(reported.at("shoal_node_gpu_processes 1"), 2);
+  machine.gpus = std::vector<runtime::DeviceState>(1);
+  machine.gpus[0].index = 4;
+  machine.gpus[0].faults = {{"lost", "lost", "restart"}};
+  EXPECT_EQ(values(metrics_of(machine)).at("shoal_node_gpu_fault 4"), 1);
+  EXPECT_FALSE(values(metrics_of(machine)).contains("shoal_node_gpu_memory_total_bytes 4"));
 }
 
 TEST_F(MachineTest, AProcessHasPrometheusOwnNames) {

@@ -61,7 +61,11 @@ std::size_t count_devices(const std::string& folder, const char* visible) {
     there += device.starts_with("nvidia") && device.size() > 6 && device.find_first_not_of("0123456789", 6) == std::string::npos;
   }
   const auto seen = visible_devices(visible);
-  return seen ? std::min(there, seen->size()) : there;
+  if (!seen) return there;
+  // A device has several slices (MIG), which are opened by their names alone.
+  const auto slices =
+      static_cast<std::size_t>(std::count_if(seen->begin(), seen->end(), [](const auto& s) { return s.starts_with("MIG-"); }));
+  return there == 0 ? 0 : slices + std::min(there, seen->size() - slices);
 }
 
 Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visible) {

@@ -32,7 +32,7 @@ class Devices {
 
 // The devices that CUDA_VISIBLE_DEVICES lists. nullopt if it is not set (`visible` is null): then all are visible.
 std::optional<std::vector<std::string>> visible_devices(const char* visible);
-// The number of GPUs that `folder` (/dev) has, but at most as many as CUDA_VISIBLE_DEVICES lists.
+// The number of GPUs that `folder` (/dev) has, but at most as many as CUDA_VISIBLE_DEVICES lists. Each MIG slice in that list counts.
 std::size_t count_devices(const std::string& folder, const char* visible);
 // Names of `count` GPUs. Returns InvalidArgument/DevicesHidden if CUDA_VISIBLE_DEVICES lists fewer, since hidden ones must not be used.
 Result<std::vector<std::string>> device_ids(std::int64_t count, const char* visible);

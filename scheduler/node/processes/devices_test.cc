@@ -70,6 +70,8 @@ TEST(DevicesTest, DevicesAreCountedAsFarAsTheyAreVisible) {
   EXPECT_EQ(count_devices(dev, nullptr), 3u);
   EXPECT_EQ(count_devices(dev, "1"), 1u);
   EXPECT_EQ(count_devices(dev, "0,1,2,3"), 3u);
+  EXPECT_EQ(count_devices(dev, "MIG-a,MIG-b,MIG-c,MIG-d"), 4u);
+  EXPECT_EQ(count_devices(dev + "/none", "MIG-a"), 0u);
   EXPECT_EQ(count_devices(dev, ""), 0u);
   EXPECT_EQ(count_devices(dev, "NoDevFiles"), 0u);
   EXPECT_EQ(count_devices(dev + "/none", nullptr), 0u);

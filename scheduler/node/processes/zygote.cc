@@ -117,6 +117,11 @@ struct Zygote::Impl : std::enable_shared_from_this<Impl> {
     if (m.contains("ready")) {
       ready = true;
       log->info("zygote pid={} ready torch={}", pid, torch);
+      if (const auto started = m.value("cuda", ""); !started.empty()) {
+        log->warn(
+            "zygote pid={} forks no workers, as its driver of CUDA cannot be forked: {} started it. Each worker starts a fresh interpreter",
+            pid, started);
+      }
       return send();
     }
     const std::string id = m.value("id", "");

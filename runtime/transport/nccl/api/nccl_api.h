@@ -50,8 +50,9 @@ struct NcclApi {
   bool shares_devices = false;  // several ranks may have one device
   // comm_async_error() itself puts the operations on the stream, in steps that wait for the other ranks. So no caller waits for it.
   bool issues_in_polls = false;
-  // Called while the streams of aborted communicators drain; may be null.
-  void (*drain)() = nullptr;
+  // Called again and again while the streams of aborted communicators drain; may be null. `overdue`: they wait for a rank that may be
+  // alive.
+  void (*drain)(bool overdue) = nullptr;
 
   NcclStatus (*get_version)(int* version);
   const char* (*error_string)(NcclStatus status);

@@ -119,7 +119,7 @@ struct FakeNcclFunctions {
           }
         } else if (comm->finalized) {
           if (comm->clique->num_running(comm->member) == 0) comm->state = nccl::kSuccess;
-        } else if (!machine().hang_launches_ && ++comm->polls >= machine().launching_look_) {
+        } else if (!machine().connects(*comm) && ++comm->polls >= machine().launching_look_) {
           comm->state = nccl::kSuccess;
           ++comm->num_launched;
           launched = std::exchange(comm->begun, {});
@@ -170,6 +170,7 @@ struct FakeNcclFunctions {
     const std::lock_guard lock(machine().mutex_);
     machine().comms_.erase(handle);
     machine().ended_.push_back(comm);
+    machine().ends_.notify_all();
     return nccl::kSuccess;
   }
 
@@ -184,9 +185,16 @@ struct FakeNcclFunctions {
     if (--depth > 0) return nccl::kSuccess;
     const auto calls = std::exchange(grouped, {});
     if (const auto status = machine().take_failure("ncclGroupEnd"); status != nccl::kSuccess) return status;
-    const std::lock_guard lock(machine().mutex_);
+    std::unique_lock lock(machine().mutex_);
     std::set<NcclComm> group;
     for (const auto& [handle, operation] : calls) group.insert(handle);
+    for (const auto& handle : group) {
+      if (machine().comms_.at(handle)->device != machine().blocked_device_) continue;
+      ++machine().num_blocked_;
+      machine().ends_.wait(lock, [&, handle = handle] { return machine().comms_.count(handle) == 0; });
+      --machine().num_blocked_;
+      return nccl::kUnhandledCudaError;
+    }
     for (const auto& handle : group) machine().note_issue(*machine().comms_.at(handle), group);
     for (const auto& [handle, operation] : calls) {
       auto& comm = *machine().comms_.at(handle);

@@ -1,5 +1,7 @@
 #include "runtime/transport/nccl/fake/fake_nccl.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace shoal::runtime {
@@ -27,6 +29,16 @@ void FakeNccl::hang_operations(bool hang) {
 void FakeNccl::hang_launches(bool hang) {
   const std::lock_guard lock(mutex_);
   hang_launches_ = hang;
+}
+
+void FakeNccl::connect_with_first_calls(bool connect) {
+  const std::lock_guard lock(mutex_);
+  connects_ = connect;
+}
+
+void FakeNccl::block_calls(int device) {
+  const std::lock_guard lock(mutex_);
+  blocked_device_ = device;
 }
 
 void FakeNccl::launch_with_look(int number) {
@@ -69,15 +81,34 @@ std::size_t FakeNccl::num_communicators() const {
   return comms_.size();
 }
 
+std::size_t FakeNccl::num_in_progress(int device) const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(std::count_if(
+      comms_.begin(), comms_.end(), [&](const auto& comm) { return comm.second->device == device && !comm.second->begun.empty(); }));
+}
+
+std::size_t FakeNccl::num_blocked() const {
+  const std::lock_guard lock(mutex_);
+  return num_blocked_;
+}
+
+bool FakeNccl::connects(const FakeComm& comm) const {
+  if (hang_launches_) return true;
+  if (!connects_ || comm.num_launched > 0) return false;
+  return std::count_if(comms_.begin(), comms_.end(), [&](const auto& other) {
+           return other.second->clique == comm.clique && other.second->num_issued > 0;
+         }) < comm.clique->num_ranks();
+}
+
 void FakeNccl::note_issue(FakeComm& comm, const std::set<NcclComm>& group) {
   ++comm.num_issued;
   Issue issue{std::this_thread::get_id(), comm.device, comm.number, comm.num_issued, {}};
   for (const auto& [handle, other] : comms_) {
     if (other.get() == &comm || other->device != comm.device) continue;
     issue.before[other->number] = other->num_issued;
-    // The first message of a communicator connects the two ranks. It needs the other rank's call, so no thread may wait for it.
-    const bool connects = other->num_launched == 0 && !other->begun.empty() && other->begun.front().message();
-    if (other->begun.empty() || connects || group.count(handle) > 0) continue;
+    // The first calls of a communicator connect its ranks. They need the other ranks' calls, so no thread may wait for them.
+    const bool first = other->num_launched == 0 && !other->begun.empty() && (connects_ || other->begun.front().message());
+    if (other->begun.empty() || first || connects(*other) || group.count(handle) > 0) continue;
     violations_.push_back(fmt::format("calls to communicator {} of device {} before those to communicator {} are on the stream",
                                       comm.number, comm.device, other->number));
   }

@@ -35,6 +35,11 @@ class FakeNccl {
   void break_device(int device, NcclStatus status);
   // Calls that begin from now on never come to their streams, until hang_launches(false): NCCL waits for the other ranks to connect.
   void hang_launches(bool hang);
+  // A communicator's first calls come to its stream once all its ranks have made them, as NCCL connects them then.
+  void connect_with_first_calls(bool connect);
+  // Calls of a device get stuck in ncclGroupEnd, as on a full stream, until their communicator is aborted; those that begin from now on.
+  // -1: of no device.
+  void block_calls(int device);
   // NCCL puts calls on their stream with this look at it.
   void launch_with_look(int number);
   // The thread that makes a communicator is stuck until hold_init(false).
@@ -53,11 +58,14 @@ class FakeNccl {
   };
   std::vector<Issue> take_issues();  // since check_order(true)
   std::vector<std::string> take_violations();
-  std::size_t num_communicators() const;  // neither destroyed nor aborted
+  std::size_t num_communicators() const;          // neither destroyed nor aborted
+  std::size_t num_in_progress(int device) const;  // communicators with calls that are not on the stream yet
+  std::size_t num_blocked() const;                // threads in block_calls()
 
  private:
   friend struct FakeNcclFunctions;
   // With the mutex.
+  bool connects(const FakeComm& comm) const;  // its calls need those of other ranks to come to the stream
   void note_issue(FakeComm& comm, const std::set<NcclComm>& group);
   void compare_orders(const Issue& issue);
   void violation(std::string what);
@@ -66,9 +74,11 @@ class FakeNccl {
 
   mutable std::mutex mutex_;
   std::uint64_t num_ids_ = 0;
-  bool hang_ = false, hang_launches_ = false, hold_init_ = false, check_order_ = false;
+  bool hang_ = false, hang_launches_ = false, hold_init_ = false, check_order_ = false, connects_ = false;
+  int blocked_device_ = -1;
+  std::size_t num_blocked_ = 0;
   int launching_look_ = 2;  // the first look comes too early
-  std::condition_variable init_;
+  std::condition_variable init_, ends_;
   std::vector<Issue> issues_;
   std::map<std::string, NcclStatus> failures_;
   std::map<std::uint64_t, std::shared_ptr<FakeClique>> cliques_;
