@@ -95,8 +95,9 @@ def _buffers(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Compares values: ``F.batch_norm`` does not count its writes to running statistics in ``_version``."""
-    return one.dtype == other.dtype and torch.equal(one, other)
+    """Compares values: ``F.batch_norm`` does not count its writes to running statistics in ``_version``. On a device a comparison would
+    wait for it, so it is False there."""
+    return one.is_cpu and one.dtype == other.dtype and torch.equal(one, other)
 
 
 @dataclass

@@ -51,7 +51,7 @@ class HostCopy:
         self._copies = {id(p.views.sharded): q for p, q in self.pairs}
         self._originals = list(optimizers)
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
-        self._sums: list[torch.Tensor] = []  # checksums of the devices' rows before the step
+        self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
         self._copied = self._updated = DONE  # where the gradients are on the host, and the devices' update is made
         self._repeating: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -188,7 +188,7 @@ class HostCopy:
         self.wait()
         moves = self._transfers
         self._taken = []
-        self._sums = [_sum(p.own) for p, _ in self.pairs]
+        sums = _sums(p.own for p, _ in self.pairs)
         for p, q in self.pairs:
             if (gradient := p.views.sharded.grad) is None:
                 self._taken.append(None)
@@ -201,7 +201,7 @@ class HostCopy:
                 )
             taken = moves.to_host(local, True, (moves.streams.reduce, moves.streams.replicas))
             self._taken.append(taken.clone() if taken is local else taken)
-        self._sums = [moves.to_host(total, True, ()) for total in self._sums]
+        self._sums = moves.to_host(sums, True, ())
         with moves.streams.copies:
             self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
@@ -242,7 +242,8 @@ class HostCopy:
     def _make_step(self) -> None:
         mine = self.optimizers[0]
         protection = mine._protection
-        written = [pair for pair, total in zip(self.pairs, self._sums, strict=True) if not torch.equal(total, _sum(pair[1].own))]
+        same = self._sums == _sums(q.own for _, q in self.pairs)
+        written = [pair for pair, alike in zip(self.pairs, same.tolist(), strict=True) if not alike]
         for (_, q), taken in zip(self.pairs, self._taken, strict=True):
             if taken is not None:
                 home = torch.empty_like(q.own) if q.empty else protection.home(q.views.sharded, "grad").copy_(taken)
@@ -273,9 +274,10 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
 
 
-def _sum(rows: torch.Tensor) -> torch.Tensor:
-    """A checksum of the values' bits, which needs no wait for a device."""
-    return rows.detach().reshape(-1).view(_INTEGERS[rows.itemsize]).sum(dtype=torch.int64)
+def _sums(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Checksums of the values' bits, by tensor. They need no wait for a device."""
+    flat = (t.detach().reshape(-1).view(_INTEGERS[t.itemsize]) for t in rows)
+    return torch.stack([t.sum(dtype=torch.int64) for t in flat])
 
 
 def _shard(module: nn.Module, data: DataMesh, placement: Any = None) -> State:
