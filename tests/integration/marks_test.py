@@ -13,6 +13,20 @@ from shoal.train._recovery import Mark, Record
 from shoal.train._worker import Role, Worker
 
 
+def protection_of(step):
+    nothing = lambda *_: None  # noqa: E731
+    return SimpleNamespace(
+        step=step,
+        made=step,
+        words=(step, step, step),
+        actor=SimpleNamespace(hosts=[]),
+        record=None,
+        settle=nothing,
+        follow_writes=nothing,
+        join_step=nothing,
+    )
+
+
 def worker_of(num_reports=0, newcomer=False):
     worker = Worker(Role(number=0, environment={}, scaling=ScalingConfig(), newcomer=newcomer), driver=None)
     worker.num_reports = num_reports
@@ -27,9 +41,7 @@ def marked(worker=None):
     record = Record(state, worker or worker_of())
     optimizer.step()
     state.step = 1
-    record.protection = SimpleNamespace(
-        step=1, made=1, words=(1, 1, 1), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
-    )
+    record.protection = protection_of(1)
     record.mark()
     return state, record
 
@@ -43,7 +55,7 @@ def test_running_statistics_of_an_abandoned_batch_are_undone():
     before = {name: b.clone() for name, b in model.named_buffers()}
     model(torch.randn(8, 3))
     assert not torch.equal(before["running_mean"], model.running_mean)
-    mark.restore(state, mark.progress)
+    mark.restore(state, mark.marked.progress)
     for name, b in model.named_buffers():
         assert torch.equal(before[name], b), name
 
@@ -71,9 +83,7 @@ def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported():
     worker.num_reports = 1
     for state, record in ((one, of_one), (other, of_other)):
         state.step = 2
-        record.protection = SimpleNamespace(
-            step=2, words=(2, 2, 2), actor=SimpleNamespace(hosts=[]), record=None, settle=lambda committed: None
-        )
+        record.protection = protection_of(2)
     words = [of_one.words(())]
     other.scheduler.step()
     words.append(of_other.words(()))
@@ -114,3 +124,15 @@ def test_a_loop_joins_if_it_is_a_new_workers_or_runs_again(monkeypatch, newcomer
     with worker.running():
         assert get_context().joins is joins
     assert get_context().joins is False
+
+
+def test_of_two_steps_between_two_marks_the_first_has_to_count():
+    state, record = marked()
+    waited = []
+    record.protection.wait = lambda: waited.append(record.protection.made)
+    for made in (2, 4):
+        state.step += 1
+        record.protection.made = made
+        record.mark()
+    assert waited == [4]
+    assert [mark.step for mark in record._marks] == [4]

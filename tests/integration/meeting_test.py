@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from internals.train import AbortOnDeath
+from internals.train import AbortOnDeath, Watches
 from launching.hosts import several_hosts
 from launching.leftovers import wait_until
 
@@ -202,16 +202,15 @@ class Group:
 
 
 def test_a_death_aborts_all_groups_of_devices_together():
-    dead, calls = threading.Event(), []
-    watch = AbortOnDeath(dead.wait, lambda: [Group("second", calls), Group("first", calls)])
-    dead.set()
+    calls = []
+    watch = AbortOnDeath(lambda: 0, lambda: calls.append("before"), lambda: [Group("second", calls), Group("first", calls)])
     watch._thread.join()
-    assert calls == [("second", "_group_start"), ("second", "abort"), ("first", "abort"), ("second", "_group_end")]
+    assert calls == ["before", ("second", "_group_start"), ("second", "abort"), ("first", "abort"), ("second", "_group_end")]
 
 
 def test_a_death_behind_the_end_of_the_groups_aborts_none():
     dead, calls = threading.Event(), []
-    watch = AbortOnDeath(dead.wait, lambda: [Group("the next generation's", calls)])
+    watch = AbortOnDeath(dead.wait, list, lambda: [Group("the next generation's", calls)])
     watch.end()
     dead.set()
     watch._thread.join()
@@ -223,5 +222,16 @@ def test_a_watch_whose_call_fails_aborts_none():
         raise Unavailable("the driver has ended")
 
     calls = []
-    AbortOnDeath(fails, lambda: [Group("a group in use", calls)])._thread.join()
+    AbortOnDeath(fails, list, lambda: [Group("a group in use", calls)])._thread.join()
+    assert calls == []
+
+
+def test_a_watch_that_another_one_replaces_aborts_none():
+    answers, calls = {}, []
+    watches = Watches(set(), lambda call, answer: (answers.update({call: answer}), call.set()))
+    call = threading.Event()
+    watches.add(call, 1, (0, 2))
+    watch = AbortOnDeath(lambda: (call.wait(), answers[call])[1], list, lambda: [Group("a group in use", calls)])
+    watches.add(threading.Event(), 1, (0,))  # the worker asks again, for the next generation
+    watch._thread.join()
     assert calls == []

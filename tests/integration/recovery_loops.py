@@ -233,7 +233,11 @@ def steps_form(config):
         if state.step in config.get("changes", ()):
             shoal.wait([state.gang._next], timeout=120)
 
-    run(step, loader, state, epochs=config["epochs"])
+    if config.get("an epoch each"):
+        while state.epoch < config["epochs"]:
+            run(step, loader, state)
+    else:
+        run(step, loader, state, epochs=config["epochs"])
     return result_of(state)
 
 
@@ -408,7 +412,7 @@ def form_with_a_death_when_some_loops_have_run_again(config):
         if number == 0:
             open(os.path.join(config["folder"], "passed"), "w").close()
             if config["dies"]:
-                Record.mark = lambda record: (gc.collect(), kill_process())
+                Record.mark = lambda record, *_: (gc.collect(), kill_process())
         again.clear()
 
     again = []

@@ -149,6 +149,11 @@ def test_a_death_between_two_epochs_of_which_one_survivor_is_in_the_second(tmp_p
     assert result.changes[0].died == (2,)
 
 
+def test_a_death_while_survivors_are_at_both_ends_of_code_between_two_loops_ends_the_training(tmp_path):
+    with pytest.raises(WorkerLost, match="at both ends of the program's code between two loops"):
+        fit(tmp_path, r.steps_form_with_a_death_between_epochs, [], (1, 3), **{"an epoch each": True})
+
+
 def test_a_death_ends_the_wait_of_a_worker_that_waits_for_another_survivor(tmp_path):
     result = fit(tmp_path, r.steps_form, [(3, 3, "begin")], (1, 4))  # rank 1 waits for rank 0 then
     check(result)

@@ -9,7 +9,7 @@ from launching.trained import Uses, check, ranks, run
 from planned_net import STEPS, WORLD, batch, sharded
 
 import shoal.optim
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
 
 use = Uses()
 
@@ -140,6 +140,61 @@ def rows_that_the_program_writes_are_copied_again():
     _, _, host_copy = train(True, step_of=step_of)
     assert host_copy.num_written == 1
     assert bytes_of([q.own for _, q in host_copy.pairs]) == bytes_of([p.own for p, _ in host_copy.pairs])
+
+
+@use
+def writes_of_operators_are_copied_before_the_next_step():
+    model, optimizer, host_copy = train(True, steps=2)
+    first, *_, last = model.parameters()
+    with torch.no_grad():
+        first.mul_(0.5)
+    optimizer.state[last]["exp_avg"].zero_()
+    host_copy.optimizers[0]._protection.follow_writes()  # as the mark of the next step does
+    assert host_copy.num_written == 2
+    expect_equal(host_copy, model, optimizer)
+    host_copy.optimizers[0]._protection.follow_writes()
+    assert host_copy.num_written == 2
+
+
+@use
+def an_optimizer_may_have_some_of_the_parameters():
+    def some(model):
+        return shoal.optim.AdamW(model.head.parameters(), lr=1e-2)
+
+    plain, alone, _ = train(False, make=some)
+    model, optimizer, host_copy = train(True, make=some)
+    assert content(list(plain.head.parameters()), alone) == content(list(model.head.parameters()), optimizer)
+    expect_equal(host_copy, model, optimizer)
+
+
+@use
+def a_parameter_that_the_optimizer_gets_later_is_an_error_before_the_step():
+    from internals.fsdp import protect
+
+    model = sharded()
+    optimizer = shoal.optim.AdamW(model.head.parameters(), lr=1e-2)
+    protection = protect(model, optimizer)
+    model(batch(0)).square().mean().backward()
+    optimizer.add_param_group({"params": list(model.inp.parameters())})
+    before = bytes_of([p.to_local() for p in model.parameters()])
+    with pytest.raises(InvalidArgument, match="a parameter was added to the optimizer"):
+        optimizer.step()
+    assert bytes_of([p.to_local() for p in model.parameters()]) == before
+    assert not protection.in_use
+    protection = protect(model, optimizer)
+    optimizer.step()
+    protection.wait()
+    expect_equal(optimizer._host_copy, model, optimizer)
+
+
+@use
+def gradients_of_aborted_groups_do_not_count():
+    model, optimizer, host_copy = train(True, steps=1)
+    model(batch(1)).square().mean().backward()
+    host_copy.spoil()
+    with pytest.raises(Unavailable, match="were aborted"):
+        optimizer.step()
+    assert host_copy.optimizers[0]._protection.step == 1
 
 
 @use

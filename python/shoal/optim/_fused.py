@@ -82,6 +82,8 @@ class Fused:
         _without_dynamo(super().add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none and self._host_copy is not None:
+            self._host_copy.order_writes()
         _without_dynamo(super().zero_grad)(self, set_to_none)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

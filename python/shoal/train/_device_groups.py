@@ -25,21 +25,29 @@ def groups_of_devices() -> list[Any]:
 
 class AbortOnDeath:
     """Waits in a thread for the report of a death, and aborts the groups of devices then. The program's wait for a device returns, and its
-    next collective raises an error. ``wait_for_death``: returns once a worker has died; raises if that call ends without an answer."""
+    next collective raises an error. ``wait_for_death``: returns the number of a worker that has died, or None if the question has become
+    void; raises if that call ends without an answer. ``before``: called before the abort, which leaves half a sum in gradients."""
 
-    def __init__(self, wait_for_death: Callable[[], None], groups: Callable[[], list[Any]] = groups_of_devices):
-        self._wait, self._groups = wait_for_death, groups
+    def __init__(
+        self,
+        wait_for_death: Callable[[], int | None],
+        before: Callable[[], None],
+        groups: Callable[[], list[Any]] = groups_of_devices,
+    ):
+        self._wait, self._before, self._groups = wait_for_death, before, groups
         self._lock, self._ended = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="shoal-abort", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._wait()
+            if self._wait() is None:
+                return
         except Exception:  # its driver has ended, or this process leaves
             return
         with self._lock:
             if not self._ended:
+                self._before()
                 abort(self._groups())
 
     def end(self) -> None:

@@ -108,6 +108,9 @@ class ElasticGang(Gang):
     def await_step(self) -> None:
         self._record.await_step()
 
+    def spoil_step(self) -> None:
+        self._record.spoil_step()
+
     def end_steps(self) -> None:
         super().end_steps()
         self._record.await_step()
@@ -117,10 +120,10 @@ class ElasticGang(Gang):
             self._connect()
         return super().agree(own)
 
-    def boundary(self) -> bool:
+    def boundary(self, opens: bool = False) -> bool:
         """Sets the mark. Enters the latest generation that one of the workers has received, unless gradients on one of them wait for their
         optimizer's step. Every worker calls it equally often. Raises WorkerLeaves on a worker that leaves."""
-        self._record.mark()
+        self._record.mark(opens)
         if self._next is None:
             return False
         if self._joining:  # the others are behind this boundary already
@@ -218,14 +221,17 @@ class ElasticGang(Gang):
         """``aborts``: kernels of devices may wait for a dead worker."""
         if dist.is_initialized():
             self._backend = _backend()
+            if aborts:
+                self.spoil_step()
+                abort(groups_of_devices())
+            dist.destroy_process_group()  # waits for kernels, which a death may still stop
             if self._store.guard is not None:
                 self._store.guard.end()
-            if aborts:
-                abort(groups_of_devices())
-            dist.destroy_process_group()
 
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
         phases = phases or Phases()
+        if not transition.recovers:
+            self._record.await_step()
         self._leave_groups()
         mesh = self._meet(transition, phases)
         if self._joining:  # it has waited for the others' boundary
@@ -279,6 +285,8 @@ class ElasticGang(Gang):
     def _meet(self, transition: Transition, phases: Phases) -> DeviceMesh:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
         Unavailable at once if one of them dies."""
+        if self._store.guard is not None and transition.union is None:  # the groups stay, and another guard answers for them
+            self._store.guard.end()
         guard = Guard(self._worker, transition.change.generation)
         for control in () if transition.recovers else save_controls:
             control.finish(guard.check)

@@ -45,8 +45,9 @@ class Gang:
         if self.parts is not None:
             self.parts.gate_objects()
 
-    def boundary(self) -> bool:
-        """Called before each batch: a step can run again from here. Returns True if the workers have changed."""
+    def boundary(self, opens: bool = False) -> bool:
+        """Called before each batch: a step can run again from here. ``opens``: it is the first of its loop. Returns True if the workers
+        have changed."""
         return False
 
     def recover(self, error: Exception) -> None:

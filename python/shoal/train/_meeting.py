@@ -39,7 +39,7 @@ class Guard:
 
     def __init__(self, worker: Worker, generation: int, begun: bool = False):
         self._dead = worker.driver.lost.remote(worker.role.number, generation, begun)  # the driver makes it ready
-        self._aborts = AbortOnDeath(lambda: get(self._dead)) if begun and worker.scaling.use_gpu else None
+        self._aborts = AbortOnDeath(lambda: get(self._dead), worker.spoil_step) if begun and worker.scaling.use_gpu else None
 
     def end(self) -> None:
         """This worker learns of deaths by another guard, or has learned of one."""

@@ -17,7 +17,7 @@ from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplem
 from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
 from shoal.fsdp._reshard import Before
 from shoal.train._state import State, optimizers_of, random_states, set_random_states, sharded_models
-from shoal.train._worker import Worker
+from shoal.train._worker import Worker, WorkerLost
 
 
 def may_come_of_a_death(error: BaseException) -> bool:
@@ -36,12 +36,22 @@ def may_come_of_a_death(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
+class Marked:
+    """The part of a mark that other workers may need."""
+
+    num_reports: int
+    progress: Any
+    position: tuple[int, int]  # (epoch, batch)
+    opens: bool  # it is the first one of its loop, so the program may have run code of its own before
+
+
+@dataclass(frozen=True)
 class Words:
     """A survivor's message to the others, from which all decide alike whether the step under way counts."""
 
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     num_reports: int = 0
-    marks: dict[int, tuple[int, Any]] = field(default_factory=dict)  # by optimizer steps before: num_reports and progress of its marks
+    marks: dict[int, Marked] = field(default_factory=dict)  # by optimizer steps before
     present: Any = None  # its progress where it has stopped
 
 
@@ -49,10 +59,10 @@ class Mark:
     """The mark: the state of a training loop before a step, from which the step can run again. It lacks the values that the step record
     keeps. ``num_reports``: this worker's before the mark. ``buffers``: copies of the model's, which the next mark may share."""
 
-    def __init__(self, step: int, state: State, num_reports: int, buffers: dict[str, torch.Tensor]):
-        self.step, self.num_reports = step, num_reports  # optimizer steps and reports made before
+    def __init__(self, step: int, state: State, num_reports: int, buffers: dict[str, torch.Tensor], opens: bool = False):
+        self.step = step  # optimizer steps made before
         self.batches = state.step  # batches given before
-        self.progress = progress_of(state)
+        self.marked = Marked(num_reports, progress_of(state), (state.epoch, state.batch), opens)
         self._random = random_states()
         for name, b in _buffers(state):
             if name not in buffers or not _same(buffers[name], b):  # most buffers never change
@@ -254,6 +264,11 @@ class Record:
         if past.before is not None:
             past.before.forget()
 
+    def spoil_step(self) -> None:
+        """Called before the groups of devices are aborted: gradients that come from them do not count."""
+        if self.protection is not None and self.protection.host_copy is not None:
+            self.protection.host_copy.spoil()
+
     def pause(self) -> int:
         """Called before the model moves to another mesh. Returns the number of optimizer steps so far."""
         if self.protection is None:
@@ -267,7 +282,7 @@ class Record:
         if self.protection is not None:
             self.protection.wait()
 
-    def mark(self) -> None:
+    def mark(self, opens: bool = False) -> None:
         """Sets the mark, unless batches without an optimizer step were yielded since the last mark: their gradients add up, and the step
         runs again from the first of these batches."""
         if self.protection is None:
@@ -275,10 +290,13 @@ class Record:
         if self.protection.step > self._begun:
             self.forget_past()
             self.predecessor = None
+        self.protection.follow_writes()
         made, marks = self.protection.made, self._marks
+        if marks and made - marks[-1].step > 1:  # there is no mark between these steps, so all but the last one have to count
+            self.protection.wait()
         if not marks or marks[-1].step != made or marks[-1].batches == self._state.step:
             before = [m for m in marks if m.step == made - 1]
-            self._marks = [*before[-1:], Mark(made, self._state, self._worker.num_reports, self._buffers)]
+            self._marks = [*before[-1:], Mark(made, self._state, self._worker.num_reports, self._buffers, opens)]
 
     def abandon_step(self) -> None:
         """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.
@@ -286,9 +304,8 @@ class Record:
         prepared = self._prepared
         if prepared is not None and prepared.protection is None and not (prepared.before is not None and prepared.before.leaves):
             self._go_back()
-        for protection in (self.protection, None if self._prepared is None else self._prepared.protection):
-            if protection is not None:
-                protection.stop_replicas()
+        if self._prepared is not None and self._prepared.protection is not None:
+            self._prepared.protection.stop_replicas()
         if self.protection is not None:
             self.protection.abandon_step()
 
@@ -296,6 +313,7 @@ class Record:
         """Adopts dead ranks, and returns the words of all records that this worker can read, with this worker's progress."""
         if self.protection is None:  # a new worker
             return Words()
+        self.protection.join_step()
         if adopts:
             self.protection.actor.free_unheld(self._left_over)
         for rank in adopts:
@@ -303,7 +321,7 @@ class Record:
                 self._adopted[rank] = self.protection.adopt(rank)
                 self._held += self.protection.held_by(rank)
         records = [self.protection.words, *(self._adopted[rank].words for rank in adopts)]
-        marks = {m.step: (m.num_reports, m.progress) for m in self._marks}
+        marks = {m.step: m.marked for m in self._marks}
         return Words(records, self._worker.num_reports, marks, progress_of(self._state))
 
     def settle(self, everyone: list[Words], adopts: tuple[int, ...]) -> dict[int, AdoptedRank]:
@@ -317,17 +335,23 @@ class Record:
         self.protection.settle(committed)
         for rank in adopts:
             self._adopted[rank].settle(committed)
-        # One worker's mark for all: between two epochs, marks of one step may name the end of the first or the begin of the second.
-        num_reports, progress = next((w.marks[committed] for w in everyone if committed in w.marks), (None, None))
+        known = [w.marks[committed] for w in everyone if committed in w.marks]
+        if len({m.position for m in known}) > 1 and any(m.opens for m in known):
+            raise WorkerLost(
+                "a worker is lost, and the others are at both ends of the program's code between two loops over an epoch each",
+                hint="pass epochs= or max_steps= to one loop, and do the work between epochs inside of it",
+            )
+        # One worker's mark for all: between two epochs of a loop, marks of one step may name the end of one or the begin of the other.
+        chosen = known[0] if known else None
         mark = next((m for m in self._marks if m.step == committed), None)
         if mark is not None:
-            mark.restore(self._state, progress)
-            self._worker.num_reports = mark.num_reports
+            mark.restore(self._state, chosen.progress)
+            self._worker.num_reports = mark.marked.num_reports
         else:  # the rest of this worker's step is cut off; some have made it, and reported the step
             furthest = max(everyone, key=lambda w: w.num_reports)
-            if num_reports is not None:  # another worker goes back to its mark
-                set_progress(self._state, progress)
+            if chosen is not None:  # another worker goes back to its mark
+                set_progress(self._state, chosen.progress)
             elif self._worker.num_reports < furthest.num_reports:
                 set_progress(self._state, furthest.present)
-            self._worker.num_reports = furthest.num_reports if num_reports is None else num_reports
+            self._worker.num_reports = furthest.num_reports if chosen is None else chosen.num_reports
         return {rank: self._adopted[rank] for rank in adopts}

@@ -102,6 +102,7 @@ class _Loop:
         self._until = state.epoch + 1 if self._relative else epochs
         self._max_steps = max_steps
         self._feeder: Feeder | None = None
+        self._opened = False  # it has been at a boundary
         self._within = False  # further parts of the current batch follow
         self.gang: Gang | None = state.gang
 
@@ -114,8 +115,10 @@ class _Loop:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
         while self._within or not self._complete():
-            if not self._within and gang.boundary():
-                self._feeder = None
+            if not self._within:
+                opens, self._opened = not self._opened, True
+                if gang.boundary(opens):
+                    self._feeder = None
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, state.drawn, gang.shares)
             part = self._feeder.next()

@@ -51,6 +51,11 @@ class Worker:
         self.gang: Any = None  # the ElasticGang of the present loop; None in a training of fixed size
         self.predecessor: Any = None  # the gang of a loop that a death has ended, until that of the next loop takes over its state
 
+    def spoil_step(self) -> None:
+        """Called before the groups of devices are aborted: gradients that come from them do not count."""
+        if self.gang is not None:
+            self.gang.spoil_step()
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Makes this worker the process's ``current_worker`` for the time of its loop. Nothing else sets it."""

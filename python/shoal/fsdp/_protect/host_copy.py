@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal._objects.tensors import dtensor, lasting, with_dtype
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
 from shoal.fsdp._devices.streams import DONE, Transfers, transfers
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._engine.settings import Settings
@@ -25,7 +26,6 @@ from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import Kind, local_of
 
-_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by size
 _SCALING = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer
 
 
@@ -50,6 +50,9 @@ class HostCopy:
         _shard(self.model, data)
         self._copies = {id(p.views.sharded): q for p, q in self.pairs}
         self._originals = list(optimizers)
+        self._members = self._present_members()
+        self._versions: list[list[tuple[int, int, int]]] = []  # versions of the devices' rows and states behind the last step, by pair
+        self._spoiled = False  # an abort has left half a sum in gradients
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
         self._copied = self._updated = DONE  # where the gradients are on the host, and the devices' update is made
@@ -99,7 +102,11 @@ class HostCopy:
         """True if this is a copy of these units and optimizers, as they are now."""
         present = [p for u in root.units for p in u.parameters]
         alike = len(present) == len(self.pairs) and all(p is q for p, (q, _) in zip(present, self.pairs, strict=True))
-        return alike and all(p.dtype == q.dtype for p, q in self.pairs) and self._originals == optimizers
+        alike = alike and all(p.dtype == q.dtype for p, q in self.pairs) and self._originals == optimizers
+        return alike and self._members == self._present_members()
+
+    def _present_members(self) -> list[list[int]]:
+        return [[id(p) for p in group["params"]] for optimizer in self._originals for group in optimizer.param_groups]
 
     # ---- from the devices to the host, and back ----
 
@@ -138,6 +145,7 @@ class HostCopy:
 
     def return_states(self) -> None:
         """Replaces the optimizers' states on the devices by the copies."""
+        self._spoiled, self._versions = False, []
         with lasting():
             for original, mine in zip(self._originals, self.optimizers, strict=True):
                 original.state.clear()
@@ -186,11 +194,16 @@ class HostCopy:
     def take_gradients(self) -> None:
         """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
         self.wait()
+        self._check_spoiled()
+        if self._members != (present := self._present_members()):
+            raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
+        members = {of for group in present for of in group}
         moves = self._transfers
+        pools = self._pools()
         self._taken = []
         sums = _sums(p.own for p, _ in self.pairs)
         for p, q in self.pairs:
-            if (gradient := p.views.sharded.grad) is None:
+            if id(p.views.sharded) not in members or (gradient := p.views.sharded.grad) is None:
                 self._taken.append(None)
                 continue
             local = local_of(gradient)
@@ -199,13 +212,47 @@ class HostCopy:
                     f"a protected parameter of {q.dtype} has a gradient of {local.dtype}: {p.name}",
                     hint="use gradients of the parameter's dtype",
                 )
-            taken = moves.to_host(local, True, (moves.streams.reduce, moves.streams.replicas))
+            taken = moves.to_host(local, True, pools)
             self._taken.append(taken.clone() if taken is local else taken)
-        self._sums = moves.to_host(sums, True, ())
+        self._sums = moves.to_host(sums, True, pools)
         with moves.streams.copies:
             self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
-            self._copied.wait()
+            self.order_writes()
+
+    def _pools(self) -> list[AbstractContextManager]:
+        """The streams to whose pools the memory of gradients may return. With one shard, or for the program's, that is the present one."""
+        streams = self._transfers.streams
+        of_hooks = {u.all_reduce_hook_stream for s in self._states for u in s.units} - {None}
+        return [nullcontext(), streams.reduce, streams.replicas, *map(streams.on, of_hooks)]
+
+    def order_writes(self) -> None:
+        """Later work of the present stream may write to the gradients of the last step."""
+        self._copied.wait()
+
+    def spoil(self) -> None:
+        """Gradients that are not on the host yet do not count: the groups that sum them are aborted."""
+        self._spoiled = True
+
+    def _check_spoiled(self) -> None:
+        if self._spoiled:
+            raise Unavailable("the groups that sum gradients were aborted, because a worker has died", reason="ActorDied")
+
+    def follow_writes(self) -> None:
+        """Copies rows and states that operators have written since the last step, as their version counters show."""
+        if not self._versions:
+            return
+        written = [pair for pair, versions in zip(self.pairs, self._versions, strict=True) if self._versions_of(pair[0]) != versions]
+        if written:
+            self.wait()
+            self._take(written)
+            self._versions = [self._versions_of(p) for p, _ in self.pairs]
+
+    def _versions_of(self, p: ShardedParameter) -> list[tuple[int, int, int]]:
+        """Identity and versions of the rows and states of a parameter. An operator on a DTensor counts in the DTensor alone."""
+        states = (o.state.get(p.views.sharded) or {} for o in self._originals)
+        tensors = [p.own, p.views.sharded, *(t for state in states for t in state.values() if isinstance(t, torch.Tensor))]
+        return [(local_of(t).data_ptr(), t._version, local_of(t)._version) for t in tensors]
 
     def step(self) -> None:
         """Begins to repeat the devices' update in the host's memory, in a thread beside the program's next forward."""
@@ -215,6 +262,7 @@ class HostCopy:
             value = getattr(original, name, None)
             setattr(mine, name, value.cpu() if isinstance(value, torch.Tensor) else value)
         self._updated = self._transfers.streams.mark()
+        self._versions = [self._versions_of(p) for p, _ in self.pairs]
         self.num_steps += 1
         self._repeating = threading.Thread(target=self._repeat, name="shoal-host-copy", daemon=True)
         self._repeating.start()
@@ -234,6 +282,7 @@ class HostCopy:
         began = time.perf_counter()
         try:
             self._transfers.streams.synchronize(self._copied)
+            self._check_spoiled()
             self._make_step()
         except BaseException as error:
             self._error = error
@@ -253,15 +302,18 @@ class HostCopy:
         for _, q in self.pairs:
             q.views.sharded.grad = None
         if written:
-            self._take_rows(written)
+            self._take(written)
 
-    def _take_rows(self, written: list[tuple[ShardedParameter, ShardedParameter]]) -> None:
-        """Copies rows that the program has written otherwise than by its optimizer: the update was made on other values than here."""
+    def _take(self, written: list[tuple[ShardedParameter, ShardedParameter]]) -> None:
+        """Copies rows and states of parameters that the program has written otherwise than by its optimizer's step."""
         self.num_written += len(written)
         self._updated.wait()
         with lasting():
             for p, q in written:
                 q.own.copy_(p.own)
+                state, kept = self._originals[0].state.get(p.views.sharded), self.optimizers[0].state.get(q.views.sharded)
+                for name in (state or {}).keys() & (kept or {}).keys():
+                    kept[name] = self._on_host(state[name], q.views.sharded, kept[name])
         if (replicas := self.optimizers[0]._protection.replicas) is not None:
             replicas.stale = True
 
@@ -275,9 +327,17 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sums(rows: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Checksums of the values' bits, by tensor. They need no wait for a device."""
-    flat = (t.detach().reshape(-1).view(_INTEGERS[t.itemsize]) for t in rows)
-    return torch.stack([t.sum(dtype=torch.int64) for t in flat])
+    """Checksums of the values' bits, by tensor: sums of words of 8 bytes. They need no wait for a device."""
+    return torch.stack([_sum(t) for t in rows])
+
+
+def _sum(rows: torch.Tensor) -> torch.Tensor:
+    flat = rows.detach().reshape(-1).view(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    words = flat[:whole]
+    if words.storage_offset() % 8:
+        words = words.clone()
+    return words.view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
 
 
 def _shard(module: nn.Module, data: DataMesh, placement: Any = None) -> State:

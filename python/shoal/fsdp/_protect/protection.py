@@ -141,7 +141,14 @@ class Protection:
 
     def abandon_step(self) -> None:
         """Drops the step under way, without other ranks."""
+        self.stop_replicas()
         self.root.abandon_step()
+
+    def join_step(self) -> None:
+        """Called once a death is known: waits until no thread works on this rank's step any more."""
+
+    def follow_writes(self) -> None:
+        """Takes what the program has written since the last step otherwise than by its optimizer. On CPUs it lies in the record already."""
 
     def stop_replicas(self) -> None:
         """Ends the transfers between this rank and its buddy. The replicas stay as they are."""
@@ -391,11 +398,20 @@ class ProtectionOfDevices(Protection):
         for s in self._on_devices.states:
             s.settings.protection = None
 
+    @property
+    def in_use(self) -> bool:
+        return super().in_use and self.host_copy.serves(self._on_devices, [self._steps_on_devices])
+
+    def follow_writes(self) -> None:
+        self.host_copy.follow_writes()
+
     def abandon_step(self) -> None:
-        with contextlib.suppress(Exception):  # a death has ended that step's wait for other ranks
+        self._on_devices.abandon_step()
+
+    def join_step(self) -> None:
+        with contextlib.suppress(Exception):  # the death has ended that step's wait for other ranks
             self.wait()
         super().abandon_step()
-        self._on_devices.abandon_step()
 
 
 def _check_unprotected(root: Root) -> None:

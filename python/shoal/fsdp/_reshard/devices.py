@@ -85,6 +85,7 @@ class _Whole:
     def __init__(self, copy: HostCopy, contents: Contents):
         self._copy, self._contents = copy, contents
         self._tensors = contents.replicated()
+        self._on_meta = [t.is_meta for _, t in self._tensors]
         self._part = nn.Module()
         for index, (_, t) in enumerate(self._tensors):
             if isinstance(t, nn.Parameter):
@@ -97,7 +98,7 @@ class _Whole:
         """Puts what a newcomer has received on its device, where its own tensors were on the meta device."""
         for index, (_, t) in enumerate(self._tensors):
             if isinstance(t, nn.Parameter):
-                if t.device != data.device:
+                if self._on_meta[index]:
                     t.data = t.data.to(data.device)
             elif (received := self._part._buffers[str(index)]) is not t:
                 set_buffer(self._contents.model, t, received.to(data.device))
