@@ -22,8 +22,8 @@
 
 #include <fmt/format.h>
 
-#include "fsdp/kernels/cuda/adam_body.h"
-#include "fsdp/kernels/cuda/device_adam.h"
+#include "fsdp/kernels/cuda/device_optim.h"
+#include "fsdp/kernels/cuda/on_host.h"
 #include "runtime/device/kernels/device_kernels.h"
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
@@ -73,7 +73,7 @@ double gigabytes_per_second(double bytes, float ms) { return ms > 0 ? bytes / (m
 
 Result<bool> adam_bandwidth(const Setting& setting) {
   SHOAL_TRY(const auto device, Device::open(*setting.cuda, 0));
-  SHOAL_TRY(const auto adam, fsdp::DeviceAdam::load(device, setting.fake ? "fake" : fsdp::DeviceAdam::embedded()));
+  SHOAL_TRY(const auto optim, fsdp::DeviceOptim::load(device, setting.fake ? "fake" : fsdp::DeviceOptim::embedded()));
   SHOAL_TRY(const auto stream, device->make_stream());
   const std::size_t bytes = setting.numel * sizeof(float);
   std::vector<DeviceMemory> arrays;
@@ -88,7 +88,7 @@ Result<bool> adam_bandwidth(const Setting& setting) {
   const auto* const from = arrays[1].get().data();
   auto* const to = arrays[0].get().data();
   SHOAL_TRY(const float copy_ms, measure(*device, stream, [&] { return device->copy(to, from, bytes, stream.get()); }));
-  SHOAL_TRY(const float adam_ms, measure(*device, stream, [&] { return adam.step({}, 1, {}, {&shard, 1}, stream.get()); }));
+  SHOAL_TRY(const float adam_ms, measure(*device, stream, [&] { return optim.adam({}, 1, {}, {&shard, 1}, stream.get()); }));
   const auto size = static_cast<double>(bytes);
   const double copy = gigabytes_per_second(2 * size, copy_ms), update = gigabytes_per_second(7 * size, adam_ms);
   const double ratio = copy > 0 ? update / copy : 0;
@@ -363,8 +363,7 @@ int main(int argc, char** argv) {
   };
   if (fake) {
     runtime::add_device_kernels();
-    runtime::add_kernel("shoal_adam_f32", fsdp::cuda::adam<float>);
-    runtime::add_kernel("shoal_adam_f64", fsdp::cuda::adam<double>);
+    fsdp::add_optim_kernels();
     setting.cuda = &runtime::FakeCuda::machine().api();
     setting.nccl = &runtime::FakeNccl::machine().api();
   }

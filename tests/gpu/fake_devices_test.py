@@ -147,10 +147,10 @@ class FakeKernels:
     """The kernels of a device on the fake, whose update has passed when the call returns."""
 
     def __init__(self, fake):
-        self._fake, self._native = fake, _native.DeviceAdam(0, image=b"fake")
+        self._fake, self._native = fake, _native.DeviceOptim(0, image=b"fake")
 
-    def update(self, dtypes, rows, **options):
-        self._native.update(dtypes, rows, stream=0, **options)
+    def adam(self, dtypes, rows, **options):
+        self._native.adam(dtypes, rows, stream=0, **options)
         self._fake.shoal_fake_synchronize(0)
 
 
@@ -172,7 +172,7 @@ def test_adam_on_a_device_has_the_bits_of_the_cpu(fake, monkeypatch, make, dtype
 
     expected, expected_state = train()
     kernels = FakeKernels(fake)
-    monkeypatch.setattr(_kernels, "adam_kernels", lambda device: kernels)
+    monkeypatch.setattr(_kernels, "kernels_on", lambda device: kernels)
     got, state = train()
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/kernels/cast.h"
-#include "fsdp/kernels/cuda/adam_body.h"
-#include "fsdp/kernels/cuda/device_adam.h"
+#include "fsdp/kernels/cuda/device_optim.h"
+#include "fsdp/kernels/cuda/on_host.h"
 #include "fsdp/kernels/kernels.h"
 #include "fsdp/kernels/norm.h"
 #include "runtime/device/kernels/device_kernels.h"
@@ -31,8 +31,7 @@ class CudaKernels : public testing::Test {
  protected:
   void SetUp() override {
     runtime::add_device_kernels();
-    runtime::add_kernel("shoal_adam_f32", cuda::adam<float>);
-    runtime::add_kernel("shoal_adam_f64", cuda::adam<double>);
+    add_optim_kernels();
   }
 
   // Numbers of all magnitudes that a dtype has, and the special ones.
@@ -66,7 +65,7 @@ class CudaKernels : public testing::Test {
   static const runtime::CudaApi& api() { return on_gpu() ? *runtime::CudaApi::load().value() : runtime::FakeCuda::machine().api(); }
   // The fake takes any image; so these tests need no nvcc.
   DeviceKernels kernels() const { return DeviceKernels::load(device_, on_gpu() ? DeviceKernels::embedded() : "fake").value(); }
-  DeviceAdam adam_kernels() const { return DeviceAdam::load(device_, on_gpu() ? DeviceAdam::embedded() : "fake").value(); }
+  DeviceOptim optim_kernels() const { return DeviceOptim::load(device_, on_gpu() ? DeviceOptim::embedded() : "fake").value(); }
 
   const std::shared_ptr<Device> device_ = Device::open(api(), 0).value();
   const runtime::Stream stream_ = device_->make_stream().value();
@@ -190,7 +189,7 @@ TEST_F(CudaKernels, TheSumOfSquaresIsThatOfTheCpuToAFewBitsAndAlwaysTheSame) {
 class CudaAdam : public CudaKernels, public testing::WithParamInterface<Adam> {
  protected:
   void expect_same_bits(const Adam& options, const std::array<DType, kMaxArrays>& dtypes, bool amsgrad, bool copy) {
-    const auto adam_on_device = adam_kernels();
+    const auto on = optim_kernels();
     std::vector<std::size_t> sizes{1'000, 0, 3, 4'099};
     sizes.resize(130, 5);  // more than two launches
     std::vector<std::array<Bytes, kMaxArrays>> host(sizes.size());
@@ -212,7 +211,7 @@ class CudaAdam : public CudaKernels, public testing::WithParamInterface<Adam> {
     }
     for (std::int64_t step = 1; step <= 3; ++step) {
       adam(options, step, dtypes, shards, 1);
-      ASSERT_TRUE(adam_on_device.step(options, step, dtypes, device_shards, stream_.get()));
+      ASSERT_TRUE(on.adam(options, step, dtypes, device_shards, stream_.get()));
     }
     for (std::size_t s = 0; s < sizes.size(); ++s) {
       for (std::size_t a = 0; a < kMaxArrays; ++a) {
@@ -243,12 +242,12 @@ TEST_F(CudaKernels, ABuildWithoutNvccRefusesThem) {
   EXPECT_EQ(refused.error().code(), Code::kUnimplemented);
   EXPECT_EQ(refused.error().reason(), "NoKernels");
   EXPECT_NE(refused.error().message().find("nvcc was absent"), std::string::npos);
-  EXPECT_EQ(DeviceAdam::load(device_, nullptr).error().reason(), "NoKernels");
+  EXPECT_EQ(DeviceOptim::load(device_, nullptr).error().reason(), "NoKernels");
 }
 
 TEST_F(CudaKernels, AdamRefusesIntegers) {
-  const auto adam_on_device = adam_kernels();
-  EXPECT_EQ(adam_on_device.step({}, 1, {DType::kInt32}, {}, stream_.get()).error().code(), Code::kUnimplemented);
+  const auto on = optim_kernels();
+  EXPECT_EQ(on.adam({}, 1, {DType::kInt32}, {}, stream_.get()).error().code(), Code::kUnimplemented);
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ class Adam(Fused, torch.optim.Adam):
         beta1, beta2 = group["betas"]
         recorded = {} if (record := self._record()) is None else {"into": record}  # a protected model is on the CPU
         for (device, dtypes), rows in batches.items():
-            _kernels.adam_kernels(device).update(
+            _kernels.kernels_on(device).adam(
                 dtypes,
                 rows,
                 lr=float(group["lr"]),

@@ -1,4 +1,4 @@
-// Fused Adam and AdamW. The arithmetic is in adam_body.h.
+// The optimizers' kernels by the names under which the driver finds them. Their arithmetic is in adam_body.h.
 #include "fsdp/kernels/cuda/adam_body.h"
 
 namespace c = shoal::fsdp::cuda;
