@@ -2,8 +2,8 @@
 // element has the same bits on a device and on a CPU with FMA.
 #pragma once
 
-#include "fsdp/kernels/adam_constants.h"
 #include "fsdp/kernels/cuda/update_body.h"
+#include "fsdp/kernels/optim_constants.h"
 
 namespace shoal::fsdp::cuda {
 

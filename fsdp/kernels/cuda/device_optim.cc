@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "fsdp/kernels/cuda/adam_body.h"
+#include "fsdp/kernels/cuda/sgd_body.h"
 #include "runtime/device/kernels/device_kernels.h"
 
 extern "C" const unsigned char kShoalOptimKernels[];
@@ -14,6 +15,7 @@ namespace shoal::fsdp {
 
 static_assert(cuda::kCopy == int{kCopy} && cuda::kNumArrays == int{kMaxArrays});
 static_assert(cuda::kP == int{AdamArrays::kP} && cuda::kG == int{AdamArrays::kG} && cuda::kMaxV == int{AdamArrays::kMaxV});
+static_assert(cuda::kP == int{SgdArrays::kP} && cuda::kG == int{SgdArrays::kG} && cuda::kBuffer == int{SgdArrays::kBuffer});
 
 namespace {
 
@@ -62,6 +64,8 @@ Result<DeviceOptim> DeviceOptim::load(std::shared_ptr<const Device> device, cons
   SHOAL_TRY(out.module_, runtime::load_kernels(*out.device_, image));
   SHOAL_TRY(out.adam_f32_, out.device_->find(out.module_, "shoal_adam_f32"));
   SHOAL_TRY(out.adam_f64_, out.device_->find(out.module_, "shoal_adam_f64"));
+  SHOAL_TRY(out.sgd_f32_, out.device_->find(out.module_, "shoal_sgd_f32"));
+  SHOAL_TRY(out.sgd_f64_, out.device_->find(out.module_, "shoal_sgd_f64"));
   return out;
 }
 
@@ -70,6 +74,13 @@ Result<void> DeviceOptim::adam(const Adam& options, std::int64_t step, const std
   SHOAL_OK(check(dtypes));
   if (wide(dtypes)) return run(*device_, adam_f64_, adam_constants<double>(options, step), dtypes, shards, stream);
   return run(*device_, adam_f32_, adam_constants<float>(options, step), dtypes, shards, stream);
+}
+
+Result<void> DeviceOptim::sgd(const Sgd& options, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
+                              runtime::CudaStream stream) const {
+  SHOAL_OK(check(dtypes));
+  if (wide(dtypes)) return run(*device_, sgd_f64_, sgd_constants<double>(options), dtypes, shards, stream);
+  return run(*device_, sgd_f32_, sgd_constants<float>(options), dtypes, shards, stream);
 }
 
 }  // namespace shoal::fsdp

@@ -1,4 +1,4 @@
-// Fused optimizers on a device: the options and formulas of fsdp/kernels/adam.h, one kernel for all shards.
+// Fused optimizers on a device: the options and formulas of fsdp/kernels/adam.h and sgd.h, one kernel for all shards.
 #pragma once
 
 #include <array>
@@ -6,6 +6,7 @@
 #include <span>
 
 #include "fsdp/kernels/adam.h"
+#include "fsdp/kernels/sgd.h"
 #include "runtime/device/device.h"
 
 namespace shoal::fsdp {
@@ -22,13 +23,15 @@ class DeviceOptim {
   // `step` counts from 1.
   Result<void> adam(const Adam& options, std::int64_t step, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
                     runtime::CudaStream stream) const;
+  Result<void> sgd(const Sgd& options, const std::array<DType, kMaxArrays>& dtypes, std::span<const Shard> shards,
+                   runtime::CudaStream stream) const;
 
  private:
   DeviceOptim() = default;
 
   std::shared_ptr<const runtime::Device> device_;
   runtime::KernelModule module_;
-  runtime::CudaFunction adam_f32_ = nullptr, adam_f64_ = nullptr;
+  runtime::CudaFunction adam_f32_ = nullptr, adam_f64_ = nullptr, sgd_f32_ = nullptr, sgd_f64_ = nullptr;
 };
 
 }  // namespace shoal::fsdp
