@@ -1463,6 +1463,11 @@ class DeviceOptim:
         Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.
         """
 
+    def sgd(self, dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, stream: int) -> None:
+        """
+        SGD on rows in the device's memory, as `sgd`, in the order of the stream; returns at once.
+        """
+
 def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, num_threads: int, into: ProtectedShard | None = None) -> None:
     """
     SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).

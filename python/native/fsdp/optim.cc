@@ -81,6 +81,12 @@ void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& 
   for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
 }
 
+std::vector<fsdp::Shard> shards_of(const std::vector<UpdateRow>& rows) {
+  std::vector<fsdp::Shard> out;
+  for (const auto& row : rows) out.push_back(row.shard);
+  return out;
+}
+
 // The optimizers' kernels on one CUDA device.
 class PyDeviceOptim {
  public:
@@ -98,6 +104,12 @@ class PyDeviceOptim {
       unwrap(optim_->adam(options, step, types, work, reinterpret_cast<runtime::CudaStream>(stream)));
   }
 
+  void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
+           double weight_decay, bool nesterov, bool maximize, bool first, double grad_scale, std::uintptr_t stream) const {
+    const fsdp::Sgd options{lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale};
+    unwrap(optim_->sgd(options, dtypes_of(dtypes), shards_of(rows), reinterpret_cast<runtime::CudaStream>(stream)));
+  }
+
  private:
   const std::string image_;  // the driver may read it until the kernels are unloaded
   std::optional<fsdp::DeviceOptim> optim_;
@@ -109,7 +121,10 @@ void bind_device_optim(nb::module_& m) {
            "`image`: code of these kernels in the place of this build's.")
       .def("adam", &PyDeviceOptim::adam, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"),
            nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"),
-           nb::arg("stream"), "Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.");
+           nb::arg("stream"), "Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.")
+      .def("sgd", &PyDeviceOptim::sgd, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"),
+           nb::arg("dampening"), nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"),
+           nb::arg("stream"), "SGD on rows in the device's memory, as `sgd`, in the order of the stream; returns at once.");
 }
 
 void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
@@ -123,8 +138,7 @@ void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& r
     item.dtypes = types;
     return add_to(*into, item, rows);
   }
-  std::vector<fsdp::Shard> work;
-  for (const auto& row : rows) work.push_back(row.shard);
+  const auto work = shards_of(rows);
   const GilReleased release;
   fsdp::sgd(options, types, work, num_threads);
 }

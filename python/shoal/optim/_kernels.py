@@ -18,10 +18,16 @@ class Kernels(Protocol):
     def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
         """Counts the rows' steps up, too."""
 
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        """``first``, an option: the momentum of these rows becomes the gradient."""
+
 
 class _OfCpu:
     def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
         _native.adam(dtypes, rows, num_threads=num_threads(), **options)
+
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        _native.sgd(dtypes, rows, num_threads=num_threads(), **options)
 
 
 class _OfCuda:
@@ -30,7 +36,13 @@ class _OfCuda:
         self._native = _native.DeviceOptim(device.index)
 
     def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
-        self._native.adam(dtypes, rows, stream=torch.cuda.current_stream(self._device).cuda_stream, **options)
+        self._native.adam(dtypes, rows, stream=self._stream(), **options)
+
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        self._native.sgd(dtypes, rows, stream=self._stream(), **options)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
 
 
 @cache
