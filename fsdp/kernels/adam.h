@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "fsdp/kernels/adam_constants.h"
 #include "fsdp/kernels/elementwise.h"
+#include "fsdp/kernels/optim_constants.h"
 
 namespace shoal::fsdp {
 

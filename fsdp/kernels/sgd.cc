@@ -14,13 +14,12 @@ namespace shoal::fsdp::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class T, bool kBuffered>
-void sgd_as(const Sgd& o, T* const* at, std::size_t numel) {
+void sgd_as(const SgdConstants<T>& c, T* const* at, std::size_t numel) {
   const hn::ScalableTag<T> d;
-  const auto set = [&](double value) HWY_ATTR { return hn::Set(d, static_cast<T>(value)); };
-  const auto sign = set(o.maximize ? -1 : 1), grad_scale = set(o.grad_scale), decay = set(o.weight_decay), momentum = set(o.momentum),
-             taken = set(1 - o.dampening), lr = set(o.lr);
+  const auto sign = hn::Set(d, c.sign), grad_scale = hn::Set(d, c.grad_scale), decay = hn::Set(d, c.decay),
+             momentum = hn::Set(d, c.momentum), taken = hn::Set(d, c.taken), lr = hn::Set(d, c.lr);
   using A = SgdArrays;
-  const bool decays = o.weight_decay != 0, unscale = o.grad_scale != 1;
+  const bool decays = c.decays, unscale = c.unscale, nesterov = c.nesterov, first = c.first;
   over_vectors<kBuffered ? 3 : 2>(d, at, numel, [&](T* const* a, std::size_t i) HWY_ATTR {
     auto p = hn::LoadU(d, a[A::kP] + i), g = hn::LoadU(d, a[A::kG] + i);
     if (unscale) {
@@ -31,21 +30,21 @@ void sgd_as(const Sgd& o, T* const* at, std::size_t numel) {
     if (decays) g = hn::MulAdd(p, decay, g);
     if constexpr (kBuffered) {
       auto buffer = g;
-      if (!o.first) buffer = hn::MulAdd(g, taken, hn::Mul(hn::LoadU(d, a[A::kBuffer] + i), momentum));
+      if (!first) buffer = hn::MulAdd(g, taken, hn::Mul(hn::LoadU(d, a[A::kBuffer] + i), momentum));
       hn::StoreU(buffer, d, a[A::kBuffer] + i);
-      g = o.nesterov ? hn::MulAdd(buffer, momentum, g) : buffer;
+      g = nesterov ? hn::MulAdd(buffer, momentum, g) : buffer;
     }
     hn::StoreU(hn::NegMulAdd(lr, g, p), d, a[A::kP] + i);
   });
 }
 
-void sgd_f32(const Sgd& o, float* const* at, std::size_t numel) {
+void sgd_f32(const SgdConstants<float>& c, float* const* at, std::size_t numel) {
   using T = float;
-  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(o, at, numel) : sgd_as<T, false>(o, at, numel);
+  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(c, at, numel) : sgd_as<T, false>(c, at, numel);
 }
-void sgd_f64(const Sgd& o, double* const* at, std::size_t numel) {
+void sgd_f64(const SgdConstants<double>& c, double* const* at, std::size_t numel) {
   using T = double;
-  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(o, at, numel) : sgd_as<T, false>(o, at, numel);
+  at[SgdArrays::kBuffer] != nullptr ? sgd_as<T, true>(c, at, numel) : sgd_as<T, false>(c, at, numel);
 }
 
 }  // namespace shoal::fsdp::HWY_NAMESPACE
@@ -57,12 +56,28 @@ namespace shoal::fsdp {
 HWY_EXPORT(sgd_f32);
 HWY_EXPORT(sgd_f64);
 
+template <class T>
+SgdConstants<T> sgd_constants(const Sgd& o) {
+  return {.sign = o.maximize ? T{-1} : T{1},
+          .grad_scale = static_cast<T>(o.grad_scale),
+          .decay = static_cast<T>(o.weight_decay),
+          .momentum = static_cast<T>(o.momentum),
+          .taken = static_cast<T>(1 - o.dampening),
+          .lr = static_cast<T>(o.lr),
+          .decays = o.weight_decay != 0,
+          .unscale = o.grad_scale != 1,
+          .nesterov = o.nesterov,
+          .first = o.first};
+}
+template SgdConstants<float> sgd_constants(const Sgd& o);
+template SgdConstants<double> sgd_constants(const Sgd& o);
+
 Elementwise sgd_update(const Sgd& o, const std::array<DType, kMaxArrays>& dtypes) {
   using A = SgdArrays;
   Elementwise update{.dtypes = dtypes, .writes = 1u << A::kP | 1u << A::kBuffer, .f32 = {}, .f64 = {}};
   if (o.grad_scale != 1) update.writes |= 1u << A::kG;
-  update.f32 = [o](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f32)(o, at, numel); };
-  update.f64 = [o](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f64)(o, at, numel); };
+  update.f32 = [c = sgd_constants<float>(o)](float* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f32)(c, at, numel); };
+  update.f64 = [c = sgd_constants<double>(o)](double* const* at, std::size_t numel) { HWY_DYNAMIC_DISPATCH(sgd_f64)(c, at, numel); };
   return update;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "fsdp/kernels/elementwise.h"
+#include "fsdp/kernels/optim_constants.h"
 
 namespace shoal::fsdp {
 
@@ -19,6 +20,10 @@ struct Sgd {
   bool first = false;     // no momentum yet: the buffer becomes the gradient
   double grad_scale = 1;  // divides the gradient; unless it is 1, the quotient is written back
 };
+
+// The constants of a step.
+template <class T>
+SgdConstants<T> sgd_constants(const Sgd& options);
 
 // Indices into Shard::at.
 struct SgdArrays {

@@ -1452,15 +1452,20 @@ def adam(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: 
     Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up. `into`: a ProtectedShard that records the update instead.
     """
 
-class DeviceAdam:
-    """Adam's kernels on a CUDA device."""
+class DeviceOptim:
+    """The optimizers' kernels on a CUDA device."""
 
     def __init__(self, device: int, image: bytes | None = None) -> None:
         """`image`: code of these kernels in the place of this build's."""
 
-    def update(self, dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, maximize: bool, grad_scale: float, stream: int) -> None:
+    def adam(self, dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool, maximize: bool, grad_scale: float, stream: int) -> None:
         """
         Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.
+        """
+
+    def sgd(self, dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, stream: int) -> None:
+        """
+        SGD on rows in the device's memory, as `sgd`, in the order of the stream; returns at once.
         """
 
 def sgd(dtypes: Sequence[str], rows: Sequence[UpdateRow], *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool, first: bool, grad_scale: float, num_threads: int, into: ProtectedShard | None = None) -> None:

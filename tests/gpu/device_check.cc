@@ -1,6 +1,6 @@
-// Shoal's own CUDA code on one GPU: fused AdamW's bandwidth, NCCL with one rank, 2 and 4 processes with one device. These gather and add
-// each other's shards, by plain copies and by the communicator.
-// Prints a JSON line for each part, then `N passed, N failed`. Without a GPU: exit code 2 and one sentence.
+// Shoal's own CUDA code on one GPU: the bandwidth of fused AdamW and SGD, NCCL with one rank, 2 and 4 processes with one device. These
+// gather and add each other's shards, by plain copies and by the communicator. Prints a JSON line for each part, then `N passed, N failed`.
+// Without a GPU: exit code 2 and one sentence.
 //
 // With --fake, threads on the fakes of CUDA and NCCL take the place of processes and GPU: that tests this program.
 #include <fcntl.h>
@@ -22,8 +22,8 @@
 
 #include <fmt/format.h>
 
-#include "fsdp/kernels/cuda/adam_body.h"
-#include "fsdp/kernels/cuda/device_adam.h"
+#include "fsdp/kernels/cuda/device_optim.h"
+#include "fsdp/kernels/cuda/on_host.h"
 #include "runtime/device/kernels/device_kernels.h"
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/loop/loop.h"
@@ -71,15 +71,19 @@ double gigabytes_per_second(double bytes, float ms) { return ms > 0 ? bytes / (m
 
 // ---- one process -------------------------------------------------------------------------------------------------------------------
 
-Result<bool> adam_bandwidth(const Setting& setting) {
+// One step on this shard by the kernels of an optimizer, in the order of the stream.
+using Update = Result<void> (*)(const fsdp::DeviceOptim& optim, const fsdp::Shard& shard, const Stream& stream);
+
+// An update reads `num_arrays` arrays, and writes all of them but the gradient.
+Result<bool> update_bandwidth(const Setting& setting, const char* part, std::size_t num_arrays, Update update) {
   SHOAL_TRY(const auto device, Device::open(*setting.cuda, 0));
-  SHOAL_TRY(const auto adam, fsdp::DeviceAdam::load(device, setting.fake ? "fake" : fsdp::DeviceAdam::embedded()));
+  SHOAL_TRY(const auto optim, fsdp::DeviceOptim::load(device, setting.fake ? "fake" : fsdp::DeviceOptim::embedded()));
   SHOAL_TRY(const auto stream, device->make_stream());
   const std::size_t bytes = setting.numel * sizeof(float);
   std::vector<DeviceMemory> arrays;
   fsdp::Shard shard;
   shard.numel = setting.numel;
-  for (std::size_t a = 0; a < 4; ++a) {
+  for (std::size_t a = 0; a < num_arrays; ++a) {
     SHOAL_TRY(auto memory, device->allocate(bytes));
     SHOAL_OK(device->zero(memory.get().data(), bytes, stream.get()));
     shard.at[a] = memory.get().data();
@@ -88,16 +92,24 @@ Result<bool> adam_bandwidth(const Setting& setting) {
   const auto* const from = arrays[1].get().data();
   auto* const to = arrays[0].get().data();
   SHOAL_TRY(const float copy_ms, measure(*device, stream, [&] { return device->copy(to, from, bytes, stream.get()); }));
-  SHOAL_TRY(const float adam_ms, measure(*device, stream, [&] { return adam.step({}, 1, {}, {&shard, 1}, stream.get()); }));
-  const auto size = static_cast<double>(bytes);
-  const double copy = gigabytes_per_second(2 * size, copy_ms), update = gigabytes_per_second(7 * size, adam_ms);
-  const double ratio = copy > 0 ? update / copy : 0;
+  SHOAL_TRY(const float update_ms, measure(*device, stream, [&] { return update(optim, shard, stream); }));
+  const auto size = static_cast<double>(bytes), moved = static_cast<double>(2 * num_arrays - 1);
+  const double copy = gigabytes_per_second(2 * size, copy_ms), updated = gigabytes_per_second(moved * size, update_ms);
+  const double ratio = copy > 0 ? updated / copy : 0;
   const bool passed = setting.fake || ratio >= 0.85;
   fmt::print(
-      "{{\"part\": \"adamw\", \"device\": \"{}\", \"numel\": {}, \"ms\": {:.3f}, \"gb_per_s\": {:.0f}, \"copy_gb_per_s\": {:.0f}, "
+      "{{\"part\": \"{}\", \"device\": \"{}\", \"numel\": {}, \"ms\": {:.3f}, \"gb_per_s\": {:.0f}, \"copy_gb_per_s\": {:.0f}, "
       "\"of_copy\": {:.2f}, \"passed\": {}}}\n",
-      device->name(), setting.numel, adam_ms, update, copy, ratio, passed);
+      part, device->name(), setting.numel, update_ms, updated, copy, ratio, passed);
   return passed;
+}
+
+Result<void> adamw(const fsdp::DeviceOptim& optim, const fsdp::Shard& shard, const Stream& stream) {
+  return optim.adam({}, 1, {}, {&shard, 1}, stream.get());
+}
+
+Result<void> sgd(const fsdp::DeviceOptim& optim, const fsdp::Shard& shard, const Stream& stream) {
+  return optim.sgd({.momentum = 0.9}, {}, {&shard, 1}, stream.get());
 }
 
 Result<bool> nccl_alone(const Setting& setting) {
@@ -363,8 +375,7 @@ int main(int argc, char** argv) {
   };
   if (fake) {
     runtime::add_device_kernels();
-    runtime::add_kernel("shoal_adam_f32", fsdp::cuda::adam<float>);
-    runtime::add_kernel("shoal_adam_f64", fsdp::cuda::adam<double>);
+    fsdp::add_optim_kernels();
     setting.cuda = &runtime::FakeCuda::machine().api();
     setting.nccl = &runtime::FakeNccl::machine().api();
   }
@@ -378,7 +389,8 @@ int main(int argc, char** argv) {
     count("cuda_ipc", peers(setting, world, "cuda_ipc", communicate_by_copies, 0));
   }
   if (!fake) setting.cuda = runtime::CudaApi::load().value();
-  count("adamw", adam_bandwidth(setting));
+  count("adamw", update_bandwidth(setting, "adamw", 4, adamw));
+  count("sgd", update_bandwidth(setting, "sgd", 3, sgd));
   if (const auto nccl = runtime::NcclApi::load(); fake || nccl) {
     count("nccl", nccl_alone(setting));
   } else {

@@ -2,7 +2,7 @@
 // Python load it by SHOAL_CUDA_LIBRARY and SHOAL_NCCL_LIBRARY. Memory of the process counts as memory of whichever device is asked.
 #include <string>
 
-#include "fsdp/kernels/cuda/adam_body.h"
+#include "fsdp/kernels/cuda/on_host.h"
 #include "runtime/device/device.h"
 #include "runtime/device/kernels/on_host.h"
 #include "runtime/transport/nccl/fake/fake_nccl.h"
@@ -25,8 +25,7 @@ runtime::CudaStatus cu_device_count(int* count) { return started ? cuda_api().de
 struct Machine {
   Machine() {
     runtime::add_device_kernels();
-    runtime::add_kernel("shoal_adam_f32", fsdp::cuda::adam<float>);
-    runtime::add_kernel("shoal_adam_f64", fsdp::cuda::adam<double>);
+    fsdp::add_optim_kernels();
   }
   const runtime::FakeCuda::HostMemoryCounts host_memory_counts;
 };

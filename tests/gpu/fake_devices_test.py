@@ -20,7 +20,7 @@ from shoal import _native  # noqa: E402
 from shoal._distributed.communicator import make_communicator  # noqa: E402
 from shoal._distributed.devices import Choice, DeviceGroup, choose, offer_of  # noqa: E402
 from shoal.exceptions import InvalidArgument, Unimplemented  # noqa: E402
-from shoal.optim import Adam, AdamW, _kernels  # noqa: E402
+from shoal.optim import SGD, Adam, AdamW, _kernels  # noqa: E402
 
 
 class DefaultStream:
@@ -147,35 +147,77 @@ class FakeKernels:
     """The kernels of a device on the fake, whose update has passed when the call returns."""
 
     def __init__(self, fake):
-        self._fake, self._native = fake, _native.DeviceAdam(0, image=b"fake")
+        self._fake, self._native = fake, _native.DeviceOptim(0, image=b"fake")
+        self.num_updates = 0
 
-    def update(self, dtypes, rows, **options):
-        self._native.update(dtypes, rows, stream=0, **options)
+    def adam(self, dtypes, rows, **options):
+        self._native.adam(dtypes, rows, stream=0, **options)
+        self._end()
+
+    def sgd(self, dtypes, rows, **options):
+        self._native.sgd(dtypes, rows, stream=0, **options)
+        self._end()
+
+    def _end(self):
         self._fake.shoal_fake_synchronize(0)
+        self.num_updates += 1
 
 
-@pytest.mark.parametrize("make", [Adam, AdamW])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_adam_on_a_device_has_the_bits_of_the_cpu(fake, monkeypatch, make, dtype):
+@pytest.fixture
+def same_bits_on_a_device(fake, monkeypatch):
+    """Returns a function that compares three steps of ``make(parameters)`` on the fake device with those on the CPU."""
     if "fma" not in pathlib.Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no fused multiply-add, and rounds twice")
 
-    def train():
+    def train(make, dtype, grad_scale):
         torch.manual_seed(0)
         parameters = [torch.nn.Parameter(torch.randn(size).to(dtype)) for size in (70, 1, 300)]
-        optimizer = make(parameters, lr=0.01, amsgrad=True, weight_decay=0.1)
+        optimizer = make(parameters)
+        if grad_scale is not None:
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(grad_scale), torch.tensor(0.0)
         for step in range(3):
             for p in parameters[: 2 + (step > 0)]:  # the third is one step behind
                 p.grad = torch.randn_like(p)
             optimizer.step()
-        return [p.detach() for p in parameters], optimizer.state_dict()["state"]
+        return [t for p in parameters for t in (p.detach(), p.grad)], optimizer.state_dict()["state"]
 
-    expected, expected_state = train()
-    kernels = FakeKernels(fake)
-    monkeypatch.setattr(_kernels, "adam_kernels", lambda device: kernels)
-    got, state = train()
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a, b)
-    for index, of_one in expected_state.items():
-        for key, value in of_one.items():
-            assert torch.equal(state[index][key], value), key
+    def compare(make, dtype, grad_scale=None):
+        expected, expected_state = train(make, dtype, grad_scale)
+        kernels = FakeKernels(fake)
+        monkeypatch.setattr(_kernels, "kernels_on", lambda device: kernels)
+        got, state = train(make, dtype, grad_scale)
+        assert kernels.num_updates >= 3
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b)
+        assert state.keys() == expected_state.keys()
+        for index, of_one in expected_state.items():
+            assert state[index].keys() == of_one.keys()
+            for key, value in of_one.items():
+                assert torch.equal(state[index][key], value), key
+
+    return compare
+
+
+@pytest.mark.parametrize("make", [Adam, AdamW])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_adam_on_a_device_has_the_bits_of_the_cpu(same_bits_on_a_device, make, dtype):
+    same_bits_on_a_device(lambda parameters: make(parameters, lr=0.01, amsgrad=True, weight_decay=0.1), dtype)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1, "maximize": True},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.9, "master_weights": False},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_sgd_on_a_device_has_the_bits_of_the_cpu(same_bits_on_a_device, options, dtype):
+    same_bits_on_a_device(lambda parameters: SGD(parameters, lr=0.1, **options), dtype)
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD])
+def test_gradients_on_a_device_are_unscaled_as_on_the_cpu(same_bits_on_a_device, make):
+    same_bits_on_a_device(make, torch.float16, grad_scale=96.0)

@@ -2,22 +2,11 @@
 // element has the same bits on a device and on a CPU with FMA.
 #pragma once
 
-#include "fsdp/kernels/adam_constants.h"
-#include "runtime/device/kernels/bodies.h"
+#include "fsdp/kernels/cuda/update_body.h"
+#include "fsdp/kernels/optim_constants.h"
 
 namespace shoal::fsdp::cuda {
 
-using runtime::kernels::DTypeNumber;
-using runtime::kernels::Thread;
-
-SHOAL_HOST_DEVICE inline float fused(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  return ::fmaf(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-SHOAL_HOST_DEVICE inline double fused(double a, double b, double c) { return runtime::kernels::fused(a, b, c); }
 SHOAL_HOST_DEVICE inline float root(float x) {
 #ifdef __CUDA_ARCH__
   return ::sqrtf(x);
@@ -54,51 +43,26 @@ SHOAL_HOST_DEVICE inline void step(const AdamConstants<T>& c, bool amsgrad, Adam
   e.p = fused(-c.step_size, e.m / denominator, e.p * c.keep);
 }
 
-// Indices into AdamShard::at. kCopy receives the parameter in a dtype of its own.
-inline constexpr int kP = 0, kG = 1, kM = 2, kV = 3, kMaxV = 4, kCopy = 5, kNumArrays = 6;
-
-struct AdamShard {
-  void* at[kNumArrays];  // kMaxV and kCopy may be null
-  std::uint64_t numel;
-};
-
-// One launch updates at most so many shards: the arguments of a kernel have at most 4096 bytes.
-inline constexpr int kMaxShards = 64;
+inline constexpr int kM = 2, kV = 3, kMaxV = 4;  // kMaxV may be absent
 
 template <class T>
-struct AdamArguments {
-  AdamConstants<T> constants;
-  std::uint64_t num_shards;
-  DTypeNumber dtypes[kNumArrays];
-  AdamShard shards[kMaxShards];
-};
+using AdamArguments = UpdateArguments<AdamConstants<T>>;
 static_assert(sizeof(AdamArguments<double>) <= 4096);
 
 template <class T>
-SHOAL_HOST_DEVICE inline void update(const AdamArguments<T>& a, const AdamShard& shard, std::uint64_t i) {
-  using runtime::kernels::load;
-  using runtime::kernels::store;
-  const bool amsgrad = shard.at[kMaxV] != nullptr;
-  AdamElement<T> e{load<T>(a.dtypes[kP], shard.at[kP], i), load<T>(a.dtypes[kG], shard.at[kG], i), load<T>(a.dtypes[kM], shard.at[kM], i),
-                   load<T>(a.dtypes[kV], shard.at[kV], i), amsgrad ? load<T>(a.dtypes[kMaxV], shard.at[kMaxV], i) : T{0}};
-  step(a.constants, amsgrad, e);
-  if (a.constants.unscale) store(a.dtypes[kG], shard.at[kG], i, e.g);
-  store(a.dtypes[kM], shard.at[kM], i, e.m);
-  store(a.dtypes[kV], shard.at[kV], i, e.v);
-  if (amsgrad) store(a.dtypes[kMaxV], shard.at[kMaxV], i, e.max_v);
-  store(a.dtypes[kP], shard.at[kP], i, e.p);
-  if (shard.at[kCopy] != nullptr) store(a.dtypes[kCopy], shard.at[kCopy], i, e.p);
-}
-
-// The threads share the elements of all shards as if these lay behind each other.
-template <class T>
 SHOAL_HOST_DEVICE inline void adam(Thread thread, const AdamArguments<T>& a) {
-  std::uint64_t i = thread.number;
-  for (std::uint64_t s = 0; s < a.num_shards; ++s) {
-    const AdamShard& shard = a.shards[s];
-    for (; i < shard.numel; i += thread.total) update(a, shard, i);
-    i -= shard.numel;
-  }
+  over_elements(thread, a, [&a](const UpdateShard& shard, std::uint64_t i) {
+    const bool amsgrad = shard.at[kMaxV] != nullptr;
+    AdamElement<T> e{load<T>(a, shard, kP, i), load<T>(a, shard, kG, i), load<T>(a, shard, kM, i), load<T>(a, shard, kV, i),
+                     amsgrad ? load<T>(a, shard, kMaxV, i) : T{0}};
+    step(a.constants, amsgrad, e);
+    if (a.constants.unscale) store(a, shard, kG, i, e.g);
+    store(a, shard, kM, i, e.m);
+    store(a, shard, kV, i, e.v);
+    if (amsgrad) store(a, shard, kMaxV, i, e.max_v);
+    store(a, shard, kP, i, e.p);
+    if (shard.at[kCopy] != nullptr) store(a, shard, kCopy, i, e.p);
+  });
 }
 
 }  // namespace shoal::fsdp::cuda

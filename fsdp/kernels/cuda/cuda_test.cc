@@ -1,5 +1,6 @@
 // The kernels of devices beside those of the CPU, bit for bit. FakeCuda runs their threads one after the other, with the arguments as they
 // are launched. With SHOAL_TEST_GPU=1 the tests run on the first GPU instead (tests/gpu/run.sh).
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -10,10 +11,11 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/kernels/cast.h"
-#include "fsdp/kernels/cuda/adam_body.h"
-#include "fsdp/kernels/cuda/device_adam.h"
+#include "fsdp/kernels/cuda/device_optim.h"
+#include "fsdp/kernels/cuda/on_host.h"
 #include "fsdp/kernels/kernels.h"
 #include "fsdp/kernels/norm.h"
+#include "fsdp/kernels/sgd.h"
 #include "runtime/device/kernels/device_kernels.h"
 #include "runtime/device/kernels/on_host.h"
 
@@ -31,8 +33,7 @@ class CudaKernels : public testing::Test {
  protected:
   void SetUp() override {
     runtime::add_device_kernels();
-    runtime::add_kernel("shoal_adam_f32", cuda::adam<float>);
-    runtime::add_kernel("shoal_adam_f64", cuda::adam<double>);
+    add_optim_kernels();
   }
 
   // Numbers of all magnitudes that a dtype has, and the special ones.
@@ -66,7 +67,7 @@ class CudaKernels : public testing::Test {
   static const runtime::CudaApi& api() { return on_gpu() ? *runtime::CudaApi::load().value() : runtime::FakeCuda::machine().api(); }
   // The fake takes any image; so these tests need no nvcc.
   DeviceKernels kernels() const { return DeviceKernels::load(device_, on_gpu() ? DeviceKernels::embedded() : "fake").value(); }
-  DeviceAdam adam_kernels() const { return DeviceAdam::load(device_, on_gpu() ? DeviceAdam::embedded() : "fake").value(); }
+  DeviceOptim optim_kernels() const { return DeviceOptim::load(device_, on_gpu() ? DeviceOptim::embedded() : "fake").value(); }
 
   const std::shared_ptr<Device> device_ = Device::open(api(), 0).value();
   const runtime::Stream stream_ = device_->make_stream().value();
@@ -187,55 +188,114 @@ TEST_F(CudaKernels, TheSumOfSquaresIsThatOfTheCpuToAFewBitsAndAlwaysTheSame) {
   }
 }
 
-class CudaAdam : public CudaKernels, public testing::WithParamInterface<Adam> {
+// Shards of an update, with equal contents in the host's memory and the device's.
+class CudaUpdates : public CudaKernels {
  protected:
-  void expect_same_bits(const Adam& options, const std::array<DType, kMaxArrays>& dtypes, bool amsgrad, bool copy) {
-    const auto adam_on_device = adam_kernels();
+  // `absent`: arrays that no shard has. `positive`: arrays without negative elements.
+  void make_shards(const std::array<DType, kMaxArrays>& dtypes, const std::vector<std::size_t>& absent,
+                   const std::vector<std::size_t>& positive) {
     std::vector<std::size_t> sizes{1'000, 0, 3, 4'099};
     sizes.resize(130, 5);  // more than two launches
-    std::vector<std::array<Bytes, kMaxArrays>> host(sizes.size());
-    std::vector<std::array<DeviceMemory, kMaxArrays>> device(sizes.size());
-    std::vector<Shard> shards(sizes.size()), device_shards(sizes.size());
+    const auto in = [](std::size_t a, const std::vector<std::size_t>& arrays) { return std::ranges::find(arrays, a) != arrays.end(); };
+    host_.assign(sizes.size(), {});
+    on_device_.clear();
+    on_device_.resize(sizes.size());
+    shards_.assign(sizes.size(), {});
+    device_shards_.assign(sizes.size(), {});
     for (std::size_t s = 0; s < sizes.size(); ++s) {
-      shards[s].numel = device_shards[s].numel = sizes[s];
+      shards_[s].numel = device_shards_[s].numel = sizes[s];
       for (std::size_t a = 0; a < kMaxArrays; ++a) {
-        if ((a == AdamArrays::kMaxV && !amsgrad) || (a == kCopy && !copy)) continue;
+        if (in(a, absent)) continue;
         std::vector<double> wide(sizes[s]);
         std::mt19937 random(static_cast<unsigned>(10 * s + a));
-        for (auto& x : wide) x = std::uniform_real_distribution<double>(a >= AdamArrays::kV ? 0 : -1, 1)(random);
-        host[s][a].resize(sizes[s] * dtype_bytes(dtypes[a]));
-        cast(DType::kFloat64, reinterpret_cast<const std::byte*>(wide.data()), dtypes[a], host[s][a].data(), sizes[s]);
-        device[s][a] = to_device(host[s][a]);
-        shards[s].at[a] = host[s][a].data();
-        device_shards[s].at[a] = device[s][a].get().data();
+        for (auto& x : wide) x = std::uniform_real_distribution<double>(in(a, positive) ? 0 : -1, 1)(random);
+        host_[s][a].resize(sizes[s] * dtype_bytes(dtypes[a]));
+        cast(DType::kFloat64, reinterpret_cast<const std::byte*>(wide.data()), dtypes[a], host_[s][a].data(), sizes[s]);
+        on_device_[s][a] = to_device(host_[s][a]);
+        shards_[s].at[a] = host_[s][a].data();
+        device_shards_[s].at[a] = on_device_[s][a].get().data();
       }
     }
-    for (std::int64_t step = 1; step <= 3; ++step) {
-      adam(options, step, dtypes, shards, 1);
-      ASSERT_TRUE(adam_on_device.step(options, step, dtypes, device_shards, stream_.get()));
-    }
-    for (std::size_t s = 0; s < sizes.size(); ++s) {
+  }
+  void expect_same_bits() const {
+    for (std::size_t s = 0; s < shards_.size(); ++s) {
       for (std::size_t a = 0; a < kMaxArrays; ++a) {
-        if (sizes[s] == 0 || !device[s][a]) continue;
-        EXPECT_EQ(from_device(device[s][a]), host[s][a]) << "shard " << s << ", array " << a;
+        if (shards_[s].numel == 0 || !on_device_[s][a]) continue;
+        EXPECT_EQ(from_device(on_device_[s][a]), host_[s][a]) << "shard " << s << ", array " << a;
       }
     }
+  }
+
+  std::vector<Shard> shards_, device_shards_;
+
+ private:
+  std::vector<std::array<Bytes, kMaxArrays>> host_;
+  std::vector<std::array<DeviceMemory, kMaxArrays>> on_device_;
+};
+
+class CudaAdam : public CudaUpdates, public testing::WithParamInterface<Adam> {
+ protected:
+  void expect_same_steps(const std::array<DType, kMaxArrays>& dtypes, const std::vector<std::size_t>& absent) {
+    const auto on = optim_kernels();
+    make_shards(dtypes, absent, {AdamArrays::kV, AdamArrays::kMaxV});
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      adam(GetParam(), step, dtypes, shards_, 1);
+      ASSERT_TRUE(on.adam(GetParam(), step, dtypes, device_shards_, stream_.get()));
+    }
+    expect_same_bits();
   }
 };
 
 TEST_P(CudaAdam, HasTheBitsOfTheCpu) {
   using D = DType;
   if (!__builtin_cpu_supports("fma")) GTEST_SKIP() << "this CPU has no fused multiply-add, and rounds twice";
-  expect_same_bits(GetParam(), {}, false, false);
-  expect_same_bits(GetParam(), {}, true, false);
-  expect_same_bits(GetParam(), {D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat32, D::kBFloat16}, false, true);
-  expect_same_bits(GetParam(), {D::kBFloat16, D::kBFloat16, D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat16}, true, true);
-  expect_same_bits(GetParam(), {D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat32}, true, true);
+  expect_same_steps({}, {AdamArrays::kMaxV, kCopy});
+  expect_same_steps({}, {kCopy});
+  expect_same_steps({D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat32, D::kBFloat16}, {AdamArrays::kMaxV});
+  expect_same_steps({D::kBFloat16, D::kBFloat16, D::kFloat32, D::kFloat32, D::kFloat32, D::kFloat16}, {});
+  expect_same_steps({D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat64, D::kFloat32}, {});
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, CudaAdam,
                          testing::Values(Adam{}, Adam{.weight_decay = 0}, Adam{.weight_decay = 0.1, .decoupled = false},
                                          Adam{.maximize = true}, Adam{.grad_scale = 128}));
+
+class CudaSgd : public CudaUpdates, public testing::WithParamInterface<Sgd> {
+ protected:
+  // The first of three steps makes the momentum from the gradient.
+  void expect_same_steps(const std::array<DType, kMaxArrays>& dtypes, bool copy) {
+    const auto on = optim_kernels();
+    std::vector<std::size_t> absent{3, 4};  // SGD has one state
+    if (GetParam().momentum == 0) absent.push_back(SgdArrays::kBuffer);
+    if (!copy) absent.push_back(kCopy);
+    make_shards(dtypes, absent, {});
+    for (int step = 0; step < 3; ++step) {
+      auto options = GetParam();
+      options.first = step == 0;
+      sgd(options, dtypes, shards_, 1);
+      ASSERT_TRUE(on.sgd(options, dtypes, device_shards_, stream_.get()));
+    }
+    expect_same_bits();
+  }
+};
+
+TEST_P(CudaSgd, HasTheBitsOfTheCpu) {
+  using D = DType;
+  if (!__builtin_cpu_supports("fma")) GTEST_SKIP() << "this CPU has no fused multiply-add, and rounds twice";
+  for (const auto dtype : kFloats) expect_same_steps({dtype, dtype, dtype}, false);
+  expect_same_steps({D::kFloat32, D::kBFloat16, D::kFloat32, {}, {}, D::kBFloat16}, true);
+  expect_same_steps({D::kFloat32, D::kFloat16, D::kFloat32, {}, {}, D::kFloat16}, true);
+  expect_same_steps({D::kFloat32, D::kFloat64, D::kBFloat16}, false);
+  expect_same_steps({D::kFloat64, D::kFloat32, D::kFloat16, {}, {}, D::kFloat32}, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Options, CudaSgd,
+                         testing::Values(Sgd{.lr = 0.1}, Sgd{.lr = 0.1, .weight_decay = 0.01}, Sgd{.lr = 0.1, .momentum = 0.9},
+                                         Sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .weight_decay = 0.01},
+                                         Sgd{.lr = 0.1, .momentum = 0.9, .nesterov = true}, Sgd{.lr = 0.1, .maximize = true},
+                                         Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true, .maximize = true},
+                                         Sgd{.lr = 0.1, .grad_scale = 96},
+                                         Sgd{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .grad_scale = 96}));
 
 TEST_F(CudaKernels, ABuildWithoutNvccRefusesThem) {
   const auto refused = DeviceKernels::load(device_, nullptr);
@@ -243,12 +303,13 @@ TEST_F(CudaKernels, ABuildWithoutNvccRefusesThem) {
   EXPECT_EQ(refused.error().code(), Code::kUnimplemented);
   EXPECT_EQ(refused.error().reason(), "NoKernels");
   EXPECT_NE(refused.error().message().find("nvcc was absent"), std::string::npos);
-  EXPECT_EQ(DeviceAdam::load(device_, nullptr).error().reason(), "NoKernels");
+  EXPECT_EQ(DeviceOptim::load(device_, nullptr).error().reason(), "NoKernels");
 }
 
-TEST_F(CudaKernels, AdamRefusesIntegers) {
-  const auto adam_on_device = adam_kernels();
-  EXPECT_EQ(adam_on_device.step({}, 1, {DType::kInt32}, {}, stream_.get()).error().code(), Code::kUnimplemented);
+TEST_F(CudaKernels, OptimizersRefuseIntegers) {
+  const auto on = optim_kernels();
+  EXPECT_EQ(on.adam({}, 1, {DType::kInt32}, {}, stream_.get()).error().code(), Code::kUnimplemented);
+  EXPECT_EQ(on.sgd({}, {DType::kInt32}, {}, stream_.get()).error().code(), Code::kUnimplemented);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "fsdp/kernels/adam.h"
 #include "fsdp/kernels/cast.h"
-#include "fsdp/kernels/cuda/device_adam.h"
+#include "fsdp/kernels/cuda/device_optim.h"
 #include "fsdp/kernels/kernels.h"
 #include "fsdp/kernels/norm.h"
 #include "fsdp/kernels/sgd.h"
@@ -81,35 +81,50 @@ void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& 
   for (const auto& [step, work] : by_step) fsdp::adam(options, step, types, work, num_threads);
 }
 
-// The kernels of Adam on one CUDA device.
-class PyDeviceAdam {
+std::vector<fsdp::Shard> shards_of(const std::vector<UpdateRow>& rows) {
+  std::vector<fsdp::Shard> out;
+  for (const auto& row : rows) out.push_back(row.shard);
+  return out;
+}
+
+// The optimizers' kernels on one CUDA device.
+class PyDeviceOptim {
  public:
-  PyDeviceAdam(int device, const std::optional<nb::bytes>& image) : image_(image ? std::string(image->c_str(), image->size()) : "") {
+  PyDeviceOptim(int device, const std::optional<nb::bytes>& image) : image_(image ? std::string(image->c_str(), image->size()) : "") {
     const auto* const cuda = unwrap(runtime::CudaApi::load());
-    adam_.emplace(unwrap(fsdp::DeviceAdam::load(unwrap(runtime::Device::open(*cuda, device)),
-                                                image ? static_cast<const void*>(image_.data()) : fsdp::DeviceAdam::embedded())));
+    optim_.emplace(unwrap(fsdp::DeviceOptim::load(unwrap(runtime::Device::open(*cuda, device)),
+                                                  image ? static_cast<const void*>(image_.data()) : fsdp::DeviceOptim::embedded())));
   }
 
-  void update(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double beta1, double beta2, double eps,
-              double weight_decay, bool decoupled, bool maximize, double grad_scale, std::uintptr_t stream) const {
+  void adam(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double beta1, double beta2, double eps,
+            double weight_decay, bool decoupled, bool maximize, double grad_scale, std::uintptr_t stream) const {
     const auto types = dtypes_of(dtypes);
     const fsdp::Adam options{lr, beta1, beta2, eps, weight_decay, decoupled, maximize, grad_scale};
     for (const auto& [step, work] : by_next_step(rows))
-      unwrap(adam_->step(options, step, types, work, reinterpret_cast<runtime::CudaStream>(stream)));
+      unwrap(optim_->adam(options, step, types, work, reinterpret_cast<runtime::CudaStream>(stream)));
+  }
+
+  void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
+           double weight_decay, bool nesterov, bool maximize, bool first, double grad_scale, std::uintptr_t stream) const {
+    const fsdp::Sgd options{lr, momentum, dampening, weight_decay, nesterov, maximize, first, grad_scale};
+    unwrap(optim_->sgd(options, dtypes_of(dtypes), shards_of(rows), reinterpret_cast<runtime::CudaStream>(stream)));
   }
 
  private:
   const std::string image_;  // the driver may read it until the kernels are unloaded
-  std::optional<fsdp::DeviceAdam> adam_;
+  std::optional<fsdp::DeviceOptim> optim_;
 };
 
-void bind_device_adam(nb::module_& m) {
-  nb::class_<PyDeviceAdam>(m, "DeviceAdam", "Adam's kernels on a CUDA device.")
+void bind_device_optim(nb::module_& m) {
+  nb::class_<PyDeviceOptim>(m, "DeviceOptim", "The optimizers' kernels on a CUDA device.")
       .def(nb::init<int, const std::optional<nb::bytes>&>(), nb::arg("device"), nb::arg("image") = nb::none(),
            "`image`: code of these kernels in the place of this build's.")
-      .def("update", &PyDeviceAdam::update, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"),
+      .def("adam", &PyDeviceOptim::adam, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"),
            nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"), nb::arg("decoupled"), nb::arg("maximize"), nb::arg("grad_scale"),
-           nb::arg("stream"), "Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.");
+           nb::arg("stream"), "Adam on rows in the device's memory, as `adam`, in the order of the stream; returns at once.")
+      .def("sgd", &PyDeviceOptim::sgd, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"),
+           nb::arg("dampening"), nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"),
+           nb::arg("stream"), "SGD on rows in the device's memory, as `sgd`, in the order of the stream; returns at once.");
 }
 
 void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& rows, double lr, double momentum, double dampening,
@@ -123,8 +138,7 @@ void sgd(const std::vector<std::string>& dtypes, const std::vector<UpdateRow>& r
     item.dtypes = types;
     return add_to(*into, item, rows);
   }
-  std::vector<fsdp::Shard> work;
-  for (const auto& row : rows) work.push_back(row.shard);
+  const auto work = shards_of(rows);
   const GilReleased release;
   fsdp::sgd(options, types, work, num_threads);
 }
@@ -147,7 +161,7 @@ void bind_optim(nb::module_& m) {
       nb::arg("into") = nb::none(),
       "Adam on rows of these dtypes (parameter, gradient, m, v, max v, copy); counts their steps up. `into`: a ProtectedShard that records "
       "the update instead.");
-  bind_device_adam(m);
+  bind_device_optim(m);
   m.def("sgd", &sgd, nb::arg("dtypes"), nb::arg("rows"), nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("dampening"),
         nb::arg("weight_decay"), nb::arg("nesterov"), nb::arg("maximize"), nb::arg("first"), nb::arg("grad_scale"), nb::arg("num_threads"),
         nb::arg("into") = nb::none(), "SGD on rows of these dtypes (parameter, gradient, momentum buffer, two absent ones, copy).");

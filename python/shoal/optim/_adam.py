@@ -74,9 +74,8 @@ class Adam(Fused, torch.optim.Adam):
                 row.step = step.data_ptr()
                 batches.setdefault((shard.values.device, shard.dtypes()), []).append(row)
         beta1, beta2 = group["betas"]
-        recorded = {} if (record := self._record()) is None else {"into": record}  # a protected model is on the CPU
         for (device, dtypes), rows in batches.items():
-            _kernels.adam_kernels(device).update(
+            _kernels.kernels_on(device).adam(
                 dtypes,
                 rows,
                 lr=float(group["lr"]),
@@ -87,7 +86,7 @@ class Adam(Fused, torch.optim.Adam):
                 decoupled=group["decoupled_weight_decay"],
                 maximize=group["maximize"],
                 grad_scale=grad_scale,
-                **recorded,
+                **self._record(),
             )
         self._written(shards, grad_scale)
 

@@ -187,9 +187,9 @@ class Fused:
         for shards, scale in recorded:
             self._finish(shards, scale)
 
-    def _record(self) -> _native.ProtectedShard | None:
-        """The record to which updates are added under protection; else None: they are made at once."""
-        return None if self._protection is None else self._protection.record
+    def _record(self) -> dict[str, Any]:
+        """The option that adds updates to the record under protection, whose model is on the CPU; else none: they are made at once."""
+        return {} if self._protection is None else {"into": self._protection.record}
 
     def _num_states(self, p: torch.Tensor, group: dict[str, Any]) -> int:
         return len(self._keys(group)) + self._has_master(p, group)

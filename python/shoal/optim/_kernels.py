@@ -1,4 +1,4 @@
-"""The kernels of Adam for each device: those of the CPU, or those of a CUDA device in the order of torch's current stream."""
+"""The optimizers' kernels for each device: those of the CPU, or those of a CUDA device in the order of torch's current stream."""
 
 from __future__ import annotations
 
@@ -12,26 +12,40 @@ from shoal import _native
 from shoal.optim._threads import num_threads
 
 
-class AdamKernels(Protocol):
-    def update(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
-        """Updates rows of these dtypes, and counts their steps up. ``options``: those of a group, and ``grad_scale``."""
+class Kernels(Protocol):
+    """Updates of rows of the same dtypes. ``options``: those of a group, and ``grad_scale``."""
+
+    def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        """Counts the rows' steps up, too."""
+
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        """``first``, an option: the momentum of these rows becomes the gradient."""
 
 
 class _OfCpu:
-    def update(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+    def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
         _native.adam(dtypes, rows, num_threads=num_threads(), **options)
+
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        _native.sgd(dtypes, rows, num_threads=num_threads(), **options)
 
 
 class _OfCuda:
     def __init__(self, device: torch.device):
         self._device = device
-        self._native = _native.DeviceAdam(device.index)
+        self._native = _native.DeviceOptim(device.index)
 
-    def update(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
-        self._native.update(dtypes, rows, stream=torch.cuda.current_stream(self._device).cuda_stream, **options)
+    def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        self._native.adam(dtypes, rows, stream=self._stream(), **options)
+
+    def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
+        self._native.sgd(dtypes, rows, stream=self._stream(), **options)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
 
 
 @cache
-def adam_kernels(device: torch.device) -> AdamKernels:
+def kernels_on(device: torch.device) -> Kernels:
     """Returns the kernels for parameters on this device. Raises Unimplemented/NoKernels if this build has none for it."""
     return _OfCpu() if device.type == "cpu" else _OfCuda(device)

@@ -7,16 +7,18 @@ from typing import Any
 import torch
 
 from shoal import _native
+from shoal.optim import _kernels
 from shoal.optim._fused import Fused
-from shoal.optim._threads import num_threads
 
 
 class SGD(Fused, torch.optim.SGD):
     """SGD with momentum, dampening and Nesterov's momentum (Sutskever et al., 2013) as ``torch.optim.SGD`` computes it, fused.
 
-    Parameters, gradients, arguments, ``master_weights``, threads and errors are as for ``shoal.optim.Adam``. State: ``momentum_buffer``
-    with momentum, ``master_param`` with a master copy. State dicts are interchangeable with ``torch.optim.SGD``'s.
+    Parameters, devices, gradients, arguments, ``master_weights``, threads and errors are as for ``shoal.optim.Adam``. State:
+    ``momentum_buffer`` with momentum, ``master_param`` with a master copy. State dicts are interchangeable with ``torch.optim.SGD``'s.
     """
+
+    device_types = ("cpu", "cuda")
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class SGD(Fused, torch.optim.SGD):
     def _update(self, group: dict[str, Any], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
-        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by (True at the first step of the momentum, dtypes)
+        batches: dict[tuple, list[_native.UpdateRow]] = {}  # by True at the first step of the momentum, device, dtypes
         for p in self._with_gradients(group):
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None
@@ -51,9 +53,9 @@ class SGD(Fused, torch.optim.SGD):
                 row = shard.row()
                 if self._protection is not None:
                     row.step = self._protection.home(p, "step").data_ptr()
-                batches.setdefault((first, shard.dtypes()), []).append(row)
-        for (first, dtypes), rows in batches.items():
-            _native.sgd(
+                batches.setdefault((first, shard.values.device, shard.dtypes()), []).append(row)
+        for (first, device, dtypes), rows in batches.items():
+            _kernels.kernels_on(device).sgd(
                 dtypes,
                 rows,
                 lr=float(group["lr"]),
@@ -64,7 +66,6 @@ class SGD(Fused, torch.optim.SGD):
                 maximize=group["maximize"],
                 first=first,
                 grad_scale=grad_scale,
-                num_threads=num_threads(),
-                into=self._record(),
+                **self._record(),
             )
         self._written(shards, grad_scale)
