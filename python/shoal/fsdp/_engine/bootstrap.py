@@ -75,6 +75,15 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
     )
 
 
+def make_model(actor: _native.ShardActor, units: list[_native.ShardedUnit], names: list[str], slots: int) -> _native.ShardedModel:
+    """Makes a model on a mesh that is new to the ranks, and waits until all are placed. Raises Unavailable if the head has no running
+    process of this rank any more: it counts this rank's node as lost."""
+    try:
+        return actor.make_model(units, names, slots=slots)
+    except NotFound as error:
+        raise Unavailable(f"this worker's process counts as lost: {error}", reason="ActorDied") from error
+
+
 def keep_actor(ranks: tuple[int, ...], index: int, replicas: int, actor: _native.ShardActor) -> None:
     """Makes ``shard_actor`` return this actor until this process leaves it, at the latest when the session closes."""
     _state.actors[ranks, replicas, index] = actor

@@ -10,7 +10,7 @@ from torch import nn
 from shoal import _native
 from shoal._objects.tensors import lasting
 from shoal.exceptions import Unimplemented
-from shoal.fsdp._engine.bootstrap import leave_unused, shard_actor
+from shoal.fsdp._engine.bootstrap import leave_unused, make_model, shard_actor
 from shoal.fsdp._engine.optimizers import replace_by_sharded
 from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._protect import HostCopy
@@ -128,7 +128,7 @@ class Place:
         natives = dict(zip(map(id, contents.units), [u.native_on(actor) for u in contents.units], strict=True))
         (root,) = contents.roots
         (units,) = root.units_of
-        model = actor.make_model([natives[id(u)] for u in units], [u.state.name for u in units], slots=root.slots)
+        model = make_model(actor, [natives[id(u)] for u in units], [u.state.name for u in units], root.slots)
         return cls(data, actor, list(natives.values()), model)
 
     def commit(self, contents: Contents, copy: HostCopy) -> None:

@@ -9,7 +9,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from shoal import _native
 from shoal._objects.tensors import dtensor, long_lived
-from shoal.fsdp._engine.bootstrap import leave_unused, place_actor
+from shoal.fsdp._engine.bootstrap import leave_unused, make_model, place_actor
 from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
@@ -57,7 +57,7 @@ class NewMesh:
         for root in contents.roots:
             units = [u for units in root.units_of for u in units]
             names = [u.state.name for u in units]
-            self.models.append(self.actor.make_model([native[id(u)] for u in units], names, slots=root.slots))
+            self.models.append(make_model(self.actor, [native[id(u)] for u in units], names, root.slots))
 
     def commit(self, contents: Contents) -> None:
         """Moves states, units and roots to this mesh."""
