@@ -6,24 +6,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 from launching.trained import Uses, check, ranks, run
-from planned_net import STEPS, WORLD, batch, sharded
+from planned_net import STEPS, WORLD, adamw, batch, sgd, sharded
 
 import shoal.optim
 from shoal.exceptions import InvalidArgument, Unimplemented
 
 use = Uses()
-
-
-def adamw(model, **options):
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1]},
-        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3, "weight_decay": 0.0},
-    ]
-    return shoal.optim.AdamW(groups, lr=1e-2, **options)
-
-
-def sgd(model):
-    return shoal.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
 
 def protected(model, optimizer, **options):

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import shoal.optim
+
 WORLD, STEPS = 2, 5
 
 
@@ -34,3 +36,15 @@ def sharded(**options):
 
 def batch(step, micro=0):
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + 10 * micro + torch.distributed.get_rank()))
+
+
+def adamw(model, **options):
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 3e-3, "weight_decay": 0.0},
+    ]
+    return shoal.optim.AdamW(groups, lr=1e-2, **options)
+
+
+def sgd(model):
+    return shoal.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -216,6 +217,14 @@ def of_mesh_info(info: Any) -> DataMesh:
     """Converts torch's ``FSDPMeshInfo``, from a ``shard_placement_fn``."""
     dims, spmd = getattr(info, "dp_mesh_dims", None), getattr(info, "spmd_mesh", None)
     return DataMesh(info.mesh, info.shard_mesh_dim, info.replicate_mesh_dim, dims, spmd, info)
+
+
+def in_arenas(meshes: Iterable[DataMesh]) -> bool:
+    """True if the rows of units on these meshes lie in arenas, False if they lie on devices. Raises Unimplemented for a mixture."""
+    kinds = {data.in_arena for data in meshes}
+    if len(kinds) > 1:
+        raise Unimplemented("some units of this model are on devices and others on CPUs", hint="shard all units on one mesh")
+    return kinds.pop()
 
 
 def on_hosts(data: DataMesh) -> DataMesh:

@@ -346,11 +346,3 @@ def _shard(module: nn.Module, data: DataMesh, placement: Any = None) -> State:
     module._shoal_fsdp_state = state
     state.hook()
     return state
-
-
-def has_devices(root: Root) -> bool:
-    """True if the model's rows lie outside of arenas, on devices. Raises InvalidArgument if only those of some units do."""
-    kinds = {u.data.in_arena for u in root.units}
-    if len(kinds) > 1:
-        raise InvalidArgument("some units of this model are on devices and others on CPUs", hint="shard all units on one mesh")
-    return kinds == {False}

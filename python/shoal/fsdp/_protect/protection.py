@@ -16,12 +16,13 @@ from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, U
 from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import uses
+from shoal.fsdp._parameters.mesh import in_arenas
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas
-from shoal.fsdp._protect.host_copy import HostCopy, has_devices
+from shoal.fsdp._protect.host_copy import HostCopy
 from shoal.fsdp._protect.moments import Moment, reached
 from shoal.optim import SGD, Adam
 
@@ -53,7 +54,7 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
     root = root_of(model)
     if root.window_open:
         root.adopt()  # parameters that the program has replaced, which may rebuild units
-    make = ProtectionOfDevices if has_devices(root) else Protection
+    make = Protection if in_arenas(u.data for u in root.units) else ProtectionOfDevices
     protection = make(root, optimizer, step, replicas)
     if wait:
         protection.await_all()
@@ -391,7 +392,7 @@ class ProtectionOfDevices(Protection):
         self.host_copy.wait()
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # ``wait`` and ``abandon_step`` are for callers who need to know
+        with contextlib.suppress(Exception):  # ``wait`` raises it for callers who need to know
             self.wait()
         super().end()
         self._steps_on_devices._host_copy = None

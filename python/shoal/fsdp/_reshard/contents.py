@@ -49,14 +49,6 @@ class Contents:
         return [p for u in self.units for p in u.parameters]
 
     @property
-    def in_arena(self) -> bool:
-        """True if the rows lie in arenas, False if they lie on devices."""
-        kinds = {u.data.in_arena for u in self.units}
-        if len(kinds) > 1:
-            raise Unimplemented("some units of this model are on devices and others on CPUs", hint="shard all units on one mesh")
-        return kinds.pop()
-
-    @property
     def roots(self) -> list[Root]:
         return list(dict.fromkeys(s.root for s in self.states if s.root is not None))
 

@@ -38,7 +38,11 @@ def change_on_devices(contents: Contents, request: Request) -> Report:
     copy = _copy_of(contents, request)
     whole = _Whole(copy, contents)
     phases.end("copy to the host")
-    report = change(copy.model, copy.optimizers, replace(request, data=on_hosts(request.data), keep_old=True))
+    try:
+        report = change(copy.model, copy.optimizers, replace(request, data=on_hosts(request.data), keep_old=True))
+    except BaseException:
+        whole.drop()
+        raise
     phases.end_in(report.phases, "move the host's copy")
     before = _Before(report.before, contents, copy, Place.present(contents))
     try:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal.exceptions import InvalidArgument
-from shoal.fsdp._parameters.mesh import data_mesh
+from shoal.fsdp._parameters.mesh import data_mesh, in_arenas
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard.change import Report, Request, change, check_arguments
 from shoal.fsdp._reshard.contents import Contents
@@ -56,7 +56,7 @@ def reshard(
     request = Request(data, tuple(old_owners), old_index, dict(adopted or {}), recovers, keep_old)
     check_arguments(request)
     contents = Contents(model, chosen)
-    if contents.in_arena != data.in_arena:
-        places = ("CPUs" if contents.in_arena else "devices", "CPUs" if data.in_arena else "devices")
+    if (lies := in_arenas(u.data for u in contents.units)) != data.in_arena:
+        places = ("CPUs", "devices") if lies else ("devices", "CPUs")
         raise InvalidArgument(f"a model on {places[0]} cannot move to a mesh of {places[1]}", hint="save a checkpoint, and load it there")
     return change(model, chosen, request) if data.in_arena else change_on_devices(contents, request)
