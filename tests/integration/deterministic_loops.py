@@ -29,8 +29,9 @@ class Samples:
 
 
 def build(config):
-    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers), "optimizer" and "accumulates" (batches per
-    step of the optimizer) are optional."""
+    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers), "optimizer", "accumulates" (batches per
+    step of the optimizer) and "devices" are optional. The last one is True for a model outside of arenas, and "own groups" if Shoal's
+    groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -38,6 +39,13 @@ def build(config):
     from shoal.fsdp import MixedPrecisionPolicy, fully_shard
     from shoal.train import State
 
+    if config.get("devices"):
+        from internals.fsdp import leave_arenas, take_norms_by_operators, use_own_groups
+
+        leave_arenas()
+        take_norms_by_operators()
+        if config["devices"] == "own groups":
+            use_own_groups()
     model = model_of().double() if config.get("double") else model_of()
     bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for unit in (*model, model):

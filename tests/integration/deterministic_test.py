@@ -101,6 +101,17 @@ def test_a_loop_that_runs_again_after_a_death_gives_the_same_bits(tmp_path):
     check(result)
 
 
+@pytest.mark.parametrize(("workers", "devices"), [(2, "own groups"), (4, True)])
+def test_a_model_outside_of_arenas_has_the_bits_of_one_in_arenas(workers, devices):
+    check(fit(workers, devices=devices))
+
+
+@pytest.mark.parametrize("workers", [3, (1, 2)])
+def test_outside_of_arenas_all_workers_play_equally_many_parts(workers):
+    with pytest.raises(Unimplemented, match="all workers gather together"):
+        fit(workers, devices=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
@@ -119,6 +130,13 @@ def test_what_depends_on_the_workers_is_refused(kind, error, message):
         Trainer(d.unfit, train_loop_config=kind, scaling_config=ScalingConfig(2, deterministic=True)).fit()
 
 
+@pytest.mark.parametrize("workers", [3, (1, 2)])
+def test_on_devices_the_number_of_workers_is_a_power_of_two(workers):
+    assert ScalingConfig(4, deterministic=True, use_gpu=True).logical_ranks == 4
+    with pytest.raises(Unimplemented, match="1, 2, 4 or more workers that do not change"):
+        ScalingConfig(workers, deterministic=True, use_gpu=True)
+
+
 def test_the_number_of_logical_ranks_is_a_power_of_two_that_the_workers_can_divide():
     assert ScalingConfig((1, 3), deterministic=True).logical_ranks == 4
     assert ScalingConfig(1, deterministic=True).logical_ranks == 1
@@ -129,5 +147,3 @@ def test_the_number_of_logical_ranks_is_a_power_of_two_that_the_workers_can_divi
             ScalingConfig(1, deterministic=True, logical_ranks=wrong)
     with pytest.raises(InvalidArgument, match="without deterministic=True has no effect"):
         ScalingConfig(1, logical_ranks=4)
-    with pytest.raises(Unimplemented, match="use_gpu=True"):
-        ScalingConfig(1, deterministic=True, use_gpu=True)

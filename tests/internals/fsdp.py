@@ -15,6 +15,7 @@ from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
 from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, protect
 from shoal.fsdp._reshard import memory, reshard, stream
+from shoal.optim import _clip
 
 
 class _NoStreams:
@@ -35,3 +36,8 @@ def use_own_groups() -> None:
 def leave_arenas() -> None:
     """Units that are made from now on lie outside of arenas, as on devices: collectives gather and reduce their parameters."""
     DataMesh.in_arena = property(lambda self: is_host_mesh(self.mesh))
+
+
+def take_norms_by_operators() -> None:
+    """``clip_grad_norm_`` adds by torch's operators, as on devices."""
+    _clip._by_operators = lambda device: True

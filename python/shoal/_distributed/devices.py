@@ -148,6 +148,13 @@ class DeviceGroup:
         work = self.native.reduce_scatter(_memory(source), _memory(out), counts, _dtype(source), "sum", (label, 0, 0.0, True))
         return Pending(self, work, (source, out))
 
+    def all_to_all(self, source: torch.Tensor, out: torch.Tensor, label: str) -> Pending:
+        """Each rank gets its piece of every rank's source. All pieces have one size."""
+        counts = [_memory(out)[1] // self.native.world_size] * self.native.world_size
+        self._ready()
+        work = self.native.all_to_all(_memory(source), _memory(out), counts, counts, _dtype(source), (label, 0, 0.0, True))
+        return Pending(self, work, (source, out))
+
     def all_reduce(self, t: torch.Tensor, label: str) -> Pending:
         """Adds the tensors of all ranks, in place."""
         self._ready()

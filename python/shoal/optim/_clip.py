@@ -55,10 +55,12 @@ def clip_grad_norm_(
     device = local(parameters[0]).device if parameters else torch.device("cpu")
     for g in gradients:
         _check(g, device)
-    if _by_operators(device):
+    if part is not None:
+        norm = _joined(_sums_by_rows(parameters, order, device), order)
+    elif _by_operators(device):
         norm = _joined(_sums_on_device(parameters, order, device), order)
     else:
-        norm = _norm(parameters, order) if part is None else _joined(_sums_by_rows(parameters, order), order)
+        norm = _norm(parameters, order)
     if not any(g.dtype == torch.float64 for g in gradients):
         norm = norm.float()
     if error_if_nonfinite and not norm.isfinite():
@@ -143,12 +145,12 @@ def _part(p: torch.Tensor) -> Any:
     return None if unit is None else unit.settings.part
 
 
-def _sums_by_rows(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
+def _sums_by_rows(parameters: list[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
     """The parameters' sums of powers, first of each row of the sharded dim, then of all rows in their order: the same bits for any shards.
     The parameters are those of a model on one mesh of shards."""
     dims = [next((q.dim for q in p.placements if isinstance(q, Shard)), 0) if isinstance(p, DTensor) else 0 for p in parameters]
     counts = [p.shape[dim] if p.dim() > 0 else 1 for p, dim in zip(parameters, dims, strict=True)]
-    rows = torch.zeros(sum(counts), dtype=torch.float64)
+    rows = torch.zeros(sum(counts), dtype=torch.float64, device=device)
     of_parameter, mesh = rows.split(counts), next(p.device_mesh for p in parameters if isinstance(p, DTensor))
     for p, dim, mine in zip(parameters, dims, of_parameter, strict=True):
         if p.grad is None:
@@ -158,11 +160,17 @@ def _sums_by_rows(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
             mine = mine[begin:end]
         elif mesh.get_local_rank() != 0:  # a plain tensor counts once
             continue
-        _power_sums_of_rows(_laid_out(p), dim, order, mine)
+        if _by_operators(device):
+            power_sums_of_rows(_laid_out(p), dim, order, mine)
+        else:
+            _power_sums_of_rows(_laid_out(p), dim, order, mine)
     if mesh.size() > 1:
         dist.all_reduce(rows, group=mesh.get_group())  # exact: one rank has a row, and the others add 0
-    none = math.inf if order == -math.inf else 0.0
     once = order if math.isinf(order) else 1.0  # the sums are not negative: their sum, or the extreme one
+    none = math.inf if order == -math.inf else 0.0
+    if _by_operators(device):
+        missing = torch.full((), none, dtype=torch.float64, device=device)
+        return torch.stack([missing if p.grad is None else _added(r, once) for p, r in zip(parameters, of_parameter, strict=True)])
     joined = [_native.power_sum("float64", r.data_ptr(), r.numel(), once, 1) for r in of_parameter]
     return torch.tensor([none if p.grad is None else s for p, s in zip(parameters, joined, strict=True)], dtype=torch.float64)
 
@@ -173,6 +181,36 @@ def _power_sums_of_rows(t: torch.Tensor, dim: int, order: float, out: torch.Tens
     t = in_memory(t if dim == 0 else t.movedim(dim, 0).contiguous())
     rows, row_numel = out.numel(), t.numel() // out.numel()
     _native.row_power_sums(DTYPES[t.dtype], address_of(t), rows, row_numel, order, out.data_ptr(), num_threads())
+
+
+# Elements of a gradient that become float64 at a time.
+_AT_A_TIME = 1 << 22
+
+
+def power_sums_of_rows(t: torch.Tensor, dim: int, order: float, out: torch.Tensor) -> None:
+    """``_power_sums_of_rows`` by torch's operators, for devices. Element by element, because a reduction's order depends on the shape."""
+    if out.numel() == 0 or t.numel() == 0:
+        return
+    t = t.movedim(dim, 0).reshape(out.numel(), -1)
+    at_a_time = max(1, _AT_A_TIME // max(1, t.shape[1]))
+    for piece, sums in zip(t.split(at_a_time), out.split(at_a_time), strict=True):
+        powers = piece.double().abs_()
+        if order == 0:
+            powers = (powers != 0).double()
+        elif not math.isinf(order):
+            powers = powers.square_() if order == 2 else powers.pow_(order)
+        sums.copy_(_added(powers, order if math.isinf(order) else 1.0))
+
+
+def _added(t: torch.Tensor, order: float) -> torch.Tensor:
+    """Adds along the last dim in halves, in an order that depends on its size only. With order ``inf`` or ``-inf``: the extreme value."""
+    if math.isinf(order):
+        return t.amax(-1) if order > 0 else t.amin(-1)
+    while (size := t.shape[-1]) > 1:
+        half = size // 2
+        added = t[..., :half] + t[..., half : 2 * half]
+        t = added if size % 2 == 0 else torch.cat([added, t[..., -1:]], dim=-1)
+    return t.squeeze(-1)
 
 
 def _over_ranks(sums: torch.Tensor, order: float, group: dist.ProcessGroup) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -20,6 +21,7 @@ from shoal.fsdp._engine.bootstrap import add_over
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part
+from shoal.fsdp._parameters.parameter import Kind
 from shoal.optim import SGD, Adam
 from shoal.train._scaling_config import ScalingConfig
 from shoal.train._state import State
@@ -30,6 +32,7 @@ def begin_deterministic(scaling: ScalingConfig) -> None:
     """Prepares a worker's process, before its loop: sums over logical ranks, and the same arithmetic for any number of workers."""
     add_over(scaling.logical_ranks)
     torch.set_num_threads(scaling.threads)  # the bits of a matrix product depend on it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS adds in an order that differs from call to call
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
@@ -48,7 +51,7 @@ class Parts:
 
     def gate_objects(self) -> None:
         """From now on optimizers and schedulers of the state step in last parts only. Raises as ``check_deterministic``."""
-        check_deterministic(self._state)
+        check_deterministic(self._state, self._worker.scaling)
         for o in self._state.objects.values():
             if isinstance(o, Optimizer):
                 _gate_optimizer(o, self._worker)
@@ -131,11 +134,11 @@ def _function_of(method: Any) -> Callable:
 # ---- objects with the same bits for any number of workers ----
 
 
-def check_deterministic(state: State) -> None:
+def check_deterministic(state: State, scaling: ScalingConfig) -> None:
     """Raises Unimplemented, or InvalidArgument for what the loop can change, if some object of the state would depend on the workers."""
     for name, o in state.objects.items():
         if isinstance(o, nn.Module):
-            _check_model(name, o)
+            _check_model(name, o, scaling)
         elif isinstance(o, Optimizer) and not isinstance(o, (Adam, SGD)):
             raise Unimplemented(
                 f"deterministic=True does not know if an element's update by {type(o).__module__}.{type(o).__name__} depends on the shards",
@@ -145,7 +148,7 @@ def check_deterministic(state: State) -> None:
             raise Unimplemented("deterministic=True with a GradScaler is not in this release", hint="train in bfloat16, which needs none")
 
 
-def _check_model(name: str, model: nn.Module) -> None:
+def _check_model(name: str, model: nn.Module, scaling: ScalingConfig) -> None:
     for where, m in model.named_modules():
         if isinstance(m, _NormBase) and m.track_running_stats and m.training:
             raise Unimplemented(
@@ -153,7 +156,7 @@ def _check_model(name: str, model: nn.Module) -> None:
                 hint="use GroupNorm or LayerNorm, or freeze the statistics with eval()",
             )
         if (unit_state := state_of(m)) is not None:
-            _check_units(unit_state)
+            _check_units(unit_state, scaling)
     for where, p in model.named_parameters():
         if p.requires_grad and not isinstance(p, DTensor):
             raise InvalidArgument(
@@ -162,15 +165,23 @@ def _check_model(name: str, model: nn.Module) -> None:
             )
 
 
-def _check_units(state: UnitState) -> None:
+def _check_units(state: UnitState, scaling: ScalingConfig) -> None:
+    unequal = scaling.elastic or state.data.shards & (state.data.shards - 1)
+    if unequal and any(u.gathered is not None and u.gathered.gathers for u in state.units):
+        raise Unimplemented(
+            f"deterministic=True: in {state.name or 'the root'} all workers gather together, so they have to play equally many logical "
+            "ranks",
+            hint="train on 1, 2, 4 or more workers that do not change, or on CPUs with plain tensors",
+        )
     if state.data.replicas > 1:
         raise Unimplemented("deterministic=True takes a mesh of shards, not one with replicas", hint="call fully_shard without a 2-D mesh")
+    custom = any(u.gathered is not None and u.gathered.reduce_scatter is not None for u in state.units)
     for p in (p for u in state.units for p in u.parameters if p.views.sharded.requires_grad):
-        if p.external or any(u.gathered is not None for u in state.units):
+        if custom or p.extended or p.kind is not Kind.MEMORY:
             raise Unimplemented(
-                f"deterministic=True: collectives gather or reduce parameter {p.name} of {state.name or 'the root'}, in an order of "
-                "their own",
-                hint="train on CPUs, with plain tensors, without a custom reduce_scatter",
+                f"deterministic=True: parameter {p.name} of {state.name or 'the root'} has a tensor subclass, an all-gather extension or a "
+                "custom reduce_scatter, whose results depend on the shards",
+                hint="train plain tensors, without a custom reduce_scatter",
             )
         if p.reduce_dtype not in (torch.float32, torch.float64):
             raise InvalidArgument(

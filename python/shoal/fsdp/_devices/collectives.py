@@ -122,6 +122,14 @@ class Collectives:
         op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
         return _mark(streams, reduce_scatter_single(out, packed, op=op, group=self._reduce_group(data), async_op=streams.asynchronous))
 
+    def exchange(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor) -> Mark:
+        """Sends each of the shards' ranks its piece of ``packed``. ``out`` gets the pieces of all ranks for this one, in their order."""
+        group = self._own_shards(data)
+        if group is not None:
+            return _OwnMark(group.all_to_all(packed, out, self.label))
+        work = dist.all_to_all_single(out, packed, group=self._reduce_group(data), async_op=streams.asynchronous)
+        return _mark(streams, work)
+
     def reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor, average: bool = False) -> Mark:
         """Adds up ``t`` over the replicas' ranks, in place."""
         group = groups.replicas(data)

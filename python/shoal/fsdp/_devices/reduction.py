@@ -11,6 +11,7 @@ import torch
 from shoal.fsdp._devices.collectives import Collectives
 from shoal.fsdp._devices.packing import pack_gradients
 from shoal.fsdp._devices.streams import Transfers
+from shoal.fsdp._parameters.logical import PartialSums
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
@@ -20,6 +21,7 @@ class Target(Protocol):
 
     data: DataMesh
     scale: float
+    leaves: list[int] | None  # by rank of the shards: its sum's place in the tree of additions; None: the order does not matter
     all_reduce_hook: Callable[[torch.Tensor], None] | None
     all_reduce_hook_stream: Any
 
@@ -32,6 +34,8 @@ class Reduction:
     once; another one adds them up.
 
     ``everywhere``: over all replicas; else the sums stay with the parameters until a later reduction includes them.
+    Where the order of additions is given, the ranks exchange their gradients, and each adds up its rows itself: a backend's order depends
+    on the number of ranks.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class Reduction:
         # fp16 sums overflow, so a part of the division comes before the sum.
         self._before = target.scale**0.5 if dtype == torch.float16 else 1.0
         # As in FSDP2, NCCL divides while it adds up. A kernel that divides would delay the next reduction on its stream.
-        mean = everywhere and self._before == 1 and target.scale == 1 / len(data.ranks)
+        self._leaves = None if data.shards == 1 else target.leaves
+        mean = everywhere and self._before == 1 and target.scale == 1 / len(data.ranks) and self._leaves is None
         self._averages = mean and collectives.averages(data, streams)
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
         grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
@@ -63,8 +68,12 @@ class Reduction:
             return
         with streams.reduce:
             mark.wait()
-            self._out = self._memory(sum(self._sizes), dtype)
-            self._mark = collectives.reduce(data, streams, self._out, self._packed, self._averages)
+            if self._leaves is None:
+                self._out = self._memory(sum(self._sizes), dtype)
+                self._mark = collectives.reduce(data, streams, self._out, self._packed, self._averages)
+            else:
+                self._out = self._memory(sum(self._sizes) * data.shards, dtype)
+                self._mark = collectives.exchange(data, streams, self._out, self._packed)
 
     def _memory(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         data = self._target.data
@@ -80,6 +89,7 @@ class Reduction:
         """Begins the second part."""
         streams = self._transfers.streams
         self._free_packed()
+        self._add_exchanged()
         with self._summed_on():
             self._mark.wait()
             self._add_partial()
@@ -92,6 +102,7 @@ class Reduction:
         """Accumulates this rank's rows of the sums into the parameters' ``grad``."""
         streams, target = self._transfers.streams, self._target
         self._free_packed()
+        self._add_exchanged()
         if not self._everywhere:
             with self._summed_on():
                 self._mark.wait()
@@ -127,6 +138,19 @@ class Reduction:
         if self._packed is not None:
             self._mark.wait()
             self._packed = None
+
+    def _add_exchanged(self) -> None:
+        """Adds up the pieces of all ranks along the tree."""
+        if self._leaves is None:
+            return
+        with self._summed_on():
+            self._mark.wait()
+            sums = PartialSums()
+            for leaf, piece in zip(self._leaves, self._out.view(len(self._leaves), -1), strict=True):
+                sums.add(leaf, piece)
+            self._out = sums.take().clone()  # the gradients keep it, and not the pieces of all ranks
+            self._mark = self._transfers.streams.mark()
+        self._leaves = None
 
     def _rows(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows per parameter, without padding."""

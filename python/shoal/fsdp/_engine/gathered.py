@@ -279,6 +279,8 @@ class Gathered:
             grad = p.gradient.take()
             if grad is None and (self._wants_zeros(p) or p.gradient.has_partial):
                 grad = p.gradient.zeros()
+                if u.leaves is not None:
+                    grad.neg_()  # -0.0: a sum with it has the bits of one that leaves this rank out
             if grad is not None:
                 by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
                 del grad

@@ -27,6 +27,7 @@ class UnitSeam(Protocol):
     keeps_storage: bool
     post_forward_mesh: Any
     scale: float
+    leaves: list[int] | None
 
     def describe(self) -> None: ...
     def accumulated(self, p: ShardedParameter) -> None: ...

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal import _native
 from shoal.fsdp._engine.bootstrap import shard_actor, use
 from shoal.fsdp._engine.gathered import Gathered
+from shoal.fsdp._parameters.logical import blocks
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
@@ -128,6 +129,12 @@ class Unit:
     def scale(self) -> float:
         part = self.state.settings.part
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.total))
+
+    @property
+    def leaves(self) -> list[int] | None:
+        """By rank of the shards: the place of its sum in the tree over logical ranks; None where no tree is given."""
+        part = self.state.settings.part
+        return None if part is None else [block.start for block in blocks(part.total, self.data.shards)]
 
     @property
     def reduces_by_collectives(self) -> bool:
