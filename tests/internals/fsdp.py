@@ -1,6 +1,10 @@
 """Private names of shoal.fsdp, that tests use."""
 # ruff: noqa: F401
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 from shoal._distributed.communicator import make_communicator
 from shoal._distributed.devices import Choice, DeviceGroup
 from shoal._distributed.ranks import attach, gang_name
@@ -36,6 +40,13 @@ def use_own_groups() -> None:
 def leave_arenas() -> None:
     """Units that are made from now on lie outside of arenas, as on devices: collectives gather and reduce their parameters."""
     DataMesh.in_arena = property(lambda self: is_host_mesh(self.mesh))
+
+
+@contextmanager
+def outside_of_arenas() -> Iterator[None]:
+    """``leave_arenas`` for one context."""
+    with mock.patch.object(DataMesh, "in_arena", property(lambda self: is_host_mesh(self.mesh))):
+        yield
 
 
 def take_norms_by_operators() -> None:

@@ -178,11 +178,13 @@ def a_scalers_overflow_on_one_rank_skips_the_step_on_all():
 # ---- uneven batches ------------------------------------------------------------------------------------------------------------------
 
 
-def _joined(weight, batches, clip=False, epochs=1):
+def _joined(weight, batches, clip=False, epochs=1, prepare=None):
     """Rank r has batches[r] batches of r + 2 samples each. The plain model's loss is their mean, weighted by `weight`."""
     from shoal.fsdp import join
 
     model, plain = shard(Net()), Net()
+    if prepare is not None:
+        prepare(model)
     optimizer, plain_optimizer = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain))
     schedule, plain_schedule = (torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (optimizer, plain_optimizer))
 
@@ -247,17 +249,66 @@ def join_works_when_ranks_end_one_after_the_other():
 
 
 @use
-def join_is_refused_for_units_gathered_by_collectives():
+def join_of_units_outside_of_arenas_repeats_batches():
+    from internals.fsdp import outside_of_arenas
+
+    with outside_of_arenas():
+        _joined("world", (4, 2))
+        _joined("world", (1, 3), clip=True, epochs=2)
+        _joined("samples", (2, 4))
+        samples_count_alike_where_micro_batches_are_uneven()
+        a_rank_whose_batches_end_within_a_step_serves_the_others_with_what_it_has_kept()
+
+
+@use
+def join_of_a_model_of_which_collectives_reduce_one_unit():
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-    from shoal.exceptions import Unimplemented
+    _joined("world", (3, 1), prepare=lambda model: model.blocks[1].set_custom_reduce_scatter(DefaultReduceScatter()))
+    _joined("samples", (1, 3), prepare=lambda model: model.blocks[1].set_custom_reduce_scatter(DefaultReduceScatter()))
+
+
+@use
+def a_repeated_batch_leaves_no_trace():
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.fsdp import fully_shard, join
+
+    with outside_of_arenas():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with join(model, optimizers=optimizer):
+            for step in range(3 - 2 * rank()):
+                if step == 1:
+                    with torch.no_grad():
+                        model(torch.ones(2, 4))  # the rank without batches joins an evaluation, too
+                model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            before, drawn = model[1].running_mean.clone(), torch.get_rng_state()
+        assert torch.equal(model[1].running_mean, before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert (model[1].num_batches_tracked.item(), rank()) in ((4, 0), (1, 1))
+
+
+@use
+def a_rank_without_a_single_batch_cannot_join_collectives():
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.exceptions import InvalidArgument
     from shoal.fsdp import join
 
-    model = shard(Net())
-    model.blocks[1].set_custom_reduce_scatter(DefaultReduceScatter())
-    loop = join(model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(Unimplemented, match="collectives gather this unit"):
-        loop.__enter__()
+    with outside_of_arenas():
+        model = shard(Net())
+
+        def loop():
+            with join(model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1)):
+                for step in range(rank()):
+                    model(batch(step, rank())).square().mean().backward()
+
+        with pytest.raises(InvalidArgument, match="1 of 2 ranks have no batch at all"):
+            loop()
 
 
 @use

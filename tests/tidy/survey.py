@@ -58,7 +58,7 @@ LAYERS = (
     # sharded parameters on their devices
     ("fsdp._errors", "fsdp._names", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
     # a training step
-    ("fsdp._engine",),
+    ("fsdp._engine", "fsdp._repeats"),
     # plans and descriptions of a sharded model; results have fixed names, because programs may pickle them
     ("fsdp._graph", "fsdp._describe", "fsdp._memory", "fsdp._later", "fsdp._plan", "fsdp._graph_worker", "fsdp._protect", "fsdp._reshard"),
     # the ways into sharding; _install replaces torch's names

@@ -12,6 +12,8 @@ from torch import nn
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.root import Root, roots_in
+from shoal.fsdp._engine.state import State
+from shoal.fsdp._repeats import Repeats
 
 
 @contextmanager
@@ -31,8 +33,10 @@ def join(
     its number of samples, which is dim 0 of the first tensor passed to the root's forward.
     ``after_backward``: a function with the collective work between backward and the optimizer's step (clipping); joined ranks call it.
     ``after_step``: a function with the work after the step (a learning rate schedule); joined ranks call it.
-    Raises InvalidArgument for another weight, and for a model that is not sharded. Raises NotImplementedError for a model on several
-    meshes, and for units that collectives gather (devices, extensions, custom communication).
+    Where collectives gather units (devices, extensions, custom communication), a rank without batches repeats its last one with gradients
+    of zeros, and keeps its buffers and generators. The ranks agree before each of the root's forwards, for which the host waits.
+    Raises InvalidArgument for another weight, for a model that is not sharded, and on all ranks if one has no batch to repeat. Raises
+    NotImplementedError for a model on several meshes.
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight={weight!r} of join is unknown", hint="pass 'world' or 'samples'")
@@ -41,13 +45,10 @@ def join(
         raise InvalidArgument(
             "this model was not sharded by shoal.fsdp.fully_shard", hint="pass join the outermost module on which fully_shard was called"
         )
-    brought = next((s for s in map(state_of, model.modules()) if s is not None and any(u.gathered is not None for u in s.units)), None)
-    if brought is not None:
-        raise Unimplemented(
-            f"join of {brought.name or 'a root'} is not in this release: collectives gather this unit, and ranks without batches run none",
-            hint="give every rank the same number of batches",
-        )
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    if any(u.gathered is not None for s in map(state_of, model.modules()) if s is not None for u in s.units):
+        yield from _repeating(model, state, weight == "samples", chosen, after_backward, after_step)
+        return
     state.settings.weigh_samples, state.settings.joining = weight == "samples", True
     try:
         yield
@@ -62,9 +63,38 @@ def join(
             root.step.set_joining(False)
 
 
+def _repeating(model, state: State, weighs: bool, optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> Iterator[None]:
+    """Collectives gather some unit: this rank repeats its last batch when it has no further one."""
+
+    def after_pass() -> None:
+        _step(optimizers, after_backward, after_step)
+
+    state.settings.weigh_samples = weighs
+    repeats = Repeats(model, state, weighs)
+    try:
+        yield
+        roots = roots_in(model)
+        if len(roots) > 1 or any(len(r.models) != 1 for r in roots):
+            raise _several_meshes()
+        repeats.serve(after_pass)
+    finally:
+        repeats.end()
+        state.settings.weigh_samples = False
+
+
+def _step(optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:
+    if after_backward is not None:
+        after_backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    if after_step is not None:
+        after_step()
+
+
 def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:
     if len(roots) != 1 or len(roots[0].models) != 1:
-        raise Unimplemented("join of a model on several meshes is not in this release", hint="give every rank the same number of batches")
+        raise _several_meshes()
     root, model = roots[0], roots[0].models[0]
     if root.window_open:
         root.enter()
@@ -77,13 +107,11 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
             root.step.serve_publication(0, u.state.index, u.state.units.index(u))
         elif what == "window":
             root.step.serve_window()
-            if after_backward is not None:
-                after_backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            if after_step is not None:
-                after_step()
+            _step(optimizers, after_backward, after_step)
             root.enter()
         else:
             return
+
+
+def _several_meshes() -> Unimplemented:
+    return Unimplemented("join of a model on several meshes is not in this release", hint="give every rank the same number of batches")

@@ -51,11 +51,12 @@ class Reduction:
         self.parameters = [p for p, _ in work]
         self._everywhere = everywhere
         data, streams = target.data, transfers.streams
+        self._scale = target.scale
         # fp16 sums overflow, so a part of the division comes before the sum.
-        self._before = target.scale**0.5 if dtype == torch.float16 else 1.0
+        self._before = self._scale**0.5 if dtype == torch.float16 else 1.0
         # As in FSDP2, NCCL divides while it adds up. A kernel that divides would delay the next reduction on its stream.
         self._leaves = None if data.shards == 1 else target.leaves
-        mean = everywhere and self._before == 1 and target.scale == 1 / len(data.ranks) and self._leaves is None
+        mean = everywhere and self._before == 1 and self._scale == 1 / len(data.ranks) and self._leaves is None
         self._averages = mean and collectives.averages(data, streams)
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
         grads = [grad if self._before == 1 else grad * self._before for _, grad in work]
@@ -169,7 +170,7 @@ class Reduction:
 
     def _accumulate(self, stream: AbstractContextManager) -> None:
         target, out = self._target, self._out
-        factor = 1 if self._averages else target.scale / self._before
+        factor = 1 if self._averages else self._scale / self._before
         if self._collectives.reduce_scatter is not None and target.data.shards > 1:
             out = out * factor  # a copy, because the program's object may use its output's memory again
         elif factor != 1:

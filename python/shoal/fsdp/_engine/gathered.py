@@ -17,7 +17,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._objects.tensors import lasting
-from shoal.exceptions import Unimplemented
 from shoal.fsdp._devices.collectives import Collectives
 from shoal.fsdp._devices.gather import Gather, InPlaceGather, MixedGather, PackedGather, SmallerMeshGather, goes_in_place
 from shoal.fsdp._devices.groups import groups
@@ -268,12 +267,6 @@ class Gathered:
     def begin_reduce(self, everywhere: bool) -> None:
         """Begins the reduction of the unit's gradients. ``everywhere``: over all replicas."""
         u = self._unit
-        if u.state.root.samples is not None:
-            raise Unimplemented(
-                f"unit {u.state.name or '(root)'} has its parameters on devices or a custom reduce_scatter: its gradients cannot be "
-                "weighted by samples",
-                hint="leave out join(weight='samples')",
-            )
         by_dtype: dict[torch.dtype, list[tuple[ShardedParameter, torch.Tensor]]] = {}
         for p in u.parameters:
             grad = p.gradient.take()

@@ -62,6 +62,9 @@ class Root:
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
+        self.repeats = False  # this pass repeats a batch, whose gradients do not count
+        self.total_samples: float | None = None  # the samples of all ranks, where collectives weigh gradients by them
+        self.total_kept = 0.0
         self.rows_event: Any = None  # the program's: rows have their values there; without it, the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
@@ -367,6 +370,8 @@ class Root:
         s.units[group].model.backward_end(s.units[group].index, [], 1.0, True, reshard)
         weight = s.settings.share if self.samples is None else self.samples
         for p in s.units[group].parameters:
+            if self.repeats:
+                p.gradient.zero()
             p.gradient.keep(weight, s.settings.part)
 
     def update(self, unit: int, group: int) -> None:
@@ -385,6 +390,8 @@ class Root:
     def samples_used(self, kept: bool) -> None:
         if self.samples is not None:
             self.samples_kept = self.samples_kept + self.samples if kept else 0
+        if self.total_samples is not None:
+            self.total_kept = self.total_kept + self.total_samples if kept else 0.0
 
     def reduce_added(self) -> None:
         self.added.reduce()

@@ -37,6 +37,8 @@ class Settings:
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
     part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
     joining: bool = False
+    repeats: bool = False  # this rank has no further batch, and runs its last one for the other ranks' collectives
+    total_samples: float | None = None  # samples of all ranks in this pass, if they weigh gradients and collectives reduce these
     host_copy: Any = None  # the HostCopy of a model on devices, in its first unit, while one is kept
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model
     cast_to: torch.dtype | None = field(init=False)  # dtype to which the forward casts floating-point inputs; None: no cast

@@ -235,7 +235,8 @@ class State:
             if self.data.device.type != "cpu":  # as FSDP2's root
                 moved, moved_kwargs = _to_kwargs(args, kwargs, self.data.device, False)
                 args, kwargs = moved[0], moved_kwargs[0]
-            root.samples = _samples(args, kwargs) if settings.weigh_samples else None
+            root.repeats, root.total_samples = settings.repeats, settings.total_samples
+            root.samples = (0 if root.repeats else samples_of(args, kwargs)) if settings.weigh_samples else None
         if not recomputed:
             _unshard_elsewhere(root, settings.forward_prefetch)
         if settings.cast_to is not None:
@@ -386,6 +387,6 @@ def _cast(dtype: torch.dtype, t: torch.Tensor) -> torch.Tensor:
     return t.to(dtype) if t.is_floating_point() else t
 
 
-def _samples(args: tuple, kwargs: dict) -> int:
+def samples_of(args: tuple, kwargs: dict) -> int:
     """The number of samples in a batch: dim 0 of its first tensor."""
     return next((t.shape[0] for t in tree_flatten((args, kwargs))[0] if torch.is_tensor(t) and t.dim() > 0), 1)

@@ -127,7 +127,9 @@ class Unit:
 
     @property
     def scale(self) -> float:
-        part = self.state.settings.part
+        root, part = self.state.root, self.state.settings.part
+        if root is not None and root.total_samples is not None:
+            return 1.0 / (root.total_samples + root.total_kept)
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.total))
 
     @property
@@ -151,14 +153,16 @@ class Unit:
         if s.settings.share is not None:
             for p in self.parameters:
                 p.gradient.weigh(s.settings.share)
+        for p in self.parameters:
+            if s.root.repeats:
+                p.gradient.zero()
+            elif s.root.samples is not None:
+                p.gradient.weigh(s.root.samples)
         if self.reduces_by_collectives:
             self.gathered.begin_reduce(everywhere)
             self.model.backward_end(self.index, [], 1.0, True, reshard)
             return
         fresh = self.all_reduce_hook is not None
-        if s.root.samples is not None:
-            for p in self.parameters:
-                p.gradient.weigh(s.root.samples)
         work = [p.gradient.work(everywhere, s.settings.reduce_unused, fresh) for p in self.parameters]
         weight = -1.0 if s.root.samples is None else float(s.root.samples + s.root.samples_kept)
         self.model.backward_end(self.index, work, self.scale, everywhere, reshard, weight)

@@ -76,6 +76,12 @@ class ParameterGradient:
         else:
             whole.grad.mul_(by)
 
+    def zero(self) -> None:
+        """Sets the whole gradient of the last backward to zeros, if there is one."""
+        whole = self._views.unsharded
+        if whole is not None and whole.grad is not None:
+            whole.grad.zero_()
+
     def keep(self, weight: float | None, part: Part | None = None) -> None:
         """Accumulates the gradient of a backward without reduction, in the reduce dtype, multiplied by ``weight`` if given. The gradient of
         a ``part`` is added along the tree over logical ranks."""
