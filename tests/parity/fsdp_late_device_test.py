@@ -75,6 +75,23 @@ def unsharded_ahead(api):
     return train(api, model)
 
 
+@case(theirs=False)
+def gradients_added_along_the_tree(api):
+    """Ranks exchange their gradients, as with deterministic=True."""
+    model = sharded(api, Net())
+
+    def begin(*args):
+        from internals.fsdp import Part, state_of
+
+        ranks = torch.distributed.get_world_size()
+        for s in filter(None, map(state_of, model.modules())):
+            s.settings.part = Part(torch.distributed.get_rank(), ranks, last=True)
+
+    if not api.plain:
+        model.register_forward_pre_hook(begin)
+    return train(api, model)
+
+
 ALL = {**case, **fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
 SLICE = (
     *case,
