@@ -127,13 +127,17 @@ def wrong_arguments(f):
             f.move(**arguments)
 
 
-def loop():
+def loop(config):
+    if config["devices"]:
+        from internals.fsdp import leave_arenas
+
+        leave_arenas()
     f = Failing()
     f.train([0, 1])
     before = reshard_test.gathered(f.model, f.optimizer) if f.rank in OLD else None
     wrong_arguments(f)
     names = []
-    for case in CASES:
+    for case in CASES[: config["cases"]]:
         case(f)
         names.append(case.__name__)
     report = f.move()
@@ -144,8 +148,9 @@ def loop():
     return names, f.losses, report.received_bytes
 
 
-def test_all_ranks_stay_on_the_old_mesh_when_one_fails_and_can_try_again():
-    returns = Trainer(loop, scaling_config=ScalingConfig(num_workers=3)).fit().returns
-    assert [names for names, _, _ in returns] == [[case.__name__ for case in CASES]] * 3
+@pytest.mark.parametrize(("devices", "cases"), [(False, len(CASES)), (True, len(CASES) - 1)])  # a copy of devices has no such state
+def test_all_ranks_stay_on_the_old_mesh_when_one_fails_and_can_try_again(devices, cases):
+    returns = Trainer(loop, train_loop_config={"devices": devices, "cases": cases}, scaling_config=ScalingConfig(num_workers=3)).fit().returns
+    assert [names for names, _, _ in returns] == [[case.__name__ for case in CASES[:cases]]] * 3
     assert returns[0][1] == returns[1][1]
     assert returns[2][2] > 0

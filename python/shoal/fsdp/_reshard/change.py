@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,17 +65,29 @@ class Request:
 def change(model: nn.Module, optimizers: list[torch.optim.Optimizer], request: Request) -> Report:
     """Moves a model whose rows lie in arenas, with its optimizers. Every participant calls it."""
     phases = Phases()
+    with meeting(request) as union:
+        phases.end("meet to reshard")
+        report = move_model(model, optimizers, request, union, phases)
+        if request.keep_old:
+            return report
+        report.before.forget()
+        return replace(report, before=None)
+
+
+@contextmanager
+def meeting(request: Request) -> Iterator[Union]:
+    """The participants of a change, while they are connected."""
     union = Union(request.old_owners, request.data.ranks)
-    phases.end("meet to reshard")
     try:
-        with lasting():
-            report = _Change(model, optimizers, request, union).run(phases)
-            if request.keep_old:
-                return report
-            report.before.forget()
-            return replace(report, before=None)
+        yield union
     finally:
         union.close()
+
+
+def move_model(model: nn.Module, optimizers: list[torch.optim.Optimizer], request: Request, union: Union, phases: Phases) -> Report:
+    """Moves a model whose rows lie in arenas. The report has the way back."""
+    with lasting():
+        return _Change(model, optimizers, request, union).run(phases)
 
 
 def check_arguments(request: Request) -> None:
@@ -117,7 +131,7 @@ class _Change:
         self._describe()
         phases.end("describe")
         try:
-            self._agreed(self._allocate)
+            self._union.agreed(self._allocate)
             phases.end("allocate")
             try:
                 plan, moved, replicated = self._move(phases)
@@ -145,20 +159,11 @@ class _Change:
             before=before,
         )
 
-    def _agreed(self, step, *args):
-        """Runs a step on every rank. Raises on all if it fails on one. Returns all results, by participant."""
-        value, error = None, None
-        try:
-            value = step(*args)
-        except Exception as e:
-            error = e
-        return self._union.agree(value, error)
-
     # ---- agreement about the contents ----
 
     def _describe(self) -> None:
         union, first = self._union, self._old_owners[0]
-        summaries = dict(zip(union.ranks, self._agreed(self._own_description), strict=True))
+        summaries = dict(zip(union.ranks, union.agreed(self._own_description), strict=True))
         self._compare(summaries)
         if not self._newcomers:
             return

@@ -15,7 +15,7 @@ from shoal.fsdp._engine.optimizers import replace_by_sharded
 from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._protect import HostCopy
 from shoal.fsdp._reshard.before import Before
-from shoal.fsdp._reshard.change import Report, Request, change
+from shoal.fsdp._reshard.change import Report, Request, meeting, move_model
 from shoal.fsdp._reshard.contents import Contents
 from shoal.fsdp._reshard.memory import leave, set_buffer
 from shoal.fsdp._reshard.phases import Phases
@@ -24,26 +24,23 @@ from shoal.fsdp._reshard.phases import Phases
 def change_on_devices(contents: Contents, request: Request) -> Report:
     """Moves a model on devices, with its optimizers. Every participant calls it."""
     phases = Phases()
-    newcomer = request.old_index is None
-    if not newcomer:
-        contents.settle(request.recovers)
-    for s in contents.states:
-        if s.root is None:
-            s.outermost().lazy_init(preliminary=True)
-    contents.check()
-    if len(contents.roots) != 1 or contents.roots[0].states != contents.states:
-        raise Unimplemented("a model on devices with several roots cannot move", hint="run the forward of the outermost sharded module")
-    for optimizer in contents.optimizers:
-        replace_by_sharded(optimizer)
-    copy = _copy_of(contents, request)
-    whole = _Whole(copy, contents)
-    phases.end("copy to the host")
-    try:
-        report = change(copy.model, copy.optimizers, replace(request, data=on_hosts(request.data), keep_old=True))
-    except BaseException:
-        whole.drop()
-        raise
-    phases.end_in(report.phases, "move the host's copy")
+    with meeting(request) as union:
+        phases.end("meet to reshard")
+        union.agreed(_settle, contents, request)
+        try:
+            _begin(contents)
+            copy = _copy_of(contents, request)
+        except BaseException as error:
+            union.abort(error)
+            raise
+        whole = _Whole(copy, contents)
+        phases.end("copy to the host")
+        try:
+            on_host = replace(request, data=on_hosts(request.data))
+            report = move_model(copy.model, copy.optimizers, on_host, union, phases)
+        except BaseException:
+            whole.drop()
+            raise
     before = _Before(report.before, contents, copy, Place.present(contents))
     try:
         if not report.before.leaves:
@@ -51,7 +48,7 @@ def change_on_devices(contents: Contents, request: Request) -> Report:
                 place = Place.make(contents, request.data)
                 whole.commit(request.data)
                 place.commit(contents, copy)
-                if newcomer:
+                if request.old_index is None:
                     copy.return_options()
     except BaseException:
         report.before.restore()
@@ -63,6 +60,24 @@ def change_on_devices(contents: Contents, request: Request) -> Report:
         before.forget()
         contents.states[0].settings.host_copy = None
     return replace(report, before=before if request.keep_old else None, seconds=phases.total, phases=phases.seconds)
+
+
+def _settle(contents: Contents, request: Request) -> None:
+    """Raises for a model that cannot move. Needs no other rank."""
+    if request.old_index is not None:
+        contents.settle(request.recovers)
+    contents.check()
+
+
+def _begin(contents: Contents) -> None:
+    for s in contents.states:
+        if s.root is None:
+            s.outermost().lazy_init(preliminary=True)
+    contents.check()
+    if len(contents.roots) != 1 or contents.roots[0].states != contents.states:
+        raise Unimplemented("a model on devices with several roots cannot move", hint="run the forward of the outermost sharded module")
+    for optimizer in contents.optimizers:
+        replace_by_sharded(optimizer)
 
 
 def _copy_of(contents: Contents, request: Request) -> HostCopy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,15 @@ class Union:
             if failed is not None:
                 raise _of_rank(rank, *failed)
         return [answer for answer, _ in answers]
+
+    def agreed(self, step: Callable[..., Any], *args: Any) -> list[Any]:
+        """Runs a step on every rank. Raises on all if it fails on one. Returns all results, by participant."""
+        value, error = None, None
+        try:
+            value = step(*args)
+        except Exception as e:
+            error = e
+        return self.agree(value, error)
 
     def barrier(self) -> None:
         self.communicator.barrier(("reshard: all rows have arrived", 0, 0.0, False)).wait()
