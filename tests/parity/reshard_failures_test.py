@@ -148,7 +148,8 @@ def loop(config):
     return names, f.losses, report.received_bytes
 
 
-@pytest.mark.parametrize(("devices", "cases"), [(False, len(CASES)), (True, len(CASES) - 1)])  # a copy of devices has no such state
+# The last case's state is none of a device's.
+@pytest.mark.parametrize(("devices", "cases"), [(False, len(CASES)), (True, len(CASES) - 1)])
 def test_all_ranks_stay_on_the_old_mesh_when_one_fails_and_can_try_again(devices, cases):
     returns = Trainer(loop, train_loop_config={"devices": devices, "cases": cases}, scaling_config=ScalingConfig(num_workers=3)).fit().returns
     assert [names for names, _, _ in returns] == [[case.__name__ for case in CASES[:cases]]] * 3
