@@ -14,6 +14,7 @@ from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
 from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, protect
+from shoal.fsdp._protect.copied import CopiedStep
 from shoal.fsdp._reshard import memory, reshard, stream
 
 

@@ -1,6 +1,7 @@
 """Protected steps of models outside of arenas, as on devices: the copy in the host's memory has the bits of the devices."""
 
 import copy
+import os
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ import shoal.optim
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
 
 use = Uses()
+WHOLE = "SHOAL_SEEDS" in os.environ  # ./dev test --all; otherwise a slice
 
 
 def bytes_of(tensors):
@@ -27,7 +29,7 @@ def content(parameters, optimizer):
     return bytes_of(tensors)
 
 
-def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
+def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS, **options):
     """Returns model, optimizer and its HostCopy."""
     from internals.fsdp import protect
 
@@ -35,8 +37,7 @@ def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
     if dtype is not None:
         model.to(dtype)
     optimizer = make(model)
-    if protects:
-        protect(model, optimizer)
+    protection = protect(model, optimizer, **options) if protects else None
     for step in range(steps):
         model(batch(step).to(next(model.parameters()).dtype)).square().mean().backward()
         if step_of is None:
@@ -45,8 +46,8 @@ def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
             step_of(model, optimizer, step)
         optimizer.zero_grad()
     if protects:
-        optimizer._host_copy.wait()
-    return model, optimizer, optimizer._host_copy
+        protection.wait()
+    return model, optimizer, protection.host_copy if protects else None
 
 
 def expect_equal(host_copy, model, optimizer):
@@ -56,7 +57,7 @@ def expect_equal(host_copy, model, optimizer):
 
 
 def expect_same(**how):
-    plain, alone, _ = train(False, **how)
+    plain, alone, _ = train(False, **{name: value for name, value in how.items() if name != "copies"})
     model, optimizer, host_copy = train(True, **how)
     assert content(list(model.parameters()), optimizer) == content(list(plain.parameters()), alone)
     expect_equal(host_copy, model, optimizer)
@@ -69,6 +70,109 @@ def expect_same(**how):
 def the_copy_repeats_each_update():
     for make in (adamw, sgd, lambda m: adamw(m, amsgrad=True), lambda m: shoal.optim.SGD(m.parameters())):
         assert expect_same(make=make).num_written == 0
+
+
+def of_torch(kind, **options):
+    return lambda model: getattr(torch.optim, kind)(groups_of(model), lr=1e-2, **options)
+
+
+def groups_of(model):
+    return [{"params": [p for p in model.parameters() if p.dim() > 1]}, {"params": [p for p in model.parameters() if p.dim() == 1]}]
+
+
+def matrices(kind, **options):
+    return lambda model: kind([p for p in model.parameters() if p.dim() > 1], lr=1e-2, **options)
+
+
+COPIED = [
+    of_torch("AdamW"),
+    of_torch("SGD", momentum=0.9),
+    of_torch("AdamW", fused=True, amsgrad=True),
+    of_torch("NAdam"),
+    matrices(shoal.optim.Muon),
+]
+FURTHER = [
+    of_torch("Adam", foreach=True),
+    of_torch("SGD"),
+    of_torch("RAdam"),
+    of_torch("Adamax"),
+    of_torch("Adadelta"),
+    of_torch("Adagrad"),
+    of_torch("ASGD"),
+    of_torch("RMSprop", momentum=0.9, centered=True),
+    matrices(torch.optim.Muon),
+]
+
+
+@use
+def rows_and_states_of_other_optimizers_are_copied():
+    for make in COPIED + (FURTHER if WHOLE else []):
+        assert expect_same(make=make).copies is not None
+
+
+@use
+def a_scaled_training_of_the_kernels_is_copied():
+    host_copy = expect_same(copies=True, dtype=torch.bfloat16)
+    rows = sum(q.own.numel() for _, q in host_copy.pairs)
+    assert host_copy.step_bytes == (2 + 3 * 4) * rows  # a master copy and two moments
+
+
+@use
+def a_write_beside_a_copy_is_copied_whole():
+    from internals.fsdp import CopiedStep
+
+    def write_meanwhile(step):
+        CopiedStep.await_all = arrived
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived = next(model.parameters()), CopiedStep.await_all
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write_meanwhile
+    optimizer.step()
+    host_copy.wait()
+    expect_equal(host_copy, model, optimizer)
+    assert host_copy.num_written == 0
+
+
+@use
+def a_copied_step_that_does_not_count_leaves_no_states():
+    from internals.fsdp import Moment, at_next
+
+    def fail(_):
+        raise Unavailable("another rank has died")
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=0)
+    protection = host_copy.optimizers[0]._protection
+    before = bytes_of([q.own for _, q in host_copy.pairs])
+    model(batch(0)).square().mean().backward()
+    at_next(Moment.RECORDED, fail)
+    optimizer.step()
+    with pytest.raises(Unavailable):
+        host_copy.wait()
+    protection.settle(0)
+    assert bytes_of([q.own for _, q in host_copy.pairs]) == before
+    assert not host_copy.optimizers[0].state
+
+
+@use
+def a_copied_step_that_counts_is_finished_after_a_death():
+    from internals.fsdp import Moment, at_next
+
+    def fail(_):
+        raise Unavailable("another rank has died")
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=0)
+    protection = host_copy.optimizers[0]._protection
+    model(batch(0)).square().mean().backward()
+    at_next(Moment.COMMITTED, fail)
+    optimizer.step()
+    with pytest.raises(Unavailable):
+        host_copy.wait()
+    protection.settle(1)
+    expect_equal(host_copy, model, optimizer)
 
 
 @use
@@ -212,8 +316,12 @@ def mistakes_are_named():
     from internals.fsdp import protect
 
     model = sharded()
-    with pytest.raises(Unimplemented, match=r"torch\.optim.*AdamW"):
-        protect(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: a step on a small tensor fails"):
+        protect(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(Unimplemented, match=r"Adafactor cannot be protected: its state \w+ has the shape \[3, 1\], its parameter \[3, 5\]"):
+        protect(model, torch.optim.Adafactor(model.parameters()))
+    with pytest.raises(Unimplemented, match="its step changes its attribute rounds"):
+        protect(model, Counting(model.parameters()))
     with pytest.raises(InvalidArgument, match="has not sharded"):
         protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
     optimizer = adamw(model)
@@ -224,6 +332,16 @@ def mistakes_are_named():
     with pytest.raises(InvalidArgument, match="second one, SGD, stepped"):
         torch.optim.SGD(model.parameters()).step()
     optimizer.step()
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with a number that no state has."""
+
+    rounds = 0
+
+    def step(self, closure=None):
+        self.rounds += 1
+        return super().step(closure)
 
 
 def all_uses():

@@ -143,7 +143,7 @@ class Fused:
         if began:
             self._recorded, self._uncounted = [], []
         if self._host_copy is not None:
-            self._host_copy.take_gradients()
+            self._host_copy.before_step()
         for group in self.param_groups if began else []:
             of_torch, of_kernels = self._divided(group, scaling)
             if of_torch:
@@ -157,7 +157,7 @@ class Fused:
             protection.run(began, num_threads())
             self._end_recorded()
         if self._host_copy is not None:
-            self._host_copy.step()
+            self._host_copy.after_step()
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:
