@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from launching.trained import Uses, check, ranks, run
-from planned_net import STEPS, WORLD, adamw, batch, sgd, sharded
+from planned_net import STEPS, WORLD, Net, adamw, batch, sgd, sharded
 
 import shoal.optim
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
@@ -115,6 +115,44 @@ def a_scaled_training_of_the_kernels_is_copied():
     host_copy = expect_same(copies=True, dtype=torch.bfloat16)
     rows = sum(q.own.numel() for _, q in host_copy.pairs)
     assert host_copy.step_bytes == (2 + 3 * 4) * rows  # a master copy and two moments
+
+
+def train_scaled(model, optimizer, scaler):
+    """One rank finds an infinite gradient in the third step."""
+    for step in range(STEPS):
+        loss = model(batch(step)).square().mean()
+        if step == 2 and torch.distributed.get_rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale(), [p.full_tensor().detach() for p in model.parameters()]
+
+
+@use
+def a_grad_scaler_trains_as_under_fsdp2():
+    from internals.fsdp import protect
+    from internals.optim import updates_by_torch
+    from torch.distributed.fsdp import fully_shard
+
+    theirs = Net()
+    for block in theirs.blocks:
+        fully_shard(block)
+    fully_shard(theirs)
+    of_theirs = torch.optim.AdamW(groups_of(theirs), lr=1e-2, fused=True)
+    expected = train_scaled(theirs, of_theirs, torch.amp.GradScaler("cpu", init_scale=64.0))
+    model = sharded()
+    optimizer = shoal.optim.AdamW(groups_of(model), lr=1e-2)
+    with updates_by_torch():
+        protection = protect(model, optimizer)
+        found = train_scaled(model, optimizer, torch.amp.GradScaler("cpu", init_scale=64.0))
+        protection.wait()
+    torch.testing.assert_close(found, expected)
+    assert found[0] == 32.0
+    assert {float(state["step"]) for state in optimizer.state.values()} == {STEPS - 1.0}
+    assert protection.host_copy.copies is not None
+    expect_equal(protection.host_copy, model, optimizer)
 
 
 @use
@@ -312,6 +350,19 @@ def the_copy_is_made_once_and_ends_with_the_model():
 
 
 @use
+def counters_return_to_the_device_where_the_optimizer_has_them_there():
+    from internals.fsdp import HostCopy, states_of
+
+    p = torch.nn.Parameter(torch.ones(4, 6, device="meta"))  # a device other than the CPU, which computes nothing
+    weighing, others = Weighing([p], {}), torch.optim.AdamW([p])
+    assert states_of(weighing)[id(p)].on_device == {"weight"}
+    assert states_of(others)[id(p)].on_device == set()
+    assert states_of(others)[id(p)].sharded == {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+    for on_device, device in (({"weight"}, "meta"), ((), "cpu")):
+        assert HostCopy._on_device(torch.tensor(2.0), p, "weight", {}, on_device).device.type == device
+
+
+@use
 def mistakes_are_named():
     from internals.fsdp import protect
 
@@ -329,9 +380,21 @@ def mistakes_are_named():
     with pytest.raises(InvalidArgument, match="protected already"):
         protect(model, optimizer)
     model(batch(0)).square().mean().backward()
+    optimizer.found_inf = torch.zeros((), device="meta")  # as a GradScaler on a device sets it
+    with pytest.raises(Unimplemented, match="the host cannot repeat a step that a GradScaler may skip"):
+        optimizer.step()
+    optimizer.found_inf = None
     with pytest.raises(InvalidArgument, match="second one, SGD, stepped"):
         torch.optim.SGD(model.parameters()).step()
     optimizer.step()
+
+
+class Weighing(torch.optim.Optimizer):
+    """An optimizer with a number on the device, as ASGD has."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["weight"] = torch.ones((), device=p.device)
 
 
 class Counting(torch.optim.SGD):
