@@ -372,7 +372,8 @@ def mistakes_are_named():
     with pytest.raises(Unimplemented, match=r"Adafactor cannot be protected: its state \w+ has the shape \[3, 1\], its parameter \[3, 5\]"):
         protect(model, torch.optim.Adafactor(model.parameters()))
     with pytest.raises(Unimplemented, match="its step changes its attribute rounds"):
-        protect(model, Counting(model.parameters()))
+        protect(model, counting := Counting(model.parameters()))
+    assert counting.rounds == []
     with pytest.raises(InvalidArgument, match="has not sharded"):
         protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
     optimizer = adamw(model)
@@ -400,10 +401,12 @@ class Weighing(torch.optim.Optimizer):
 class Counting(torch.optim.SGD):
     """An optimizer with a number that no state has."""
 
-    rounds = 0
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.rounds = []
 
     def step(self, closure=None):
-        self.rounds += 1
+        self.rounds.append(1)
         return super().step(closure)
 
 

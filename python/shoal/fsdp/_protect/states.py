@@ -50,11 +50,13 @@ def _try(optimizer: torch.optim.Optimizer, group: dict[str, Any], dtype: torch.d
     p = nn.Parameter(torch.ones((*_SIZES, *[2] * num_dims)[:num_dims], dtype=dtype, device=device))
     p.grad = torch.zeros_like(p)
     twin: Any = object.__new__(type(optimizer))
-    vars(twin).update(vars(optimizer))
+    for name, value in vars(optimizer).items():
+        changes_inside = _may_change(name) and isinstance(value, (list, dict, set, torch.Tensor))
+        vars(twin)[name] = copy.deepcopy(value) if changes_inside else value
     options = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
     twin.state, twin.param_groups = defaultdict(dict), [{**options, "params": [p]}]
     twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    before = dict(vars(twin))
+    before = _attributes(twin)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             type(twin).step(twin)  # not twin.step, which a scheduler may have replaced by the optimizer's own
@@ -62,7 +64,7 @@ def _try(optimizer: torch.optim.Optimizer, group: dict[str, Any], dtype: torch.d
         raise _refusal(optimizer, f"a step on a small tensor fails: {type(error).__name__}: {error}") from error
     if others := [key for key in twin.state if key is not p]:
         raise _refusal(optimizer, f"it keeps states beside those of its parameters: {others[0]!r}")
-    if changed := sorted(n for n, value in vars(twin).items() if not n.startswith("_") and before.get(n) is not value):
+    if changed := sorted(name for name, value in _attributes(twin).items() if before.get(name) != value):
         raise _refusal(optimizer, f"its step changes its attribute {changed[0]}")
     sharded, on_device = {}, []
     for name, value in twin.state[p].items():
@@ -78,6 +80,16 @@ def _try(optimizer: torch.optim.Optimizer, group: dict[str, Any], dtype: torch.d
         elif not (value is None or isinstance(value, (bool, int, float, str))):
             raise _refusal(optimizer, f"its state {name} is a {type(value).__name__}")
     return StatesOf(sharded, frozenset(on_device))
+
+
+def _may_change(name: str) -> bool:
+    """True for an attribute of the optimizer's class: not for torch's, which are private, nor for states and options."""
+    return not name.startswith("_") and name not in ("state", "param_groups")
+
+
+def _attributes(twin: Any) -> dict[str, Any]:
+    """Values by which a change of an attribute shows."""
+    return {name: (id(t), t._version) if isinstance(t, torch.Tensor) else repr(t) for name, t in vars(twin).items() if _may_change(name)}
 
 
 def _refusal(optimizer: torch.optim.Optimizer, why: str) -> Unimplemented:
