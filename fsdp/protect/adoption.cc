@@ -75,7 +75,7 @@ Result<void> AdoptedShard::settle(std::uint64_t committed, int num_threads) {
 std::vector<AdoptedShard::Array> AdoptedShard::arrays() const {
   std::vector<Array> out;
   for (const auto& a : record().arrays()) {
-    if (a.name == std::string_view("grad")) continue;
+    if (StepRecord::of_step(a.name)) continue;
     out.push_back({a.name, a.unit, a.parameter, a.dtype, a.piece, record().at(a.place, arenas_)});
   }
   return out;

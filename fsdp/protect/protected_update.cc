@@ -17,6 +17,7 @@ using Item = StepRecord::Item;
 void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 Elementwise kernel_of(const Item& item) {
+  if (item.kernel == Item::Kernel::kCopy) return {item.dtypes, 0, {}, {}};  // Chunk::make copies
   return item.kernel == Item::Kernel::kAdam ? adam_update(item.adam, item.step, item.dtypes) : sgd_update(item.sgd, item.dtypes);
 }
 
@@ -38,13 +39,19 @@ class Chunk {
   }
   void make(const std::function<void()>& between) const {
     if (between) {
-      run_part(update_, shard_, from_, from_ + numel_ / 2);
+      make_part(from_, from_ + numel_ / 2);
       between();
     }
-    run_part(update_, shard_, from_ + (between ? numel_ / 2 : 0), from_ + numel_);
+    make_part(from_ + (between ? numel_ / 2 : 0), from_ + numel_);
   }
 
  private:
+  void make_part(std::size_t begin, std::size_t end) const {
+    if (update_.f32) return run_part(update_, shard_, begin, end);
+    const std::size_t size = dtype_bytes(update_.dtypes[0]);  // a copy needs no undo record: made again, it has the same bits
+    std::memcpy(shard_.at[0] + begin * size, shard_.at[1] + begin * size, (end - begin) * size);
+  }
+
   template <class F>
   void each(const F& f) const {
     std::byte* saved = undo_;

@@ -152,6 +152,7 @@ const Case kCases[] = {
     {"unscaled", Item::Kernel::kAdam, {.grad_scale = 8}},
     {"low precision gradients", Item::Kernel::kAdam, {.decoupled = false}, {}, {513, 1024}, 2, DType::kBFloat16},
     {"sgd", Item::Kernel::kSgd, {}, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}},
+    {"copies", Item::Kernel::kCopy, {}, {}, {700, 1, 1536, 600}, 0},
 };
 
 TEST(ProtectedUpdate, IsTheKernelsUpdate) {
@@ -162,6 +163,25 @@ TEST(ProtectedUpdate, IsTheKernelsUpdate) {
     EXPECT_EQ(plain.content(), in_parts.content()) << c.name;
     EXPECT_EQ(plain.record().header().finished, 1u);
   }
+}
+
+TEST(ProtectedUpdate, ACopyHasTheBitsOfItsSource) {
+  StepRecord::Spec spec;
+  spec.units = {{"mesh/unit-0", 0}};
+  const Piece piece{0, 5, 5, 1};
+  spec.arrays = {{"exp_avg", 0, 0, DType::kFloat32, piece, {}, {}}, {"new:exp_avg", 0, 0, DType::kFloat32, piece, {}, {}}};
+  std::vector<std::byte> memory(StepRecord::bytes_for(spec).value());
+  const auto record = StepRecord::make(memory, spec);
+  const std::array<std::uint32_t, 5> bits{0x80000000, 1, 0x7fc12345, 0xff800000, 0x3f800000};  // -0, a subnormal, a NaN, -inf, 1
+  std::memcpy(record.at(record.arrays()[1].place, {}), bits.data(), sizeof bits);
+  ProtectedUpdate update(record, {{}});
+  ASSERT_TRUE(update.begin(1).value());
+  Item item{};
+  item.kernel = Item::Kernel::kCopy;
+  ASSERT_TRUE(update.add(item, {{record.at(record.arrays()[0].place, {}), record.at(record.arrays()[1].place, {})}, 5}, nullptr));
+  update.record();
+  update.run(2);
+  EXPECT_EQ(std::memcmp(record.at(record.arrays()[0].place, {}), bits.data(), sizeof bits), 0);
 }
 
 TEST(ProtectedUpdate, KilledAtAnyMomentItIsFinishedWithTheSameBits) {

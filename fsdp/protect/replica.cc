@@ -72,7 +72,7 @@ ReplicaSource::Outgoing ReplicaSource::contents(std::uint64_t number, std::uint6
   items_.clear();
   std::vector<std::uint32_t> arrays;
   for (std::uint32_t i = 0; i < record_.arrays().size(); ++i) {
-    if (!is(record_.arrays()[i], "grad") && bytes_of(record_.arrays()[i]) > 0) arrays.push_back(i);
+    if (!StepRecord::of_step(record_.arrays()[i].name) && bytes_of(record_.arrays()[i]) > 0) arrays.push_back(i);
   }
   return make({ReplicaHeader::Kind::kContents, 0, 0, 0, number, step}, arrays);
 }
@@ -90,7 +90,7 @@ Result<ReplicaSource::Outgoing> ReplicaSource::step(std::uint64_t number, std::u
   std::vector<std::uint32_t> arrays;
   for (std::uint32_t i = 0; i < record_.arrays().size(); ++i) {
     const auto& a = record_.arrays()[i];
-    if (is(a, "grad") ? used[i] : with_contents && bytes_of(a) > 0) arrays.push_back(i);
+    if (StepRecord::of_step(a.name) ? used[i] : with_contents && bytes_of(a) > 0) arrays.push_back(i);
   }
   return make({ReplicaHeader::Kind::kStep, 0, 0, 0, number, step}, arrays);
 }
@@ -117,11 +117,11 @@ Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::b
     std::memcpy(&number, header.data() + replica_header_bytes(i), sizeof number);
     if (number >= arrays.size() || given[number]) return fail(unfit("an array"));
     given[number] = true;
-    any |= !is(arrays[number], "grad");
+    any |= !StepRecord::of_step(arrays[number].name);
     out.emplace_back(record_.at(arrays[number].place, {}), bytes_of(arrays[number]));
   }
   for (std::size_t i = 0; any && i < arrays.size(); ++i) {
-    if (!given[i] && !is(arrays[i], "grad") && bytes_of(arrays[i]) > 0) return fail(unfit("it has not all rows and states"));
+    if (!given[i] && !StepRecord::of_step(arrays[i].name) && bytes_of(arrays[i]) > 0) return fail(unfit("it has not all rows and states"));
   }
   if (!any && !complete_) return fail(unfit("a step before any rows"));
   if (any) {

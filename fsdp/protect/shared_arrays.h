@@ -17,7 +17,8 @@
 
 namespace shoal::fsdp {
 
-// An array of a parameter besides its rows: "grad", a state of the optimizer, or "step" (its number of updates, one fp32).
+// An array of a parameter besides its rows: "grad", a state of the optimizer, "step" (its number of updates, one fp32), or new values of
+// one of these (StepRecord::Array).
 struct StateSpec {
   std::uint32_t unit = 0, parameter = 0;
   std::string name;

@@ -15,6 +15,8 @@ namespace {
 constexpr std::uint64_t kMagic = 0x3164726f63657253;  // "Srecord1"
 constexpr std::size_t kUndoBytes = kCopy * StepRecord::kChunk * sizeof(double);
 
+constexpr bool is_new(std::string_view name) { return name.starts_with("new:"); }
+
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Offsets of the record's parts, which lie in this order: header, lanes, undo records, units, arrays, items, contents.
@@ -34,7 +36,7 @@ Parts parts_of(const StepRecord::Header& h) { return {h.num_units, h.num_arrays,
 std::size_t bytes_of(const StepRecord::ArraySpec& a) { return a.piece.numel() * dtype_bytes(a.dtype); }
 
 std::size_t num_items_for(const StepRecord::Spec& spec) {
-  return static_cast<std::size_t>(std::ranges::count_if(spec.arrays, [](const auto& a) { return a.name == "param"; }));
+  return static_cast<std::size_t>(std::ranges::count_if(spec.arrays, [](const auto& a) { return a.name == "param" || is_new(a.name); }));
 }
 
 bool inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t size) { return offset <= size && bytes <= size - offset; }
@@ -139,6 +141,8 @@ std::span<StepRecord::Unit> StepRecord::units() const {
 std::span<StepRecord::Array> StepRecord::arrays() const {
   return {reinterpret_cast<Array*>(memory_.data() + parts_of(header()).arrays), header().num_arrays};
 }
+
+bool StepRecord::of_step(std::string_view name) { return name == "grad" || is_new(name); }
 
 std::span<StepRecord::Item> StepRecord::items() const { return {&item(0), header().num_items}; }
 

@@ -1,5 +1,6 @@
-// A rank's step record: memory of its node that outlives the rank's process. It holds the optimizer's states, the reduced gradients, the
-// current update as data, and undo records. With it any process of the host can finish the dead rank's update, bit for bit.
+// A rank's step record: memory of its node that outlives the rank's process. It holds the optimizer's states, the reduced gradients (or the
+// new values of rows and states, where a device has made the update), the current update as data, and undo records. With it any process of
+// the host can finish the dead rank's update, bit for bit.
 //
 // Only the rank writes, and after its end the process that adopts it (adoption.h). A process may be killed between any two stores. Each
 // moment is therefore one of these rows (k: the step):
@@ -15,7 +16,7 @@
 //   k         k      k         any                 of step k                  none: the update is complete
 //
 // The order of stores in a step:
-//   1. gradients and items, then `recorded`; the rank waits until every rank's control word has k
+//   1. gradients or new values, and items, then `recorded`; the rank waits until every rank's control word has k
 //   2. all lanes, then `begun`
 //   3. in each lane per chunk: the undo record, odd progress, the chunk, even progress
 //   4. counters of updates, then `finished`
@@ -31,6 +32,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fsdp/kernels/adam.h"
@@ -51,7 +53,8 @@ class StepRecord {
     std::uint32_t memory = 0;  // 0: none, 1: the record, 2 + u: the arena of unit u, or the memory units()[u]
     std::uint64_t offset = 0;
   };
-  // One array that belongs to the rank's shard of a parameter: "param", "grad", "step" (its number of updates, one fp32), or a state.
+  // One array that belongs to the rank's shard of a parameter: "param", "grad", "step" (its number of updates, one fp32), or a state. The
+  // new values of an array that a step only copies are "new:" and its name.
   struct Array {
     char name[24];
     std::uint32_t unit, parameter;
@@ -64,9 +67,10 @@ class StepRecord {
     char key[kMaxNameBytes];
     std::uint64_t bytes;
   };
-  // The update of one shard by a kernel, as data: `step`, the arrays of Shard::at, and the kernel's options.
+  // The update of one shard by a kernel, as data: `step`, the arrays of Shard::at, and the kernel's options. kCopy copies the bits of at[1]
+  // to at[0].
   struct Item {
-    enum class Kernel : std::uint32_t { kAdam, kSgd } kernel;
+    enum class Kernel : std::uint32_t { kAdam, kSgd, kCopy } kernel;
     std::int64_t step;
     Adam adam;
     Sgd sgd;
@@ -120,6 +124,8 @@ class StepRecord {
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
   std::span<Unit> units() const;
   std::span<Array> arrays() const;
+  // True for an array that a step fills, and that has no meaning between two steps: a gradient, or new values.
+  static bool of_step(std::string_view name);
   std::span<Item> items() const;  // those of the current update
   Item& item(std::size_t index) const;
   Lane& lane(std::size_t index) const;

@@ -1262,6 +1262,11 @@ class ProtectedShard:
         Begins to record a step. False: it is recorded already, and is only to be run.
         """
 
+    def add_copies(self, copies: Sequence[tuple[int, int, int, str]]) -> None:
+        """
+        Adds copies to the recorded update: (address to write, address to read, number of elements, dtype) of arrays of the record.
+        """
+
     def record(self) -> None:
         """The gradients and the update of this step are final."""
 

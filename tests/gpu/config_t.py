@@ -17,6 +17,7 @@ from device import mesh_of_one_rank
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 CONFIG, STEPS, ROWS = gpt.CONFIGS["T"], 10, 4
+SCALED = "shoal.fsdp, a GradScaler"
 
 
 def sharded(fully_shard, model, mesh, **policies):
@@ -25,20 +26,26 @@ def sharded(fully_shard, model, mesh, **policies):
     return fully_shard(model, mesh=mesh, **policies)
 
 
-def train(device, make, optimizer_of):
-    """Returns the losses of ten steps of one seed, and the device's peak memory in bytes."""
+def train(device, make, optimizer_of, scales):
+    """Returns the losses of ten steps of one seed, and the device's peak memory in bytes. ``scales``: with a GradScaler, for which the
+    optimizer's step must not wait."""
     gc.collect()  # frees the model of the run before, which is part of reference cycles
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model = make(gpt.build(CONFIG))
     optimizer = optimizer_of(model.parameters())
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=scales)
+    if scales and device == "cuda":
+        optimizer.register_step_pre_hook(lambda *_: torch.cuda.set_sync_debug_mode("error"))
+        optimizer.register_step_post_hook(lambda *_: torch.cuda.set_sync_debug_mode("default"))
     tokens, losses = gpt.stream(CONFIG), []
     for step in range(STEPS):
         x, y = (t.to(device) for t in gpt.batch(tokens, CONFIG, step, ROWS, 0, ROWS))
         loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, torch.cuda.max_memory_allocated() if device == "cuda" else 0
@@ -54,7 +61,7 @@ def ways(device, mesh):
     def torchs(parameters):
         return torch.optim.AdamW(parameters, lr=1e-3)
 
-    def host(parameters):
+    def own(parameters):
         return AdamW(parameters, lr=1e-3)
 
     bf16 = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
@@ -65,7 +72,8 @@ def ways(device, mesh):
         "shoal.fsdp": (lambda m: sharded(ours, m.to(device), mesh), torchs, 1e-4),
         "shoal.fsdp, built on the CPU": (lambda m: sharded(ours, m, mesh), torchs, 1e-4),
         "shoal.fsdp, bf16": (lambda m: sharded(ours, m.to(device), mesh, **bf16), torchs, 3e-2),
-        "shoal.fsdp, shards and optimizer on the host": (lambda m: sharded(ours, m, mesh, **offload), host, 1e-4),
+        "shoal.fsdp, shards and optimizer on the host": (lambda m: sharded(ours, m, mesh, **offload), own, 1e-4),
+        SCALED: (lambda m: sharded(ours, m.to(device), mesh), own, 1e-4),
     }
 
 
@@ -79,12 +87,15 @@ def main():
     for name, (make, optimizer_of, tolerance) in all_ways.items():
         figures = {"way": name}
         try:
-            losses, peak = train(device, make, optimizer_of)
+            losses, peak = train(device, make, optimizer_of, name == SCALED)
             expected = expected or losses
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
             figures |= {"first": losses[0], "last": losses[-1], "off_by": off, "device_peak_bytes": peak, "passed": off <= tolerance}
         except Exception as error:  # goes on with the other ways
             figures |= {"error": f"{type(error).__name__}: {error}", "passed": False}
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
         failed += not figures["passed"]
         print(json.dumps(figures), flush=True)
     dist.destroy_process_group()

@@ -1,7 +1,9 @@
 """An elastic training whose workers share one CUDA device: one worker, a second one joins, it is killed in a gather, a replacement joins.
 
-Every step is reported once, and losses are those of one worker that trains alone. With --device cpu, the model lies outside of arenas, as
-on a device. Prints a JSON line with the changes and their pauses, then `N passed, N failed`. Without a device: exit code 2, one sentence.
+Every step is reported once, and losses are those of one worker that trains alone. One training has the AdamW of shoal.optim, whose steps
+the host repeats, and one has torch's, whose rows and states are copied. With --device cpu, the model lies outside of arenas, as on a
+device. Prints a JSON line for each with the changes and their pauses, then `N passed, N failed`. Without a device: exit code 2, one
+sentence.
 """
 
 import argparse
@@ -47,10 +49,11 @@ def loop(config):
     tokens = gpt.stream(CONFIG)
     rows = [gpt.batch(tokens, CONFIG, step, ROWS, 0, ROWS) for step in range(BATCHES)]
     data = TensorDataset(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows]))
-    state = State(model=model, optimizer=AdamW(model.parameters(), lr=1e-3))
+    kind, options = (torch.optim.AdamW, {"fused": True}) if config["optimizer"] == "torch" else (AdamW, {})
+    state = State(model=model, optimizer=kind(model.parameters(), lr=1e-3, **options))
 
     def die(*_):
-        if config["changes"] and state.step == DIES and get_context().get_world_rank() == 1:
+        if config["folder"] and state.step == DIES and get_context().get_world_rank() == 1:
             die_once(config["folder"])
 
     model.blocks[1].register_forward_pre_hook(die)  # the other worker waits for this one's rows
@@ -63,22 +66,23 @@ def loop(config):
         state.optimizer.step()
         state.optimizer.zero_grad()
         report({"step": state.step, "loss": mean, "workers": get_context().get_world_size()})
-        if config["changes"] and state.step in JOIN:
+        if config["folder"] and state.step in JOIN:
             shoal.wait([state.gang._next], timeout=60)  # until the next workers are known
 
     run(step, DataLoader(data, batch_size=ROWS), state, epochs=EPOCHS)
 
 
-def fit(device, folder, changes):
+def fit(device, optimizer, folder=None):
+    """``folder``: the training has changes, which are noted there."""
     from shoal.train import ScalingConfig, Trainer
 
     def on_report(metrics):
-        if changes and metrics["step"] == JOIN[0]:
+        if folder and metrics["step"] == JOIN[0]:
             trainer.scale(2)
 
     resources = {"GPU": 0.5} if device == "cuda" else None
     scaling = ScalingConfig((1, 2), initial_workers=1, use_gpu=device == "cuda", resources_per_worker=resources)
-    config = {"device": device, "folder": folder, "changes": changes}
+    config = {"device": device, "optimizer": optimizer, "folder": folder}
     trainer = Trainer(loop, train_loop_config=config, scaling_config=scaling, on_report=on_report)
     return trainer.fit()
 
@@ -95,10 +99,19 @@ def main():
         print(f"tests/gpu: there is no CUDA device that torch {torch.__version__} can use here; nothing was tested")
         return 2
     shoal.init(num_cpus=4, num_gpus=int(device == "cuda"))
-    with tempfile.TemporaryDirectory() as folder:
-        alone, changing = fit(device, folder, changes=False), fit(device, folder, changes=True)
-    expected, found = ([m["loss"] for m in r.metrics_history] for r in (alone, changing))
-    steps = [m["step"] for m in changing.metrics_history]
+    expected = [m["loss"] for m in fit(device, "shoal").metrics_history]
+    checks = []
+    for optimizer in ("shoal", "torch"):
+        with tempfile.TemporaryDirectory() as folder:
+            checks += check(device, optimizer, fit(device, optimizer, folder), expected).values()
+    failed = sum(not good for good in checks)
+    print(f"{len(checks) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def check(device, optimizer, changing, expected):
+    """Prints the figures of a training with changes, and returns what holds of it."""
+    found, steps = ([m[name] for m in changing.metrics_history] for name in ("loss", "step"))
     off = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=False))
     changes = [{"to": c.workers, "died": len(c.died), "pause_s": round(c.seconds, 3), "phases": c.phases} for c in changing.changes]
     deaths = [c for c in changes if c["died"]]
@@ -108,10 +121,8 @@ def main():
         "a second worker, its death, and a replacement": [c["to"] for c in changes] == [2, 1, 2] and len(deaths) == 1,
         "survivors go on in time": device == "cpu" or all(c["pause_s"] <= PAUSE_S for c in deaths),
     }
-    print(json.dumps({"off_by": off, "changes": changes, "checks": checks}), flush=True)
-    failed = sum(not good for good in checks.values())
-    print(f"{len(checks) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    print(json.dumps({"optimizer": optimizer, "off_by": off, "changes": changes, "checks": checks}), flush=True)
+    return checks
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ PARTS = (
     Part("kernels, NCCL with one rank, copies between processes", 60, "tests/gpu/device_check", on_cpu=("--fake",)),
     Part("every way to shard, one rank", 60, "config_t.py", on_cpu=("--device", "cpu")),
     Part("1, 2 and 4 ranks on one device", 110, "ranks.py", on_cpu=("--device", "cpu")),
-    Part("a worker joins, dies in a gather, and is replaced", 60, "elastic.py", on_cpu=("--device", "cpu")),
+    Part("a worker joins, dies in a gather, and is replaced", 70, "elastic.py", on_cpu=("--device", "cpu")),
     Part("125 million parameters in small units, beside FSDP2", 40, "beside_fsdp2.py", ("--config", "125M"), on_cpu=("--device", "cpu")),
     Part("1.3 billion parameters, beside FSDP2", 70, "beside_fsdp2.py", ("--config", "1.3B")),
     Part("3 billion parameters, beside FSDP2", 90, "beside_fsdp2.py", ("--config", "3B", "--rounds", "2")),

@@ -163,6 +163,17 @@ def test_the_only_worker_of_a_host_dies_and_its_buddy_adopts_the_replica(fit, mo
     assert changes_of(found)[0] == (2, 1, [1])
 
 
+OF_TORCH = ["torch.AdamW", {}]
+
+
+@pytest.mark.parametrize("moment", MOMENTS if WHOLE else ["unsent", "committed"])
+def test_a_replica_has_the_copied_rows_and_states_of_devices(fit, moment):
+    found = fit(**ONE_AND_ONE, deaths=[(1, 3, moment)], devices=True, optimizer=OF_TORCH)
+    r.check(found["history"], found["returns"], optimizer=OF_TORCH)
+    assert changes_of(found)[0] == (2, 1, [1])
+    assert "MB of rows and states per step, updates copied in" in found["said"]
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_loss_of_a_host_changes_nothing(fit, moment):
     found = fit(**TWO_AND_TWO, deaths=[("b", 3, moment)], victims="host")

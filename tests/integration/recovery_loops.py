@@ -177,11 +177,13 @@ def train_step(state, batch, killer, report=None):
     hidden.register_hook(lambda _: killer.at(state, "backward"))
     loss = (state.model[3:](hidden).float() - y).square().mean()
     mean = state.mean(loss)
-    loss.backward()
+    scaler = state.objects.get("scaler") or torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(loss).backward()
     killer.at(state, "between")
     killer.late(state)
     killer.in_optimizer(state)
-    state.optimizer.step()
+    scaler.step(state.optimizer)
+    scaler.update()
     killer.at(state, "after")
     state.scheduler.step()
     state.optimizer.zero_grad()
@@ -509,12 +511,12 @@ def torchrun_form(config):
         dist.destroy_process_group()
 
 
-def plain_run(order):
+def plain_run(order, kind="AdamW", options=None):
     """(losses, parameters) of one plain process over batches of these samples."""
     import torch
 
     model, data = loops.model_and_data()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = getattr(torch.optim, kind.removeprefix("torch."))(model.parameters(), lr=1e-2, **options or {})
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     losses = []
     for samples in order:
@@ -528,18 +530,18 @@ def plain_run(order):
     return losses, [p.detach().tolist() for p in model.parameters()]
 
 
-def check(history, returns, epochs=EPOCHS):
+def check(history, returns, epochs=EPOCHS, optimizer=("AdamW", {})):
     """The training is that of one plain process: each batch once, the same losses, and the same parameters."""
     import pytest
 
     assert [m["step"] for m in history] == list(range(1, 5 * epochs + 1))
     everything = list(range(loops.NUM_SAMPLES))
     assert {e: sorted(s) for e, s in loops.samples_by_epoch(history).items()} == dict.fromkeys(range(epochs), everything)
-    losses, parameters = plain_run([m["samples"] for m in history])
+    losses, parameters = plain_run([m["samples"] for m in history], *optimizer)
     assert [m["loss"] for m in history] == pytest.approx(losses, rel=1e-5)
     for returned in returns:
         assert returned["step"] == 5 * epochs
-        assert returned["counts"] == [5 * epochs]
+        assert returned["counts"] == ([] if "SGD" in optimizer[0] else [5 * epochs])
         for one, other in zip(returned["parameters"], parameters, strict=True):
             assert flat(one) == pytest.approx(flat(other), rel=1e-5, abs=1e-7)
 

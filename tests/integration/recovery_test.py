@@ -337,6 +337,28 @@ def test_a_death_on_devices_at_any_moment_of_a_step_changes_nothing(tmp_path, mo
     assert records() == set()
 
 
+OPTIMIZERS = [("torch.AdamW", {}), ("torch.SGD", {"momentum": 0.9}), ("torch.NAdam", {}), ("torch.AdamW", {"fused": True})]
+COPIED = [(o, m) for o in OPTIMIZERS for m in r.MOMENTS] if WHOLE else [*zip(OPTIMIZERS[:2], ("committed", "inside"), strict=True)]
+
+
+@pytest.mark.parametrize(("optimizer", "moment"), COPIED)
+def test_a_death_on_devices_with_an_optimizer_of_torch_changes_nothing(tmp_path, optimizer, moment):
+    result = fit(tmp_path, r.steps_form, [(1, 3, moment)], (1, 3), devices=True, optimizer=optimizer, changes=[8])
+    r.check(result.metrics_history, result.returns, optimizer=optimizer)
+    assert (result.changes[0].died, result.changes[0].workers, result.changes[1].workers) == ((1,), 2, 3)
+    assert records() == set()
+
+
+@pytest.mark.parametrize("moment", r.MOMENTS if WHOLE else ["committed"])
+def test_a_death_on_devices_with_a_grad_scaler_changes_nothing(tmp_path, capfd, moment):
+    result = fit(tmp_path, r.steps_form, [(1, 3, moment)], (1, 3), devices=True, scales=True, changes=[8])
+    check(result)
+    assert (result.changes[0].died, result.changes[1].workers) == ((1,), 3)
+    said = []
+    line = "MB of rows and states per step, updates copied in"
+    wait_until(lambda: said.extend(capfd.readouterr()) or line in "".join(said), 60, "the line of costs")
+
+
 @pytest.mark.parametrize(("devices", "dies"), [(True, 0), ("own groups", 1)])  # rank 0 has then been in a group of the same ranks
 def test_a_replacement_joins_a_training_on_devices(tmp_path, devices, dies):
     result = fit(tmp_path, r.steps_form, [(dies, 4, "backward")], (1, 2), changes=[8], devices=devices)

@@ -17,9 +17,9 @@ def model_and_data():
 
 
 def build(config):
-    """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class and
-    options), "bf16" (parameters), "mixed" (precision) and "devices" are optional. The last one is True for a
-    model outside of arenas, and "own groups" if Shoal's groups move its bytes."""
+    """Returns (state, loader) of a loop. ``config``: "shard", "batch", "readers" (the loader's workers), "optimizer" (its class, of
+    shoal.optim or "torch.", and options), "bf16" (parameters), "scales" (by a GradScaler), "mixed" (precision) and "devices" are optional.
+    The last one is True for a model outside of arenas, and "own groups" if Shoal's groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -41,10 +41,12 @@ def build(config):
         for unit in (model[0], model[3], model):
             fully_shard(unit, mp_policy=mixed if config.get("mixed") else MixedPrecisionPolicy())
     kind, options = config.get("optimizer", ("AdamW", {}))
-    optimizer = getattr(shoal.optim, kind)(model.parameters(), lr=1e-2, **options)
+    found = getattr(torch.optim, kind[6:]) if kind.startswith("torch.") else getattr(shoal.optim, kind)
+    optimizer = found(model.parameters(), lr=1e-2, **options)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     loader = DataLoader(data, batch_size=config.get("batch", BATCH), shuffle=True, num_workers=config.get("readers", 0))
-    return State(model=model, optimizer=optimizer, scheduler=scheduler), loader
+    scaler = {"scaler": torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)} if config.get("scales") else {}
+    return State(model=model, optimizer=optimizer, scheduler=scheduler, **scaler), loader
 
 
 def train_step(state, batch):

@@ -9,16 +9,18 @@ from shoal._distributed.communicator import make_communicator
 from shoal._distributed.devices import Choice, DeviceGroup
 from shoal._distributed.ranks import attach, gang_name
 from shoal.fsdp import _later
-from shoal.fsdp._devices import collectives, gather
+from shoal.fsdp._devices import collectives, gather, streams
 from shoal.fsdp._devices.gather import InPlaceGather, MixedGather, PackedGather
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import DONE, HostStreams, Transfers, WorkMark, transfers
 from shoal.fsdp._engine.added import Added
-from shoal.fsdp._engine.collect import state_of
+from shoal.fsdp._engine.collect import managed, state_of
 from shoal.fsdp._parameters.logical import Part
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
 from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, protect
+from shoal.fsdp._protect.copied import CopiedStep
+from shoal.fsdp._protect.states import states_of
 from shoal.fsdp._reshard import memory, reshard, stream
 from shoal.optim import _clip
 

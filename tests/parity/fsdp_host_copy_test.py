@@ -1,17 +1,19 @@
 """Protected steps of models outside of arenas, as on devices: the copy in the host's memory has the bits of the devices."""
 
 import copy
+import os
 import threading
 
 import pytest
 import torch
 from launching.trained import Uses, check, ranks, run
-from planned_net import STEPS, WORLD, adamw, batch, sgd, sharded
+from planned_net import STEPS, WORLD, Net, adamw, batch, sgd, sharded
 
 import shoal.optim
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
 
 use = Uses()
+WHOLE = "SHOAL_SEEDS" in os.environ  # ./dev test --all; otherwise a slice
 
 
 def bytes_of(tensors):
@@ -27,7 +29,7 @@ def content(parameters, optimizer):
     return bytes_of(tensors)
 
 
-def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
+def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS, **options):
     """Returns model, optimizer and its HostCopy."""
     from internals.fsdp import protect
 
@@ -35,8 +37,7 @@ def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
     if dtype is not None:
         model.to(dtype)
     optimizer = make(model)
-    if protects:
-        protect(model, optimizer)
+    protection = protect(model, optimizer, **options) if protects else None
     for step in range(steps):
         model(batch(step).to(next(model.parameters()).dtype)).square().mean().backward()
         if step_of is None:
@@ -45,8 +46,8 @@ def train(protects, make=adamw, step_of=None, dtype=None, steps=STEPS):
             step_of(model, optimizer, step)
         optimizer.zero_grad()
     if protects:
-        optimizer._host_copy.wait()
-    return model, optimizer, optimizer._host_copy
+        protection.wait()
+    return model, optimizer, protection.host_copy if protects else None
 
 
 def expect_equal(host_copy, model, optimizer):
@@ -56,7 +57,7 @@ def expect_equal(host_copy, model, optimizer):
 
 
 def expect_same(**how):
-    plain, alone, _ = train(False, **how)
+    plain, alone, _ = train(False, **{name: value for name, value in how.items() if name != "copies"})
     model, optimizer, host_copy = train(True, **how)
     assert content(list(model.parameters()), optimizer) == content(list(plain.parameters()), alone)
     expect_equal(host_copy, model, optimizer)
@@ -69,6 +70,147 @@ def expect_same(**how):
 def the_copy_repeats_each_update():
     for make in (adamw, sgd, lambda m: adamw(m, amsgrad=True), lambda m: shoal.optim.SGD(m.parameters())):
         assert expect_same(make=make).num_written == 0
+
+
+def of_torch(kind, **options):
+    return lambda model: getattr(torch.optim, kind)(groups_of(model), lr=1e-2, **options)
+
+
+def groups_of(model):
+    return [{"params": [p for p in model.parameters() if p.dim() > 1]}, {"params": [p for p in model.parameters() if p.dim() == 1]}]
+
+
+def matrices(kind, **options):
+    return lambda model: kind([p for p in model.parameters() if p.dim() > 1], lr=1e-2, **options)
+
+
+COPIED = [
+    of_torch("AdamW"),
+    of_torch("SGD", momentum=0.9),
+    of_torch("AdamW", fused=True, amsgrad=True),
+    of_torch("NAdam"),
+    matrices(shoal.optim.Muon),
+]
+FURTHER = [
+    of_torch("Adam", foreach=True),
+    of_torch("SGD"),
+    of_torch("RAdam"),
+    of_torch("Adamax"),
+    of_torch("Adadelta"),
+    of_torch("Adagrad"),
+    of_torch("ASGD"),
+    of_torch("RMSprop", momentum=0.9, centered=True),
+    matrices(torch.optim.Muon),
+]
+
+
+@use
+def rows_and_states_of_other_optimizers_are_copied():
+    for make in COPIED + (FURTHER if WHOLE else []):
+        assert expect_same(make=make).copies is not None
+
+
+@use
+def a_scaled_training_of_the_kernels_is_copied():
+    host_copy = expect_same(copies=True, dtype=torch.bfloat16)
+    rows = sum(q.own.numel() for _, q in host_copy.pairs)
+    assert host_copy.step_bytes == (2 + 3 * 4) * rows  # a master copy and two moments
+
+
+def train_scaled(model, optimizer, scaler):
+    """One rank finds an infinite gradient in the third step."""
+    for step in range(STEPS):
+        loss = model(batch(step)).square().mean()
+        if step == 2 and torch.distributed.get_rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale(), [p.full_tensor().detach() for p in model.parameters()]
+
+
+@use
+def a_grad_scaler_trains_as_under_fsdp2():
+    from internals.fsdp import protect
+    from internals.optim import updates_by_torch
+    from torch.distributed.fsdp import fully_shard
+
+    theirs = Net()
+    for block in theirs.blocks:
+        fully_shard(block)
+    fully_shard(theirs)
+    of_theirs = torch.optim.AdamW(groups_of(theirs), lr=1e-2, fused=True)
+    expected = train_scaled(theirs, of_theirs, torch.amp.GradScaler("cpu", init_scale=64.0))
+    model = sharded()
+    optimizer = shoal.optim.AdamW(groups_of(model), lr=1e-2)
+    with updates_by_torch():
+        protection = protect(model, optimizer)
+        found = train_scaled(model, optimizer, torch.amp.GradScaler("cpu", init_scale=64.0))
+        protection.wait()
+    torch.testing.assert_close(found, expected)
+    assert found[0] == 32.0
+    assert {float(state["step"]) for state in optimizer.state.values()} == {STEPS - 1.0}
+    assert protection.host_copy.copies is not None
+    expect_equal(protection.host_copy, model, optimizer)
+
+
+@use
+def a_write_beside_a_copy_is_copied_whole():
+    from internals.fsdp import CopiedStep
+
+    def write_meanwhile(step):
+        CopiedStep.await_all = arrived
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived = next(model.parameters()), CopiedStep.await_all
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write_meanwhile
+    optimizer.step()
+    host_copy.wait()
+    expect_equal(host_copy, model, optimizer)
+    assert host_copy.num_written == 0
+
+
+@use
+def a_copied_step_that_does_not_count_leaves_no_states():
+    from internals.fsdp import Moment, at_next
+
+    def fail(_):
+        raise Unavailable("another rank has died")
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=0)
+    protection = host_copy.optimizers[0]._protection
+    before = bytes_of([q.own for _, q in host_copy.pairs])
+    model(batch(0)).square().mean().backward()
+    at_next(Moment.RECORDED, fail)
+    optimizer.step()
+    with pytest.raises(Unavailable):
+        host_copy.wait()
+    protection.settle(0)
+    assert bytes_of([q.own for _, q in host_copy.pairs]) == before
+    assert not host_copy.optimizers[0].state
+
+
+@use
+def a_copied_step_that_counts_is_finished_after_a_death():
+    from internals.fsdp import Moment, at_next
+
+    def fail(_):
+        raise Unavailable("another rank has died")
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=0)
+    protection = host_copy.optimizers[0]._protection
+    model(batch(0)).square().mean().backward()
+    at_next(Moment.COMMITTED, fail)
+    optimizer.step()
+    with pytest.raises(Unavailable):
+        host_copy.wait()
+    protection.settle(1)
+    expect_equal(host_copy, model, optimizer)
 
 
 @use
@@ -208,12 +350,30 @@ def the_copy_is_made_once_and_ends_with_the_model():
 
 
 @use
+def counters_return_to_the_device_where_the_optimizer_has_them_there():
+    from internals.fsdp import HostCopy, states_of
+
+    p = torch.nn.Parameter(torch.ones(4, 6, device="meta"))  # a device other than the CPU, which computes nothing
+    weighing, others = Weighing([p], {}), torch.optim.AdamW([p])
+    assert states_of(weighing)[id(p)].on_device == {"weight"}
+    assert states_of(others)[id(p)].on_device == set()
+    assert states_of(others)[id(p)].sharded == {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+    for on_device, device in (({"weight"}, "meta"), ((), "cpu")):
+        assert HostCopy._on_device(torch.tensor(2.0), p, "weight", {}, on_device).device.type == device
+
+
+@use
 def mistakes_are_named():
     from internals.fsdp import protect
 
     model = sharded()
-    with pytest.raises(Unimplemented, match=r"torch\.optim.*AdamW"):
-        protect(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: a step on a small tensor fails"):
+        protect(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(Unimplemented, match=r"Adafactor cannot be protected: its state \w+ has the shape \[3, 1\], its parameter \[3, 5\]"):
+        protect(model, torch.optim.Adafactor(model.parameters()))
+    with pytest.raises(Unimplemented, match="its step changes its attribute rounds"):
+        protect(model, counting := Counting(model.parameters()))
+    assert counting.rounds == []
     with pytest.raises(InvalidArgument, match="has not sharded"):
         protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
     optimizer = adamw(model)
@@ -221,9 +381,33 @@ def mistakes_are_named():
     with pytest.raises(InvalidArgument, match="protected already"):
         protect(model, optimizer)
     model(batch(0)).square().mean().backward()
+    optimizer.found_inf = torch.zeros((), device="meta")  # as a GradScaler on a device sets it
+    with pytest.raises(Unimplemented, match="the host cannot repeat a step that a GradScaler may skip"):
+        optimizer.step()
+    optimizer.found_inf = None
     with pytest.raises(InvalidArgument, match="second one, SGD, stepped"):
         torch.optim.SGD(model.parameters()).step()
     optimizer.step()
+
+
+class Weighing(torch.optim.Optimizer):
+    """An optimizer with a number on the device, as ASGD has."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["weight"] = torch.ones((), device=p.device)
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with a number that no state has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.rounds = []
+
+    def step(self, closure=None):
+        self.rounds.append(1)
+        return super().step(closure)
 
 
 def all_uses():

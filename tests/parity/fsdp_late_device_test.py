@@ -7,6 +7,7 @@ fails if no mark orders two uses of memory. ``SHOAL_SEEDS`` (``./dev test --all`
 import functools
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import fsdp2_combined_test
 import fsdp2_extensions_test
@@ -17,6 +18,7 @@ from compared_runs import Cases, Net, run_cases, sharded, train
 from fsdp_devices_test import OURS_ALONE
 from late_device import LateDevice, LateStreams
 from launching.trained import check, run, worlds
+from torch import nn
 
 import shoal.fsdp
 
@@ -92,6 +94,34 @@ def gradients_added_along_the_tree(api):
     return train(api, model)
 
 
+def steps_copied_to_the_host():
+    """Rows and states are copied behind each step, beside the next forward and backward."""
+    from internals.fsdp import CopiedStep, managed, states_of, streams, transfers
+
+    from shoal.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+    pairs, states = [(managed(p), managed(p)) for p in model.parameters()], states_of(optimizer)
+    step = None
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().sum().backward()
+        if step is not None:
+            step.await_all()
+        optimizer.step()
+        with mock.patch.object(streams, "pinned_like", torch.empty_like):  # only a driver of CUDA pins memory
+            step = CopiedStep.begin(transfers.of(torch.device("cpu")), pairs, optimizer, states)
+        optimizer.zero_grad()
+    step.await_all()
+    assert [name for _, name, _ in step.arrays] == 4 * ["param", "exp_avg", "exp_avg_sq"]
+    for p, name, values in step.arrays:
+        assert torch.equal(values, (p if name == "param" else optimizer.state[p][name]).to_local().detach())
+    assert [float(values["step"]) for _, values, _ in step.others] == 4 * [3.0]
+
+
+ALONE = {**OURS_ALONE, "steps_copied_to_the_host": steps_copied_to_the_host}
 ALL = {**case, **fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
 SLICE = (
     *case,
@@ -138,13 +168,13 @@ def all_cases():
 
     leave_arenas()
     cases = run_cases({f"{name} {seed}": seeded(spec, seed) for name, spec in CASES.items() for seed in SEEDS})
-    return cases | run({f"{name} {seed}": functools.partial(alone, f, seed) for name, f in OURS_ALONE.items() for seed in SEEDS})
+    return cases | run({f"{name} {seed}": functools.partial(alone, f, seed) for name, f in ALONE.items() for seed in SEEDS})
 
 
 NAMED = [
     (n, f"{name} {seed}")
     for n in WORLDS
-    for name in (*(name for name, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)
+    for name in (*(name for name, spec in CASES.items() if n in spec.worlds), *ALONE)
     for seed in SEEDS
 ]
 

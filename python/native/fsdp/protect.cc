@@ -54,6 +54,17 @@ std::uint64_t committed_step(const std::vector<Words>& ranks, bool all) {
   return fsdp::committed_step(words, all);
 }
 
+using Copy = std::tuple<std::uintptr_t, std::uintptr_t, std::size_t, std::string>;
+
+void add_copies(ProtectedShard& shard, const std::vector<Copy>& copies) {
+  for (const auto& [to, from, numel, dtype] : copies) {
+    fsdp::StepRecord::Item item{};
+    item.kernel = fsdp::StepRecord::Item::Kernel::kCopy;
+    item.dtypes[0] = item.dtypes[1] = unwrap(fsdp::parse_dtype(dtype));
+    unwrap(shard.update().add(item, {{memory_at(to), memory_at(from)}, numel}, nullptr));
+  }
+}
+
 nb::dict costs(const ReplicaLink& link) {
   const auto c = link.costs();
   nb::dict out;
@@ -128,6 +139,8 @@ void bind_protect(nb::module_& m) {
       .def(
           "begin", [](ProtectedShard& s, std::uint64_t step) { return unwrap(s.update().begin(step)); }, nb::arg("step"),
           "Begins to record a step. False: it is recorded already, and is only to be run.")
+      .def("add_copies", &add_copies, nb::arg("copies"),
+           "Adds copies to the recorded update: (address to write, address to read, number of elements, dtype) of arrays of the record.")
       .def(
           "record", [](ProtectedShard& s) { s.update().record(); }, "The gradients and the update of this step are final.")
       .def(

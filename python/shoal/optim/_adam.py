@@ -8,7 +8,8 @@ import torch
 
 from shoal import _native
 from shoal.optim import _kernels
-from shoal.optim._fused import Fused
+from shoal.optim._fused import Fused, Scaling
+from shoal.optim._local import local
 
 
 class Adam(Fused, torch.optim.Adam):
@@ -16,7 +17,8 @@ class Adam(Fused, torch.optim.Adam):
     parameters, gradients and moments once, with up to ``torch.get_num_threads()`` threads.
 
     Parameters: on the CPU or CUDA devices, float32, float64, bfloat16 or float16, plain or ``DTensor`` (each rank updates its rows, without
-    communication). On a device the update is a kernel on torch's current stream (*unverified on hardware*).
+    communication). On a device the update is a kernel on torch's current stream (*unverified on hardware*). Torch's fused operator takes
+    its place if this build has no kernels for CUDA, and under a GradScaler, whose tensors it reads without a wait of the host.
     Gradients may have another of these dtypes. Arithmetic is fp32 (fp64 for float64); subnormal values count as zero.
 
     Arguments are torch's; ``lr`` is a float or a tensor of one element. ``fused`` and ``foreach`` are accepted and ignored;
@@ -29,6 +31,7 @@ class Adam(Fused, torch.optim.Adam):
     """
 
     device_types = ("cpu", "cuda")
+    has_operator = True
 
     def __init__(
         self,
@@ -48,11 +51,11 @@ class Adam(Fused, torch.optim.Adam):
     def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
-    def _update(self, group: dict[str, Any], grad_scale: float) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
         batches: dict[tuple, list[_native.UpdateRow]] = {}  # by the device and dtypes of their arrays
-        for p in self._with_gradients(group):
+        for p in parameters:
             state = self.state[p]
             for key in keys:
                 if key not in state:
@@ -89,6 +92,41 @@ class Adam(Fused, torch.optim.Adam):
                 **self._record(),
             )
         self._written(shards, grad_scale)
+
+    def _update_by_torch(self, group: dict[str, Any], parameters: list[torch.Tensor], scaling: Scaling) -> None:
+        keys = self._keys(group)
+        steps: dict[torch.device, list[torch.Tensor]] = {}
+        for p in parameters:
+            state, device = self.state[p], local(p).device
+            if (step := state.get("step")) is None:
+                step = torch.zeros((), dtype=torch.float32, device=device)
+            state["step"] = step.to(device, torch.float32)
+            steps.setdefault(device, []).append(state["step"])
+        for counts in steps.values():
+            torch._foreach_add_(counts, 1)
+        operator = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        lr = group["lr"]
+        step_of = {id(local(p)): self.state[p]["step"] for p in parameters}
+        for shards, gradients in self._shards_for_torch(group, parameters, keys, scaling.grad_scale is not None):
+            device = shards[0].values.device
+            states: list[list[torch.Tensor]] = [[shard.states[i] for shard in shards] for i in range(len(keys))]
+            operator(
+                [shard.updated for shard in shards],
+                gradients,
+                *(states if group["amsgrad"] else [*states, []]),
+                [step_of[id(shard.values)] for shard in shards],
+                amsgrad=group["amsgrad"],
+                lr=lr.to(device) if isinstance(lr, torch.Tensor) else lr,
+                beta1=float(group["betas"][0]),
+                beta2=float(group["betas"][1]),
+                weight_decay=float(group["weight_decay"]),
+                eps=group["eps"],
+                maximize=group["maximize"],
+                **scaling.on(device),
+            )
+        for device, counts in steps.items():
+            if (found_inf := scaling.on(device)["found_inf"]) is not None:
+                torch._foreach_sub_(counts, [found_inf] * len(counts))
 
 
 class AdamW(Adam, torch.optim.AdamW):

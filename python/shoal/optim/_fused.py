@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from shoal import _native
 from shoal._objects.tensors import dtensor, in_memory, is_wrapper, long_lived, with_dtype
 from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.optim import _kernels
 from shoal.optim._local import DTYPES, local
 from shoal.optim._threads import num_threads
 
@@ -22,7 +24,10 @@ class Fused:
     """A mixin before a class of ``torch.optim``, whose ``step`` it replaces. Constructor, options and state keys are torch's. Where torch
     has no such class, the mixin comes before ``torch.optim.Optimizer``.
 
-    A subclass defines ``_update(group, grad_scale)`` and ``_keys(group)``, the names of states with the parameter's layout.
+    A subclass defines ``_update(group, parameters, grad_scale)`` and ``_keys(group)``, the names of states with the parameter's layout. If
+    torch has a fused operator for it, ``has_operator`` is True, and ``_update_by_torch(group, parameters, scaling)`` calls the operator. It
+    updates parameters on devices for which this build has no kernels, or whose step a GradScaler may skip: it reads the scaler's tensors on
+    the device, so the host does not wait for them.
     ``master_weights`` is an option of a parameter group: None means fp32 master weights for bf16 and fp16 parameters, False none.
     Not thread-safe, like torch's.
     """
@@ -31,6 +36,9 @@ class Fused:
     _step_supports_amp_scaling = True
     # Types of the devices whose parameters the update takes.
     device_types: tuple[str, ...] = ("cpu",)
+    has_operator = False
+    # False where a step record has the memory of states and gradients.
+    reserves = True
 
     def _set_master_weights(self, master_weights: bool | None) -> None:
         self._shards: dict[int, _Shard] = {}  # by the parameter's id, because hashing a tensor is slow
@@ -44,6 +52,8 @@ class Fused:
         """Allocates gradients and states of sharded parameters, so that a lack of memory shows now, and the first step has no page
         faults."""
         self._reserved: dict[int, list[torch.Tensor]] = {}  # by parameter id: zeros that become states at the first step
+        if not self.reserves:
+            return
         for group in self.param_groups:
             for p in group["params"]:
                 unit = getattr(p, "_shoal_state", None)
@@ -117,7 +127,8 @@ class Fused:
     def step(self, closure=None):
         """Updates all parameters, with at most ``torch.get_num_threads()`` threads. ``closure``: recomputes the loss, which is returned.
 
-        If a GradScaler's ``found_inf`` is not zero, nothing is updated; gradients are divided by its ``grad_scale``.
+        If a GradScaler's ``found_inf`` is not zero, nothing is updated; gradients are divided by its ``grad_scale``. The host does not wait
+        for these tensors where they and the parameters lie on a device.
         Tensors of ``shoal.spmd``'s device are updated by torch's fused operator, with torch's states only.
         """
         if any(p.device.type == "xla" for group in self.param_groups for p in group["params"]):
@@ -126,16 +137,19 @@ class Fused:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        groups = self.param_groups if found_inf is None or not found_inf.item() else []
+        scaling = Scaling(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         protection = self._protection
         began = protection is None or protection.begin()
         if began:
             self._recorded, self._uncounted = [], []
         if self._host_copy is not None:
-            self._host_copy.take_gradients()
-        for group in groups if began else []:
-            self._update(group, 1.0 if grad_scale is None else float(grad_scale))
+            self._host_copy.before_step()
+        for group in self.param_groups if began else []:
+            of_torch, of_kernels = self._divided(group, scaling)
+            if of_torch:
+                self._update_by_torch(group, of_torch, scaling)
+            if of_kernels and not scaling.skips:
+                self._update(group, of_kernels, scaling.divisor)
             for p in group["params"]:
                 if not p.requires_grad:  # a parameter frozen since the constructor needs no state
                     self._reserved.pop(id(p), None)
@@ -143,7 +157,7 @@ class Fused:
             protection.run(began, num_threads())
             self._end_recorded()
         if self._host_copy is not None:
-            self._host_copy.step()
+            self._host_copy.after_step()
         return loss
 
     def _step_of_torch(self, closure: Any) -> Any:
@@ -206,6 +220,51 @@ class Fused:
         if not values.is_cpu:
             return torch.empty_strided(values.shape, values.stride(), dtype=dtype, device=values.device).zero_()
         return long_lived(values.shape, dtype, values.stride(), touched=touched)
+
+    def _divided(self, group: dict[str, Any], scaling: Scaling) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The parameters with gradients: those that torch's operator updates, and those of the kernels."""
+        of_torch: list[torch.Tensor] = []
+        of_kernels: list[torch.Tensor] = []
+        for p in self._with_gradients(group):
+            by_torch = self.has_operator and _kernels.updated_by_torch(local(p).device, scaling.given)
+            (of_torch if by_torch else of_kernels).append(p)
+        return of_torch, of_kernels
+
+    @property
+    def updated_by_torch(self) -> bool:
+        """True if torch's operator updates parameters, whose bits the kernels of the CPU do not repeat."""
+        of_all = (p for group in self.param_groups for p in group["params"])
+        return self.has_operator and any(_kernels.updated_by_torch(local(p).device, False) for p in of_all)
+
+    def _update_by_torch(self, group: dict[str, Any], parameters: list[torch.Tensor], scaling: Scaling) -> None:
+        raise NotImplementedError
+
+    def _shards_for_torch(
+        self, group: dict[str, Any], parameters: list[torch.Tensor], keys: tuple[str, ...], unscales: bool
+    ) -> Iterator[tuple[list[_Shard], list[torch.Tensor]]]:
+        """Yields shards whose tensors lie on one device in one dtype, with their gradients in that dtype. Afterwards the parameters get the
+        values of their master copies, and with ``unscales`` the program's gradients get those of copies in another dtype or layout."""
+        alike: dict[tuple, list[tuple[torch.Tensor, _Shard]]] = {}
+        for p in parameters:
+            state = self.state[p] if keys or self._has_master(p, group) else self.state.get(p, {})
+            for key in keys:
+                if state.get(key) is None:
+                    state[key] = self._new_state(p, group, key)
+            if (shard := self._shard(p, state, group, keys)) is not None:
+                alike.setdefault((shard.values.device, shard.dtypes()), []).append((p, shard))
+        for found in alike.values():
+            shards = [shard for _, shard in found]
+            taken = [shard.gradient for shard in shards]
+            gradients = [g.to(shard.updated.dtype) for g, shard in zip(taken, shards, strict=True)]
+            yield shards, gradients
+            if unscales and gradients[0] is not taken[0]:
+                torch._foreach_copy_(taken, gradients)
+            if (low := [shard for shard in shards if shard.copy is not None]) != []:
+                torch._foreach_copy_([shard.copy for shard in low], [shard.updated for shard in low])
+            for shard in shards if unscales else ():
+                if shard.gradient_from is not None:
+                    shard.gradient_from.copy_(shard.gradient)
+            self._written(found, 1.0)
 
     def _with_gradients(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
         for p in group["params"]:
@@ -294,6 +353,38 @@ class Fused:
             if shard.gradient_from is not None and grad_scale != 1:
                 shard.gradient_from.copy_(shard.gradient)
             shard.gradient = shard.gradient_from = None  # a reference would keep the gradients' memory
+
+
+class Scaling:
+    """The tensors that a GradScaler sets on an optimizer before its step."""
+
+    def __init__(self, grad_scale: torch.Tensor | float | None, found_inf: torch.Tensor | None):
+        self.grad_scale, self.found_inf = grad_scale, found_inf
+
+    @property
+    def given(self) -> bool:
+        return self.grad_scale is not None or self.found_inf is not None
+
+    @cached_property
+    def skips(self) -> bool:
+        """True if the step is not made. Waits for the device of ``found_inf``."""
+        return self.found_inf is not None and bool(self.found_inf.item())
+
+    @cached_property
+    def divisor(self) -> float:
+        return 1.0 if self.grad_scale is None else float(self.grad_scale)
+
+    def on(self, device: torch.device) -> dict[str, torch.Tensor | None]:
+        """The arguments of torch's fused operators."""
+        return {"grad_scale": _on(self.grad_scale, device), "found_inf": _on(self.found_inf, device)}
+
+
+def _on(value: torch.Tensor | float | None, device: torch.device) -> torch.Tensor | None:
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return value.to(device, torch.float32, non_blocking=True)
+    return torch.full((), value, dtype=torch.float32, device=device)
 
 
 def _without_dynamo(method: Any) -> Any:

@@ -17,8 +17,9 @@ from shoal.optim._local import local
 class Muon(Fused, torch.optim.Muon):
     """Muon (Jordan et al., 2024; Liu et al., arXiv 2502.16982) as ``torch.optim.Muon`` computes it, also on sharded matrices.
 
-    Parameters: 2-D, on the CPU, float32, float64, bfloat16 or float16, plain or ``DTensor``s. Momentum and weight decay use each rank's
-    rows. Newton and Schulz's iteration needs the whole matrix, which is gathered in bfloat16, the iteration's dtype.
+    Parameters: 2-D, on the CPU or CUDA devices (*unverified on hardware*), float32, float64, bfloat16 or float16, plain or ``DTensor``s.
+    Momentum and weight decay use each rank's rows. Newton and Schulz's iteration needs the whole matrix, which is gathered in bfloat16, the
+    iteration's dtype.
     If one mesh axis shards the matrices, its ranks take turns: one rank runs the iteration and broadcasts the result. If several axes do,
     each rank runs it. ``step`` is therefore collective: every rank needs gradients for the same parameters. At most one whole matrix per
     rank of the axis is held at a time, in bfloat16.
@@ -27,6 +28,8 @@ class Muon(Fused, torch.optim.Muon):
     for options out of range, InvalidArgument for sparse gradients, Unimplemented for other dtypes and devices.
     """
 
+    device_types = ("cpu", "cuda")
+
     def __init__(self, params, lr: float | torch.Tensor = 1e-3, *args: Any, master_weights: bool | None = None, **options: Any):
         super().__init__(params, lr, *args, **options)
         self._set_master_weights(master_weights)
@@ -34,9 +37,9 @@ class Muon(Fused, torch.optim.Muon):
     def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",)
 
-    def _update(self, group: dict[str, Any], grad_scale: float) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor], grad_scale: float) -> None:
         together: list[torch.Tensor] = []  # matrices whose iterations run at once, at most one per rank of the mesh axis
-        for p in self._with_gradients(group):
+        for p in parameters:
             axis = _axis(p)
             if together and (axis != _axis(together[0]) or axis is None or len(together) == axis[0].size(axis[1])):
                 self._update_some(together, group, grad_scale)
@@ -54,7 +57,7 @@ class Muon(Fused, torch.optim.Muon):
             if i == rank:
                 mine = _orthogonal(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
         for i, p in enumerate(parameters):
-            result = mine if i == rank else torch.empty(p.shape, dtype=torch.bfloat16)
+            result = mine if i == rank else torch.empty(p.shape, dtype=torch.bfloat16, device=p.device)
             if axis is not None:
                 dist.broadcast(result, group=axis[0].get_group(axis[1]), group_src=i)
             self._apply(p, result, group)

@@ -8,7 +8,7 @@ import torch
 
 from shoal import _native
 from shoal.optim import _kernels
-from shoal.optim._fused import Fused
+from shoal.optim._fused import Fused, Scaling
 
 
 class SGD(Fused, torch.optim.SGD):
@@ -19,6 +19,7 @@ class SGD(Fused, torch.optim.SGD):
     """
 
     device_types = ("cpu", "cuda")
+    has_operator = True
 
     def __init__(
         self,
@@ -38,11 +39,11 @@ class SGD(Fused, torch.optim.SGD):
     def _keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _update(self, group: dict[str, Any], grad_scale: float) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor], grad_scale: float) -> None:
         keys = self._keys(group)
         shards = []
         batches: dict[tuple, list[_native.UpdateRow]] = {}  # by True at the first step of the momentum, device, dtypes
-        for p in self._with_gradients(group):
+        for p in parameters:
             state = self.state[p] if keys else self.state.get(p, {})
             first = bool(keys) and state.get("momentum_buffer") is None
             if first:
@@ -69,3 +70,29 @@ class SGD(Fused, torch.optim.SGD):
                 **self._record(),
             )
         self._written(shards, grad_scale)
+
+    def _update_by_torch(self, group: dict[str, Any], parameters: list[torch.Tensor], scaling: Scaling) -> None:
+        keys = self._keys(group)
+        begun = {True: [], False: []} if keys else {True: parameters}
+        for p in parameters if keys else ():
+            begun[self.state[p].get("momentum_buffer") is not None].append(p)
+        for has_momentum, some in begun.items():
+            # A step that a GradScaler skips leaves a buffer of zeros, from which the next one begins with the gradient. Dampening would
+            # weaken that gradient: only then the host waits to learn whether the first step is made.
+            if not has_momentum and group["dampening"] and scaling.skips:
+                continue
+            for shards, gradients in self._shards_for_torch(group, some, keys, scaling.grad_scale is not None):
+                lr, device = group["lr"], shards[0].values.device
+                torch._fused_sgd_(
+                    [shard.updated for shard in shards],
+                    gradients,
+                    [shard.states[0] for shard in shards] if keys else [],
+                    weight_decay=float(group["weight_decay"]),
+                    momentum=group["momentum"],
+                    lr=lr.to(device) if isinstance(lr, torch.Tensor) else lr,
+                    dampening=group["dampening"],
+                    nesterov=group["nesterov"],
+                    maximize=group["maximize"],
+                    is_first_step=not has_momentum,
+                    **scaling.on(device),
+                )

@@ -183,7 +183,9 @@ class Record:
                 hint=f"make their module a part of the sharded model, {hint}",
             )
         try:
-            protection = protect(models[0], optimizers[0], step=step, replicas=self._worker.scaling.replicated, wait=False)
+            scales = any(isinstance(o, torch.amp.GradScaler) for o in self._state.objects.values())
+            replicated = self._worker.scaling.replicated
+            protection = protect(models[0], optimizers[0], step=step, replicas=replicated, wait=False, copies=scales)
         except Unimplemented as error:
             error.hint = f"{error.hint}, {hint}" if error.hint else hint
             raise
@@ -203,9 +205,10 @@ class Record:
             return
         if (host_copy := self.protection.host_copy) is not None and host_copy.num_steps > 0:
             repeated, waited = (1e3 * s / host_copy.num_steps for s in (host_copy.repeated_s, host_copy.waited_s))
+            sent, made = ("gradients", "repeated") if host_copy.copies is None else ("rows and states", "copied")
             print(
-                f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.bytes / 1e6:.3f} MB of gradients per step, updates "
-                f"repeated in {repeated:.2f} ms, {waited:.2f} ms of them waited for; {host_copy.num_written} parameters written otherwise",
+                f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.step_bytes / 1e6:.3f} MB of {sent} per step, updates "
+                f"{made} in {repeated:.2f} ms, {waited:.2f} ms of them waited for; {host_copy.num_written} parameters written otherwise",
                 file=sys.stderr,
             )
         if self.protection.replicas is None:

@@ -18,8 +18,9 @@ class ScalingConfig:
     :func:`shoal.train.run` calls. ``initial_workers``: the training has at most this number of workers, instead of the maximum, until
     ``scale`` changes it.
     ``protect``: an elastic training survives the deaths of workers without the loss of a step. The optimizer has to be ``shoal.optim``'s
-    Adam, AdamW or SGD. Its states and the gradients are then in memory of the nodes. With workers on several nodes, each worker's part of
-    the model also has a replica on another node, so that the training survives the loss of a node. ``"host"``: without replicas.
+    Adam, AdamW or SGD; on devices, one whose states are numbers and tensors of their parameter's shape. Its states and the gradients are
+    then in memory of the nodes. With workers on several nodes, each worker's part of the model also has a replica on another node, so that
+    the training survives the loss of a node. ``"host"``: without replicas.
     ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The bits depend on
     the number of ``logical_ranks``: a power of two up to 64, by default the smallest that is not below the maximum of workers. Each worker
     plays some of these ranks. With ``use_gpu``, their number is a power of two that does not change. See docs/training.md for the rest.

@@ -1,4 +1,4 @@
-"""A model on devices as the host's memory has it: its rows and optimizer states in arenas, which repeat each update."""
+"""A model on devices as the host's memory has it: its rows and optimizer states in arenas, which repeat or copy each update."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,7 +25,11 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import Kind, local_of
+from shoal.fsdp._protect.copied import CopiedStep
+from shoal.fsdp._protect.states import StatesOf, states_of
+from shoal.optim._fused import Fused
 
+_MOST_COPIES = 8  # copies of one step, which are made again while the program writes to rows
 _SCALING = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer
 
 
@@ -35,6 +39,9 @@ class HostCopy:
     arenas.
 
     ``states``: those of the model on devices. Every rank makes the copy, which has the present rows and states.
+
+    A protected step is repeated by the host's kernels where they have the bits of the devices' kernels. Otherwise (``copies``) rows and
+    states are copied behind it.
     """
 
     def __init__(self, states: Iterable[State], optimizers: Iterable[torch.optim.Optimizer]):
@@ -56,6 +63,9 @@ class HostCopy:
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
         self._copied = self._updated = DONE  # where the gradients are on the host, and the devices' update is made
+        self.copies: dict[int, StatesOf] | None = None  # steps are copied, with these states by the id of a parameter on devices
+        self._step: CopiedStep | None = None  # the last step, if it is copied
+        self._stream: Any = None  # the program's stream at that step
         self._repeating: threading.Thread | None = None
         self._error: BaseException | None = None
         # ``repeated_s``: seconds from an update on the devices to its repetition; ``waited_s``: those in which the program has waited.
@@ -91,12 +101,23 @@ class HostCopy:
         ]
         made = type(original).__new__(type(original))
         made.__setstate__({"defaults": dict(original.defaults), "state": defaultdict(dict), "param_groups": groups})
+        if isinstance(made, Fused):
+            made.reserves = False
         return made
 
     @property
     def bytes(self) -> int:
-        """The bytes of this rank's rows in the host's memory, beside its record. So many bytes of gradients are copied in each step."""
+        """The bytes of this rank's rows in the host's memory, beside its record."""
         return sum(q.own.numel() * q.own.itemsize for _, q in self.pairs)
+
+    @property
+    def step_bytes(self) -> int:
+        """The bytes that each step copies to the host: gradients, or else rows and states."""
+        found = 0
+        for p, q in self.pairs:
+            of = {} if self.copies is None or (known := self.copies.get(id(p.views.sharded))) is None else known.sharded
+            found += q.own.numel() * (q.own.itemsize + sum(dtype.itemsize for dtype in of.values()))
+        return found
 
     def serves(self, root: Root, optimizers: list[torch.optim.Optimizer]) -> bool:
         """True if this is a copy of these units and optimizers, as they are now."""
@@ -149,9 +170,11 @@ class HostCopy:
         with lasting():
             for original, mine in zip(self._originals, self.optimizers, strict=True):
                 original.state.clear()
+                singles = _singles_on_devices(original)
                 for group, p, q in self._optimized(original):
                     if q in mine.state:
-                        original.state[p] = {name: self._on_device(value, p, name, group) for name, value in mine.state[q].items()}
+                        on_device = singles.get(id(p), ())
+                        original.state[p] = {n: self._on_device(value, p, n, group, on_device) for n, value in mine.state[q].items()}
                 if hasattr(original, "parameters_moved"):
                     original.parameters_moved()
 
@@ -175,10 +198,13 @@ class HostCopy:
         return dtensor(local, with_dtype(q._spec, value.dtype)) if isinstance(value, DTensor) else local
 
     @staticmethod
-    def _on_device(value: Any, p: torch.Tensor, name: str, group: dict[str, Any]) -> Any:
+    def _on_device(value: Any, p: torch.Tensor, name: str, group: dict[str, Any], on_device: Container[str]) -> Any:
+        """``on_device``: the names of single numbers that do not lie on the host."""
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value)
-        on_host = name == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's optimizers have it
+        counts = name == "step" and not (group.get("capturable") or group.get("fused"))  # as torch's optimizers have it
+        on_host = counts or (value.numel() == 1 and not isinstance(value, DTensor))
+        on_host = on_host and name not in on_device
         local = local_of(value).to("cpu" if on_host else p.device, copy=True)
         return dtensor(local, with_dtype(p._spec, value.dtype)) if isinstance(value, DTensor) else local
 
@@ -191,13 +217,24 @@ class HostCopy:
 
     # ---- a step ----
 
-    def take_gradients(self) -> None:
-        """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
+    def before_step(self) -> None:
+        """Called before the devices' update."""
         self.wait()
         self._check_spoiled()
-        if self._members != (present := self._present_members()):
+        if self._members != self._present_members():
             raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
-        members = {of for group in present for of in group}
+        if self.copies is None:
+            self._take_gradients()
+
+    def _take_gradients(self) -> None:
+        """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
+        scaling = (getattr(o, name, None) for o in self._originals for name in _SCALING)
+        if any(isinstance(t, torch.Tensor) and not t.is_cpu for t in scaling):
+            raise Unimplemented(
+                "the host cannot repeat a step that a GradScaler may skip on the devices",
+                hint="give the GradScaler to the State of the training: then rows and states are copied behind each step",
+            )
+        members = {of for group in self._members for of in group}
         moves = self._transfers
         pools = self._pools()
         self._taken = []
@@ -227,7 +264,7 @@ class HostCopy:
         return [nullcontext(), streams.reduce, streams.replicas, *map(streams.on, of_hooks)]
 
     def order_writes(self) -> None:
-        """Later work of the present stream may write to the gradients of the last step."""
+        """Later work of the present stream may write to the gradients of the last step, which are on their way to the host."""
         self._copied.wait()
 
     def spoil(self) -> None:
@@ -254,18 +291,37 @@ class HostCopy:
         tensors = [p.own, p.views.sharded, *(t for state in states for t in state.values() if isinstance(t, torch.Tensor))]
         return [(local_of(t).data_ptr(), t._version, local_of(t)._version) for t in tensors]
 
-    def step(self) -> None:
-        """Begins to repeat the devices' update in the host's memory, in a thread beside the program's next forward."""
+    def after_step(self) -> None:
+        """Begins to repeat or copy the devices' update in the host's memory, in a thread beside the program's next forward."""
         self.take_options()
         original, mine = self._originals[0], self.optimizers[0]
-        for name in _SCALING:
-            value = getattr(original, name, None)
-            setattr(mine, name, value.cpu() if isinstance(value, torch.Tensor) else value)
+        if self.copies is None:
+            for name in _SCALING:
+                setattr(mine, name, getattr(original, name, None))
+        else:
+            device = self._states[0].data.device
+            self._stream = None if device.type == "cpu" else torch.get_device_module(device).current_stream(device)
+            self._begin_copies(nullcontext())
         self._updated = self._transfers.streams.mark()
         self._versions = [self._versions_of(p) for p, _ in self.pairs]
         self.num_steps += 1
         self._repeating = threading.Thread(target=self._repeat, name="shoal-host-copy", daemon=True)
         self._repeating.start()
+
+    def _begin_copies(self, stream: AbstractContextManager) -> None:
+        with stream:
+            self._step = CopiedStep.begin(self._transfers, self.pairs, self._originals[0], self.copies)
+        self._versions = [self._versions_of(p) for p, _ in self.pairs]
+
+    def _await_copies(self) -> None:
+        """Waits for the copies of a step. If the program has written to rows or states meanwhile, the copies may have parts of that write,
+        and are made again behind it."""
+        for _ in range(_MOST_COPIES):
+            self._step.await_all()
+            if self._versions == [self._versions_of(p) for p, _ in self.pairs]:
+                return
+            self._begin_copies(self._transfers.streams.on(self._stream))
+        self._step.await_all()
 
     def wait(self) -> None:
         """Waits until the last step counts on all ranks, and its update is repeated. Raises the error that has prevented it, once."""
@@ -281,7 +337,10 @@ class HostCopy:
     def _repeat(self) -> None:
         began = time.perf_counter()
         try:
-            self._transfers.streams.synchronize(self._copied)
+            if self._step is None:
+                self._transfers.streams.synchronize(self._copied)
+            else:
+                self._await_copies()
             self._check_spoiled()
             self._make_step()
         except BaseException as error:
@@ -291,6 +350,10 @@ class HostCopy:
     def _make_step(self) -> None:
         mine = self.optimizers[0]
         protection = mine._protection
+        if self._step is not None:
+            step, self._step = self._step, None
+            protection.make_copied(step)
+            return
         same = self._sums == _sums(q.own for _, q in self.pairs)
         written = [pair for pair, alike in zip(self.pairs, same.tolist(), strict=True) if not alike]
         for (_, q), taken in zip(self.pairs, self._taken, strict=True):
@@ -316,6 +379,17 @@ class HostCopy:
                     kept[name] = self._on_host(state[name], q.views.sharded, kept[name])
         if (replicas := self.optimizers[0]._protection.replicas) is not None:
             replicas.stale = True
+
+
+def _singles_on_devices(optimizer: torch.optim.Optimizer) -> dict[int, Container[str]]:
+    """By the id of a parameter: its states that are single numbers on its device. A step of an optimizer of torch shows them; of one that
+    cannot be tried only the counters are known."""
+    if isinstance(optimizer, Fused):
+        return {}
+    try:
+        return {of: states.on_device for of, states in states_of(optimizer).items()}
+    except Unimplemented:
+        return {}
 
 
 class _Part(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,15 +23,30 @@ from shoal.fsdp._parameters.precision import engine_dtype
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas
+from shoal.fsdp._protect.copied import ROWS, CopiedStep
 from shoal.fsdp._protect.host_copy import HostCopy
 from shoal.fsdp._protect.moments import Moment, reached
+from shoal.fsdp._protect.states import NEW, StatesOf, states_of
 from shoal.optim import SGD, Adam
+from shoal.optim._fused import MASTER, Fused
+from shoal.optim._threads import num_threads
 
-_MASTER = "master_param"
 _BESIDE_STATES = ("grad", "step")
 
 
-def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0, replicas: bool = False, wait: bool = True) -> Protection:
+def _is_state(name: str) -> bool:
+    return name not in _BESIDE_STATES and not name.startswith(NEW)
+
+
+def protect(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    step: int = 0,
+    replicas: bool = False,
+    wait: bool = True,
+    copies: bool = False,
+) -> Protection:
     """Protects the steps of ``optimizer`` on a sharded model: each happens exactly once, also when a rank is killed. Every rank calls it.
 
     The optimizer's states move to memory of the node that outlives this process, and gradients are reduced into it. From now on
@@ -41,20 +57,24 @@ def protect(model: nn.Module, optimizer: torch.optim.Optimizer, *, step: int = 0
 
     A model on devices has a copy of its rows and states in the host's memory (``HostCopy``). Each step copies the reduced gradients there,
     and the CPU's kernels, which have the bits of the device's, repeat the update under protection, beside the program's next step. There
-    ``optimizer.step()`` returns at once, and ``Protection.wait`` when the step counts.
+    ``optimizer.step()`` returns at once, and ``Protection.wait`` when the step counts. For other optimizers than ``Adam``, ``AdamW`` and
+    ``SGD`` of ``shoal.optim``, and with ``copies=True`` (for a GradScaler), each step copies rows and states instead of gradients.
 
-    Raises Unimplemented for optimizers other than ``Adam``, ``AdamW`` and ``SGD`` of ``shoal.optim``, and for parameters outside of shared
-    memory. Raises InvalidArgument for a model that is not sharded, or that is protected already.
+    Raises Unimplemented for other optimizers of a model on CPUs. On devices it raises that for optimizers whose states are more than
+    numbers and tensors of the parameter's shape, and for parameters outside of shared memory. Raises InvalidArgument for a model that is
+    not sharded, or that is protected already.
     """
-    if not isinstance(optimizer, (SGD, Adam)):
+    root = root_of(model)
+    on_devices = not in_arenas(u.data for u in root.units)
+    repeats = isinstance(optimizer, (SGD, Adam)) and not (on_devices and (copies or optimizer.updated_by_torch))
+    if not (on_devices or repeats):
         raise Unimplemented(
             f"protection does not know the states of {type(optimizer).__module__}.{type(optimizer).__name__}",
             hint="use Adam, AdamW or SGD of shoal.optim",
         )
-    root = root_of(model)
     if root.window_open:
         root.adopt()  # parameters that the program has replaced, which may rebuild units
-    make = Protection if in_arenas(u.data for u in root.units) else ProtectionOfDevices
+    make = Protection if not on_devices else ProtectionOfDevices if repeats else ProtectionByCopies
     protection = make(root, optimizer, step, replicas)
     if wait:
         protection.await_all()
@@ -190,13 +210,14 @@ class Protection:
         self.record.set_usable(False)
         names: dict[int, list[str]] = {}  # by id of the sharded parameter
         for owner, name in self._homes:
-            if name not in _BESIDE_STATES:
+            if _is_state(name):
                 names.setdefault(owner, []).append(name)
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 self._take_states(p, self.optimizer.state.get(p) or {}, names.get(id(p), []), fresh)
-        self.optimizer._shards.clear()
-        self.optimizer._reserved.clear()
+        if isinstance(self.optimizer, Fused):
+            self.optimizer._shards.clear()
+            self.optimizer._reserved.clear()
         self.record.set_usable(True)
         if self.replicas is not None:
             self.replicas.send_contents(self.step)
@@ -220,9 +241,11 @@ class Protection:
             if values.data_ptr() != home.data_ptr():
                 home.copy_(values)
                 state[name] = dtensor(home, with_dtype(p._spec, home.dtype))
+        if (id(p), "step") not in self._homes:
+            return
         if "step" in state:
             state["step"] = self.home(p, "step").fill_(float(state["step"]))
-        elif (id(p), "step") in self._homes:  # SGD: 1 once there is a momentum
+        else:  # SGD: 1 once there is a momentum
             self.home(p, "step").fill_(1.0 if any(state.get(name) is not None for name in names) else 0.0)
 
     def gradient(self, p: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -292,7 +315,7 @@ class Protection:
         self._release_opened()
         if committed == self.step + 1:
             self.record.run(num_threads=1)
-            self.optimizer._end_recorded()
+            self._end_recorded()
         else:
             for p, name in self._made:
                 state = self.optimizer.state[p]
@@ -300,6 +323,10 @@ class Protection:
                 if state.keys() <= {"step"}:
                     del self.optimizer.state[p]
         self._made.clear()
+
+    def _end_recorded(self) -> None:
+        """Called once a recorded step is made, after a death."""
+        self.optimizer._end_recorded()
 
     def adopt(self, rank: int) -> AdoptedRank:
         """Opens a dead rank's record if it was a rank of this host, or else its replica. Raises NotFound if neither is here."""
@@ -350,19 +377,22 @@ class Protection:
 
     def _arrays(self) -> list[tuple[int, int, ShardedParameter, str, torch.dtype]]:
         """(unit, parameter, its object, name, dtype) of every array in the record."""
-        optimizer, found = self.optimizer, []
-        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        found = []
+        group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         for u in self.root.units:
             for i, p in enumerate(u.parameters):
                 view = p.views.sharded
                 group = group_of.get(id(view))
                 if group is None:
                     continue
-                states = [*optimizer._keys(group), *([_MASTER] if optimizer._has_master(view, group) else [])]
-                named = [("grad", p.dtype), ("step", torch.float32)]
-                named += [(name, optimizer._state_dtype(view, group)) for name in states]
-                found += [(u.index, i, p, name, dtype) for name, dtype in named]
+                found += [(u.index, i, p, name, dtype) for name, dtype in self._arrays_of(p, group)]
         return found
+
+    def _arrays_of(self, p: ShardedParameter, group: dict[str, Any]) -> list[tuple[str, torch.dtype]]:
+        """(name, dtype) of the arrays of one parameter."""
+        optimizer, view = self.optimizer, p.views.sharded
+        states = [*optimizer._keys(group), *([MASTER] if optimizer._has_master(view, group) else [])]
+        return [("grad", p.dtype), ("step", torch.float32), *((name, optimizer._state_dtype(view, group)) for name in states)]
 
 
 class ProtectionOfDevices(Protection):
@@ -371,13 +401,22 @@ class ProtectionOfDevices(Protection):
     def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
         _check_unprotected(root)
         self._on_devices, self._steps_on_devices = root, optimizer
-        settings = root.states[0].settings
+        copies, settings = self._copies(optimizer), root.states[0].settings
         if settings.host_copy is None or not settings.host_copy.serves(root, [optimizer]):
             settings.host_copy = HostCopy(root.states, [optimizer])
         self.host_copy = settings.host_copy
+        self.host_copy.copies = copies
         self._made_before = step - self.host_copy.num_steps
         super().__init__(root_of(self.host_copy.model), self.host_copy.optimizers[0], step, replicas)
-        optimizer._host_copy = self.host_copy
+        self._hooks: list[Any] = []
+        if isinstance(optimizer, Fused):
+            optimizer._host_copy = self.host_copy
+        else:
+            self._hooks += [
+                optimizer.register_step_pre_hook(lambda *_: self.host_copy.before_step()),
+                optimizer.register_step_post_hook(lambda *_: self.host_copy.after_step()),
+                optimizer.register_load_state_dict_post_hook(lambda *_: self.host_copy.loaded()),
+            ]
         for s in root.states:
             s.settings.protection = self
 
@@ -396,6 +435,8 @@ class ProtectionOfDevices(Protection):
             self.wait()
         super().end()
         self._steps_on_devices._host_copy = None
+        for hook in self._hooks:
+            hook.remove()
         for s in self._on_devices.states:
             s.settings.protection = None
 
@@ -413,6 +454,59 @@ class ProtectionOfDevices(Protection):
         with contextlib.suppress(Exception):  # the death has ended that step's wait for other ranks
             self.wait()
         super().abandon_step()
+
+    def _copies(self, optimizer: torch.optim.Optimizer) -> dict[int, StatesOf] | None:
+        """The states that are copied behind each step; None if the host repeats the step."""
+        return None
+
+
+class ProtectionByCopies(ProtectionOfDevices):
+    """The protection of a model on devices whose update the host cannot repeat. A step copies rows and states to new arrays of the record,
+    and the recorded update copies these to their places. So each row has the device's bits, and those of one step."""
+
+    def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
+        self._pending: CopiedStep | None = None
+        super().__init__(root, optimizer, step, replicas)
+
+    def _copies(self, optimizer: torch.optim.Optimizer) -> dict[int, StatesOf] | None:
+        self._states = states_of(optimizer)
+        return self._states
+
+    def _arrays_of(self, p: ShardedParameter, group: dict[str, Any]) -> list[tuple[str, torch.dtype]]:
+        states = self._states[self._originals[id(p)]].sharded
+        return [*states.items(), (NEW + ROWS, p.dtype), *((NEW + name, dtype) for name, dtype in states.items())]
+
+    def make_copied(self, step: CopiedStep) -> None:
+        """Records a step that has arrived on the host, commits it with all ranks, and makes it in the host's copy."""
+        self.root.optimizer_begin()
+        began = self.begin()
+        if began:
+            copies, rows = [], {id(q.views.sharded): q.own for _, q in self.host_copy.pairs}
+            for q, name, values in step.arrays:
+                new, home = self.home(q, NEW + name).copy_(values), rows[id(q)] if name == ROWS else self.home(q, name)
+                copies.append((home.data_ptr(), new.data_ptr(), home.numel(), engine_dtype(home.dtype)))
+            self.record.add_copies(copies)
+            self._pending = step
+        self.run(began, num_threads())
+        self._end_recorded()
+        self.root.optimizer_end()
+
+    def _end_recorded(self) -> None:
+        step, self._pending = self._pending, None
+        for q, values, sharded in step.others if step is not None else ():
+            state = self.optimizer.state[q]
+            for name in state.keys() - values.keys() - set(sharded):
+                del state[name]
+            for name in sharded:
+                if name not in state:
+                    home = self.home(q, name)
+                    state[name] = dtensor(home, with_dtype(q._spec, home.dtype))
+            state.update(values)
+
+    @cached_property
+    def _originals(self) -> dict[int, int]:
+        """By the id of a copy: the id of the parameter on devices."""
+        return {id(q): id(p.views.sharded) for p, q in self.host_copy.pairs}
 
 
 def _check_unprotected(root: Root) -> None:

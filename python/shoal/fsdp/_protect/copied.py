@@ -1,0 +1,90 @@
+"""A step that the host cannot repeat: the rows and states that it has made on the devices, on their way to the host's copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shoal.exceptions import Unimplemented
+from shoal.fsdp._devices.streams import DONE, Transfers
+from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._parameters.slices import local_of
+from shoal.fsdp._protect.states import StatesOf
+
+ROWS = "param"
+
+
+class CopiedStep:
+    """``arrays``: new values by the copy's parameter and the array's name. ``others``: by the copy's parameter, its states that are single
+    numbers, and the names of all others. They have arrived once ``await_all`` has returned."""
+
+    def __init__(self, moves: Transfers):
+        self.arrays: list[tuple[torch.Tensor, str, torch.Tensor]] = []
+        self.others: list[tuple[torch.Tensor, dict[str, Any], list[str]]] = []
+        self._moves = moves
+        self._singles: dict[torch.dtype, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
+        self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor]] = []
+        self._copied = DONE
+
+    @classmethod
+    def begin(
+        cls, moves: Transfers, pairs: Iterable[tuple[ShardedParameter, ShardedParameter]], optimizer: Any, states: dict[int, StatesOf]
+    ) -> CopiedStep:
+        """Begins to copy what the present stream leaves. ``states``: those that each parameter of the optimizer may have."""
+        step = cls(moves)
+        for p, q in pairs:
+            if (known := states.get(id(p.views.sharded))) is not None:
+                step._take(p, q.views.sharded, optimizer.state.get(p.views.sharded) or {}, known)
+        # One copy for all counters: a copy for each would take longer than those of the rows.
+        for singles in step._singles.values():
+            step._stacked.append((singles, step._to_host(torch.stack([t.reshape(()) for _, _, t in singles]))))
+        with moves.streams.copies:
+            step._copied = moves.streams.mark()
+        return step
+
+    def await_all(self) -> None:
+        self._moves.streams.synchronize(self._copied)
+        for singles, arrived in self._stacked:
+            for (values, name, single), value in zip(singles, arrived, strict=True):
+                values[name] = value.clone().reshape(single.shape)
+        self._singles.clear()
+        self._stacked.clear()
+
+    def _take(self, p: ShardedParameter, q: torch.Tensor, state: dict[str, Any], known: StatesOf) -> None:
+        self._take_array(p, q, ROWS, p.own, p.dtype)
+        values: dict[str, Any] = {}
+        sharded = [name for name in state if name in known.sharded]
+        for name, value in state.items():
+            if name in known.sharded:
+                self._take_array(p, q, name, value, known.sharded[name])
+            elif not isinstance(value, torch.Tensor):
+                values[name] = value
+            elif value.numel() != 1:
+                raise _unknown(p, name, "is no single number")
+            elif (single := local_of(value).detach()).is_cpu:
+                values[name] = single.clone()
+            else:
+                self._singles.setdefault(single.dtype, []).append((values, name, single))
+        self.others.append((q, values, sharded))
+
+    def _take_array(self, p: ShardedParameter, q: torch.Tensor, name: str, value: Any, dtype: torch.dtype) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise _unknown(p, name, "is no tensor")
+        local = local_of(value).detach()
+        if (local.dtype, local.shape) != (dtype, p.own_shape):
+            raise _unknown(p, name, f"is {str(local.dtype)[6:]}{list(local.shape)}, not {str(dtype)[6:]}{list(p.own_shape)}")
+        if local.numel() > 0:
+            self.arrays.append((q, name, self._to_host(local)))
+
+    def _to_host(self, t: torch.Tensor) -> torch.Tensor:
+        taken = self._moves.to_host(t, True, [])
+        return taken.clone() if taken is t else taken
+
+
+def _unknown(p: ShardedParameter, name: str, what: str) -> Unimplemented:
+    return Unimplemented(
+        f"the state {name} of the protected parameter {p.name} {what}: it differs from that of a small tensor when protection began",
+        hint="call protect again on every rank after a change of the optimizer's options, or train without protection",
+    )
