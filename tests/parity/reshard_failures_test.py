@@ -151,7 +151,8 @@ def loop(config):
 # The last case's state is none of a device's.
 @pytest.mark.parametrize(("devices", "cases"), [(False, len(CASES)), (True, len(CASES) - 1)])
 def test_all_ranks_stay_on_the_old_mesh_when_one_fails_and_can_try_again(devices, cases):
-    returns = Trainer(loop, train_loop_config={"devices": devices, "cases": cases}, scaling_config=ScalingConfig(num_workers=3)).fit().returns
+    config = {"devices": devices, "cases": cases}
+    returns = Trainer(loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=3)).fit().returns
     assert [names for names, _, _ in returns] == [[case.__name__ for case in CASES[:cases]]] * 3
     assert returns[0][1] == returns[1][1]
     assert returns[2][2] > 0
