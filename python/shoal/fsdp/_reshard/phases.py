@@ -17,6 +17,13 @@ class Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._at
         self._at = now
 
+    def end_in(self, phases: dict[str, float], phase: str) -> None:
+        """Ends a phase that has parts: records their durations, and the remaining time under ``phase``."""
+        self._at += sum(phases.values())
+        for name, seconds in phases.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.end(phase)
+
     @property
     def total(self) -> float:
         return self._at - self._began
