@@ -258,8 +258,8 @@ class LateStreams:
 
     def __init__(self, device: LateDevice):
         self.device = device
-        names = ("pack", "gather", "reduce", "replicas", "copies")
-        self.pack, self.gather, self.reduce, self.replicas, self.copies = (_Stream(device, name) for name in names)
+        names = ("pack", "gather", "reduce", "replicas", "copies", "saves")
+        self.pack, self.gather, self.reduce, self.replicas, self.copies, self.saves = (_Stream(device, name) for name in names)
 
     def mark(self) -> _Mark:
         return _Mark(self.device, self.device.mark())

@@ -1,10 +1,10 @@
 """The streams of a device on which transfers run beside the program's computation, and the marks by which one waits for another.
 
 As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Copies of
-gradients to the host have a fifth, so that the next reduction does not queue behind them. Events order the streams; the host waits only for
-gradients and reads of rows in its own memory. No tensor needs ``record_stream``: memory returns to a stream's pool only after that stream
-waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host waits for
-them.
+gradients to the host have a fifth, so that the next reduction does not queue behind them, and copies of checkpoints a sixth. Events order
+the streams; the host waits only for gradients and reads of rows in its own memory. No tensor needs ``record_stream``: memory returns to a
+stream's pool only after that stream waits for the last use on another one. On the CPU there are no streams: collectives run in their
+backend's threads, and the host waits for them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Mark(Protocol):
 
 
 class Streams(Protocol):
-    """The streams of one device. Entering one of the first five makes it the present stream."""
+    """The streams of one device. Entering one of the first six makes it the present stream."""
 
     pack: AbstractContextManager
     gather: AbstractContextManager
     reduce: AbstractContextManager
     replicas: AbstractContextManager
     copies: AbstractContextManager
+    saves: AbstractContextManager
     asynchronous: bool  # collectives return before they are done; else the present stream orders what follows them
 
     def mark(self) -> Mark:
@@ -75,7 +76,7 @@ class HostStreams:
     asynchronous = True
 
     def __init__(self) -> None:
-        self.pack = self.gather = self.reduce = self.replicas = self.copies = nullcontext()
+        self.pack = self.gather = self.reduce = self.replicas = self.copies = self.saves = nullcontext()
 
     def mark(self) -> Mark:
         return DONE
@@ -126,7 +127,7 @@ class DeviceStreams:
     def __init__(self, device: torch.device):
         self._device, self._handle = device, torch.get_device_module(device)
         self.pack, self.gather, self.reduce = (_Stream(self._handle, self._handle.Stream(device, priority=-1)) for _ in range(3))
-        self.replicas, self.copies = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(2))
+        self.replicas, self.copies, self.saves = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(3))
 
     def mark(self) -> Mark:
         event = self._handle.Event()
