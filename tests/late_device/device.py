@@ -257,7 +257,9 @@ class LateStreams:
     asynchronous = False
 
     def __init__(self, device: LateDevice):
-        self.device = device
+        from internals.fsdp import HostStamps, Timeline
+
+        self.device, self.timeline = device, Timeline(HostStamps())
         names = ("pack", "gather", "reduce", "replicas", "copies", "saves")
         self.pack, self.gather, self.reduce, self.replicas, self.copies, self.saves = (_Stream(device, name) for name in names)
 

@@ -160,9 +160,12 @@ class Staging:
         updated = self._streams.mark()
         with self._streams.saves:
             updated.wait()
-            for into, source in self._sources:
-                into.copy_(source, non_blocking=True)
+            self._streams.timeline.timed("copies", "copy", "checkpoint", self._copy)
             self._copied = self._streams.mark()
+
+    def _copy(self) -> None:
+        for into, source in self._sources:
+            into.copy_(source, non_blocking=True)
 
     def order_writes(self) -> None:
         """Later work of the present stream may write to what is copied."""

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from shoal.fsdp._devices.timeline import DeviceStamps, HostStamps, Timeline
+
 
 class Mark(Protocol):
     """A point in the work of a stream, or of a backend's thread."""
@@ -32,6 +34,7 @@ class Streams(Protocol):
     replicas: AbstractContextManager
     copies: AbstractContextManager
     saves: AbstractContextManager
+    timeline: Timeline
     asynchronous: bool  # collectives return before they are done; else the present stream orders what follows them
 
     def mark(self) -> Mark:
@@ -63,11 +66,22 @@ class WorkMark:
 
     def __init__(self, work: Any):
         self._work = work
+        self._then: Callable[[], None] | None = None
 
     def wait(self) -> None:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            if self._then is not None:
+                self._then()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
+        reduce_scatter."""
+        try:
+            self._work.get_future().add_done_callback(lambda _: call())
+        except RuntimeError:
+            self._then = call
 
 
 class HostStreams:
@@ -77,6 +91,7 @@ class HostStreams:
 
     def __init__(self) -> None:
         self.pack = self.gather = self.reduce = self.replicas = self.copies = self.saves = nullcontext()
+        self.timeline = Timeline(HostStamps())
 
     def mark(self) -> Mark:
         return DONE
@@ -128,6 +143,7 @@ class DeviceStreams:
         self._device, self._handle = device, torch.get_device_module(device)
         self.pack, self.gather, self.reduce = (_Stream(self._handle, self._handle.Stream(device, priority=-1)) for _ in range(3))
         self.replicas, self.copies, self.saves = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(3))
+        self.timeline = Timeline(DeviceStamps(device, self._handle))
 
     def mark(self) -> Mark:
         event = self._handle.Event()
@@ -231,7 +247,7 @@ class Transfers:
         reduced = self.streams.mark()
         with self.streams.copies:
             reduced.wait()
-            out.copy_(gradient, non_blocking=True)
+            self.streams.timeline.timed("copies", "copy", "gradients", lambda: out.copy_(gradient, non_blocking=True))
             mark = self.streams.mark()
         self._on_host.append(mark)
         self._copied.append((mark, gradient, allocated_on))
