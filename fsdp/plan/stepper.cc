@@ -65,6 +65,8 @@ void Stepper::measure() {
     if (lane_of(n->op) != Lane::kCompute || n->op == Op::kOptimizerUpdate) nodes[{n->op, n->unit, n->backward}].push_back(n->id);
   }
   measured_.assign(all.size(), Span());
+  measured_from_ = began_;
+  measured_until_ = clock_.now();
   std::int32_t computing = -1;
   std::size_t boundary = 0;
   for (const auto& e : trace_) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/plan/trace.h"
@@ -38,6 +39,8 @@ class Stepper {
   // The plan's schedule, or null.
   std::shared_ptr<const Schedule> schedule() const { return plan_ ? plan_->schedule() : nullptr; }
   const std::vector<Span>& measured() const { return measured_; }
+  // The begin and the end of the step that is measured.
+  std::pair<runtime::TimePoint, runtime::TimePoint> measured_between() const { return {measured_from_, measured_until_}; }
   std::vector<Span> planned() const;
 
  private:
@@ -55,6 +58,7 @@ class Stepper {
   std::vector<TraceEvent> trace_;
   std::optional<Plan> plan_;
   std::vector<Span> measured_;
+  runtime::TimePoint measured_from_{}, measured_until_{};
   std::vector<double> estimate_;      // by node: its expected duration
   std::vector<double> planned_from_;  // the estimate from which planned() computes times
 };

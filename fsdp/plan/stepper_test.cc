@@ -60,6 +60,10 @@ TEST_F(StepperTest, TheFirstStepIsThePlanAndLaterOnesMeasureIt) {
   for (const auto& n : stepper_.plan()->graph().nodes())
     EXPECT_TRUE(stepper_.measured()[static_cast<std::size_t>(n.id)].seen()) << stepper_.plan()->graph().label(n);
   EXPECT_EQ(stepper_.planned().size(), stepper_.measured().size());
+  const auto [from, until] = stepper_.measured_between();
+  EXPECT_EQ(until, clock_.now_);
+  EXPECT_GT(from, until - 1s);
+  EXPECT_LT(from, until);
 }
 
 TEST_F(StepperTest, AStepWithAnotherOrderIsTheNextPlan) {

@@ -1016,6 +1016,11 @@ class ShardedModel:
 
     def graph_measured(self) -> list: ...
 
+    def measured_between(self) -> tuple:
+        """
+        The begin and the end of the measured step, in seconds of time.monotonic().
+        """
+
 class View(enum.Enum):
     """The tensors that a unit's modules hold."""
 

@@ -12,17 +12,18 @@
 namespace shoal {
 
 // Loads a library for the rest of the process's life, and returns its path. `fill`: calls its argument with each pointer of a table of
-// functions, and that function's name. Unavailable without the library, or if it lacks a function.
+// functions, and that function's name. Unavailable without the library, or if it lacks a function; `needed` false: then the pointer is
+// null.
 template <class Fill>
 Result<std::string> load_functions(const std::string& path, const Fill& fill) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fail(unavailable(dlerror()));
   const void* first = nullptr;
   const char* absent = nullptr;
-  fill([&](auto& function, const char* name) {
+  fill([&](auto& function, const char* name, bool needed = true) {
     void* const found = dlsym(library, name);
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
-    if (found == nullptr && absent == nullptr) absent = name;
+    if (found == nullptr && needed && absent == nullptr) absent = name;
     if (first == nullptr) first = found;
   });
   if (absent != nullptr) {

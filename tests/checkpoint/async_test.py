@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from internals.checkpoint import Reader, _disk, _load, _plan, _saving, _snapshot, open_store
+from internals.fsdp import HostStreams, transfers
 from one_of_ranks import OneOfRanks
 from torch import nn
 
@@ -31,6 +32,23 @@ def held(monkeypatch):
     yield go
     go.set()
     checkpoint.wait()
+
+
+class OneStream(HostStreams):
+    """A device on which all streams are one."""
+
+    asynchronous = False
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request, monkeypatch):
+    """Values lie in the host's memory, or on a device whose streams copy them."""
+    transfers.forget()
+    if request.param == "device":
+        monkeypatch.setattr(transfers, "opens", lambda _: OneStream())
+    yield request.param
+    checkpoint.wait()
+    transfers.forget()
 
 
 def build(seed=0):
@@ -69,7 +87,7 @@ def expect_saved(path, expected):
 
 
 @pytest.mark.parametrize("kind", [AdamW, torch.optim.AdamW])
-def test_a_checkpoint_has_the_values_of_its_call(tmp_path, held, kind):
+def test_a_checkpoint_has_the_values_of_its_call(tmp_path, place, held, kind):
     model, optimizer = trained(kind)
     expected = values(model, optimizer)
     pending = checkpoint.save_async(tmp_path / "c", model, optimizer, state={"step": 1})
@@ -95,7 +113,7 @@ def test_a_save_that_a_death_ends_needs_no_present_value_any_more(tmp_path, held
     assert not _snapshot._active
 
 
-def test_an_optimizer_without_hooks_is_copied_before_the_call_returns(tmp_path, held):
+def test_an_optimizer_without_hooks_is_copied_before_the_call_returns(tmp_path, place, held):
     class Plain:
         """Only looks like an optimizer."""
 
@@ -111,7 +129,7 @@ def test_an_optimizer_without_hooks_is_copied_before_the_call_returns(tmp_path, 
     expect_saved(tmp_path / "c", expected)
 
 
-def test_a_write_outside_of_a_step_is_an_error_of_the_save(tmp_path, held):
+def test_a_write_outside_of_a_step_is_an_error_of_the_save(tmp_path, place, held):
     model, optimizer = trained()
     checkpoint.save(tmp_path / "c", model, optimizer)
     expected = values(model, optimizer)

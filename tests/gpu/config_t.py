@@ -1,4 +1,4 @@
-"""Config T at world 1 on a CUDA device, with every sharding API: losses beside plain PyTorch's, and the device's peak memory.
+"""Config T at world 1 on a CUDA device: losses of each way to shard beside plain PyTorch's, peak memory, a save beside the training.
 
 With --device cpu it runs on the CPU, with units outside of an arena, as on a device. Prints a JSON line for each way to shard, then `N
 passed, N failed`. Without a device: exit code 2 and one sentence.
@@ -8,6 +8,8 @@ import argparse
 import gc
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import gpt
 import torch
@@ -15,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from device import mesh_of_one_rank
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 
 CONFIG, STEPS, ROWS = gpt.CONFIGS["T"], 10, 4
 SCALED = "shoal.fsdp, a GradScaler"
@@ -26,6 +29,21 @@ def sharded(fully_shard, model, mesh, **policies):
     return fully_shard(model, mesh=mesh, **policies)
 
 
+def run_steps(device, model, optimizer, steps, scales=False):
+    """Trains, and returns the losses. ``scales``: with a GradScaler."""
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=scales)
+    tokens, losses = gpt.stream(CONFIG), []
+    for step in steps:
+        x, y = (t.to(device) for t in gpt.batch(tokens, CONFIG, step, ROWS, 0, ROWS))
+        loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def train(device, make, optimizer_of, scales):
     """Returns the losses of ten steps of one seed, and the device's peak memory in bytes. ``scales``: with a GradScaler, for which the
     optimizer's step must not wait."""
@@ -35,19 +53,10 @@ def train(device, make, optimizer_of, scales):
         torch.cuda.reset_peak_memory_stats()
     model = make(gpt.build(CONFIG))
     optimizer = optimizer_of(model.parameters())
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=scales)
     if scales and device == "cuda":
         optimizer.register_step_pre_hook(lambda *_: torch.cuda.set_sync_debug_mode("error"))
         optimizer.register_step_post_hook(lambda *_: torch.cuda.set_sync_debug_mode("default"))
-    tokens, losses = gpt.stream(CONFIG), []
-    for step in range(STEPS):
-        x, y = (t.to(device) for t in gpt.batch(tokens, CONFIG, step, ROWS, 0, ROWS))
-        loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = run_steps(device, model, optimizer, range(STEPS), scales)
     return losses, torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
@@ -77,6 +86,47 @@ def ways(device, mesh):
     }
 
 
+def values(model, optimizer):
+    """The rows and the optimizer's states by name, copied to the host."""
+    found = dict(model.state_dict())
+    for name, p in model.named_parameters():
+        found |= {f"{name}/{key}": value for key, value in optimizer.state[p].items()}
+    return {name: (t.to_local() if isinstance(t, DTensor) else t).detach().cpu().clone() for name, t in found.items()}
+
+
+def saved_beside(device, mesh):
+    """Saves while the training goes on, into locked memory on a device. The checkpoint has the values of its call."""
+    from shoal import checkpoint
+    from shoal.fsdp import fully_shard, step_graph
+
+    def build():
+        model = sharded(fully_shard, gpt.build(CONFIG).to(device), mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    model, optimizer = build()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint"
+        for number in range(2):  # the second save takes the memory of the first
+            run_steps(device, model, optimizer, range(3))
+            expected = values(model, optimizer)
+            pending = checkpoint.save_async(path, model, optimizer)
+            run_steps(device, model, optimizer, range(3, 5))
+            pending.wait()
+            loaded, loaded_optimizer = build()
+            checkpoint.load(path, loaded, loaded_optimizer)
+            found = values(loaded, loaded_optimizer)
+            same = found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+            if not same:
+                return {"passed": False, "save": number}
+    graph = step_graph(model)
+    return {
+        "passed": True,
+        "stall_ms": 1000 * pending.stall_s,
+        "snapshot_bytes": pending.snapshot_bytes,
+        "copies_us": [n.measured for n in graph.nodes if n.lane == "copies"],
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -98,8 +148,14 @@ def main():
                 torch.cuda.set_sync_debug_mode("default")
         failed += not figures["passed"]
         print(json.dumps(figures), flush=True)
+    try:
+        figures = saved_beside(device, mesh)
+    except Exception as error:
+        figures = {"error": f"{type(error).__name__}: {error}", "passed": False}
+    failed += not figures["passed"]
+    print(json.dumps({"way": "saved beside the training", **figures}), flush=True)
     dist.destroy_process_group()
-    print(f"{len(all_ways) - failed} passed, {failed} failed")
+    print(f"{len(all_ways) + 1 - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

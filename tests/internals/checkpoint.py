@@ -9,11 +9,12 @@ from shoal.checkpoint._export import export
 from shoal.checkpoint._inspect import diff, verify
 from shoal.checkpoint._load import _Loading
 from shoal.checkpoint._manifest import CHUNK, _checksum
-from shoal.checkpoint._memory import _MADV_POPULATE_WRITE, Buffer
+from shoal.checkpoint._memory import _MADV_POPULATE_WRITE, Buffer, tensor_in
 from shoal.checkpoint._other.records import Record, parse
 from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Ranks
 from shoal.checkpoint._read import Reader
 from shoal.checkpoint._saving import About, save_with
 from shoal.checkpoint._shards import live_blocks
+from shoal.checkpoint._snapshot import Snapshot, Staging
 from shoal.checkpoint._store import RemoteStore, open_store

@@ -257,9 +257,11 @@ class LateStreams:
     asynchronous = False
 
     def __init__(self, device: LateDevice):
-        self.device = device
-        names = ("pack", "gather", "reduce", "replicas", "copies")
-        self.pack, self.gather, self.reduce, self.replicas, self.copies = (_Stream(device, name) for name in names)
+        from internals.fsdp import HostStamps, Timeline
+
+        self.device, self.timeline = device, Timeline(HostStamps())
+        names = ("pack", "gather", "reduce", "replicas", "copies", "saves")
+        self.pack, self.gather, self.reduce, self.replicas, self.copies, self.saves = (_Stream(device, name) for name in names)
 
     def mark(self) -> _Mark:
         return _Mark(self.device, self.device.mark())

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-STREAMS = ("present", "pack", "gather", "reduce", "replicas", "copies")
+STREAMS = ("present", "pack", "gather", "reduce", "replicas", "copies", "saves")
 
 # The number of each stream's operations that are before a point. A stream that is missing has none.
 Clock = dict[str, int]

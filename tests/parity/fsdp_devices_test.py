@@ -3,12 +3,15 @@
 Each case runs twice. Once the mesh's process groups move the data, once Shoal's own communicator in the place of one between devices.
 """
 
+import re
+import time
+
 import fsdp2_combined_test
 import fsdp2_extensions_test
 import fsdp2_test
 import pytest
 import torch
-from compared_runs import run_cases
+from compared_runs import rank, run_cases
 from launching.trained import check, run, worlds
 from torch import nn
 
@@ -66,7 +69,34 @@ def writes_between_evaluations():
                 torch.testing.assert_close(found, expected)
 
 
-OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_evaluations)}
+def a_timeline_with_transfers():
+    """Each unit's gathers and reductions have lanes of their own beside the computation."""
+    from shoal.fsdp import fully_shard, step_graph
+
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+    graph = step_graph(model)
+    transfers = [n for n in graph.nodes if n.lane in ("gather", "reduce")]
+    if torch.distributed.get_world_size() == 1:
+        assert not transfers
+        return
+    assert {n.label for n in transfers} == {f"{op}({unit})" for op in ("all_gather", "reduce_scatter") for unit in range(3)}
+    for unit in "012":
+        forward, backward = (graph.find(f"{op}({unit})")[0].measured for op in ("forward", "backward"))
+        gathers, (reduction,) = graph.find(f"all_gather({unit})"), graph.find(f"reduce_scatter({unit})")
+        assert gathers[0].measured[0] < forward[1]
+        assert reduction.measured[0] > backward[0]
+    assert all(n.measured[0] <= n.measured[1] for n in transfers)
+    shown = {e["tid"]: e["args"]["name"] for e in graph.events if e["name"] == "thread_name" and e["pid"] == 2 * rank() + 2}
+    assert {shown[e["tid"]] for e in graph.events if e["name"] in {n.label for n in transfers}} == {"gather", "reduce"}
+    assert re.search(r"compute +communication +gather +reduce\n", str(graph))
+
+
+OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_evaluations, a_timeline_with_transfers)}
 
 
 def over_process_groups():
@@ -94,6 +124,48 @@ def all_cases():
 OURS = " over our groups"
 NAMED = [(n, name) for n in WORLDS for name in (*(c for c, spec in CASES.items() if n in spec.worlds), *OURS_ALONE)]
 NAMED += [(n, f"{name}{OURS}") for n, name in NAMED if n > 1]
+
+
+class OfCuda:
+    """torch.cuda, as far as the times of transfers use it. A stream's time is the device's, and its events stay behind the host's clock."""
+
+    now = 5.0
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.at = None
+
+        def record(self, stream):
+            self.at = stream.now
+
+        def synchronize(self):
+            assert self.at is not None
+
+        def elapsed_time(self, later):
+            return 1000 * (later.at - self.at)
+
+    def current_stream(self, device):
+        return self
+
+
+def test_times_of_events_are_on_the_hosts_clock():
+    from internals.fsdp import DeviceStamps, Timeline
+
+    cuda, begin = OfCuda(), time.monotonic()
+    timeline = Timeline(DeviceStamps("cuda:0", cuda))
+
+    def runs_for(seconds):
+        cuda.now += seconds
+
+    for seconds in (2, 3):
+        timeline.timed("gather", "all_gather", "root", lambda seconds=seconds: runs_for(seconds))
+    cuda.now += 7
+    (_, first, first_end), (_, second, second_end) = timeline.between(begin, time.monotonic())
+    found = (first_end - first, second - first_end, second_end - second)
+    assert found == pytest.approx((2, 0, 3))
+    assert begin - 12 <= first <= time.monotonic() - 12
+    assert not timeline.between(begin - 1, begin)
 
 
 failed = worlds(all_cases)

@@ -16,6 +16,7 @@ CPP = (".cc", ".h", ".cu")
 SOURCES = (*CPP, ".py", ".capnp", ".sh")
 STARLARK = (".bzl", "BUILD", "WORKSPACE")
 READ = (*SOURCES, *STARLARK, ".md", "dev")
+FOREIGN = "third_party/nccl"  # headers as NVIDIA has written them
 LEFT_OUT = ("bazel-", ".", "__pycache__", "out", "dist")  # folders that begin so are not the repository's sources
 
 MOST_FILES = 20  # in a folder without a reason
@@ -102,7 +103,7 @@ def read_sources(root: Path) -> dict[str, str]:
     """Reads all sources below `root`: text by path. The file changed last comes first, and so do its faults."""
     found = []
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith(LEFT_OUT))
+        folders[:] = sorted(name for name in folders if not name.startswith(LEFT_OUT) and Path(folder, name) != root / FOREIGN)
         found += [Path(folder, name) for name in files if name.endswith(READ)]
     found.sort(key=lambda path: (-path.stat().st_mtime, path))
     return {str(path.relative_to(root)): path.read_text() for path in found}

@@ -82,6 +82,8 @@ void bind_window(ModelClass& model) {
       .def_prop_ro("version", [](ShardedModel& s) { return s.leases().version(); });
 }
 
+double seconds_of(runtime::TimePoint at) { return std::chrono::duration<double>(at.time_since_epoch()).count(); }
+
 void bind_graph(ModelClass& model) {
   model
       .def("plan", &plan, nb::arg("prefetch"), nb::arg("lists"), nb::arg("alike"),
@@ -96,7 +98,14 @@ void bind_graph(ModelClass& model) {
            })
       .def("graph_nodes", [](const ShardedModel& s) { return graph_nodes(s.stepper().plan()->graph()); })
       .def("graph_planned", [](const ShardedModel& s) { return spans_list(s.stepper().planned()); })
-      .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); });
+      .def("graph_measured", [](const ShardedModel& s) { return spans_list(s.stepper().measured()); })
+      .def(
+          "measured_between",
+          [](const ShardedModel& s) {
+            const auto [from, until] = s.stepper().measured_between();
+            return nb::make_tuple(seconds_of(from), seconds_of(until));
+          },
+          "The begin and the end of the measured step, in seconds of time.monotonic().");
 }
 
 }  // namespace

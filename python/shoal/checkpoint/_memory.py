@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import weakref
 
 import torch
 
@@ -30,6 +31,7 @@ class Buffer:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._pinned = False
 
     def __len__(self) -> int:
         return len(self._map)
@@ -38,6 +40,14 @@ class Buffer:
         """Gives the pages of these bytes memory, before their first use. ``begin``: a multiple of the page size. A kernel before 5.14 does
         nothing."""
         _advise(self.address + begin, min(end, len(self)) - begin, _MADV_POPULATE_WRITE)
+
+    def pin(self) -> None:
+        """Locks the memory, so that CUDA devices copy to it while the host goes on. Raises CudaError if CUDA refuses."""
+        if not self._pinned:
+            cuda = torch.cuda.cudart()
+            torch.cuda.check_error(int(cuda.cudaHostRegister(self.address, len(self), 0)))
+            self._pinned = True
+            weakref.finalize(self, cuda.cudaHostUnregister, self.address).atexit = False
 
 
 def copy_in(buffer: Buffer, at: int, source: torch.Tensor, begin: int, end: int) -> None:

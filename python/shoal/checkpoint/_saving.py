@@ -86,7 +86,7 @@ class PendingSave:
     def _run(self) -> None:
         try:
             if self._snapshot is not None:
-                self._snapshot.settle()
+                self._snapshot.complete()
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             self._ranks.agree(self._check)
             if (before := self._about.before) is not None:

@@ -12,6 +12,8 @@ MAX_ROWS = 8  # the most rows of labelled bars in a lane
 CHAR = 6.3  # approximate width of a character of an 11 px label
 COLORS = {
     "unshard": "#8ecae6",
+    "all_gather": "#8ecae6",
+    "copy": "#b5838d",
     "forward": "#a7c957",
     "recompute": "#d4e09b",
     "backward": "#6a994e",

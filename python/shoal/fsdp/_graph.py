@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.exceptions import InvalidArgument
+from shoal.fsdp._devices.timeline import Timeline
 from shoal.fsdp._draw import draw
 
-LANES = ("compute", "communication", "host copy")
+LANES = ("compute", "communication", "host copy", "gather", "reduce", "copies")
+TRANSFERS = LANES[3:]  # on devices
 # Short names of ops in a timeline; others appear in full.
-_SHORT = {"unshard": "AG", "reduce_scatter": "RS", "reshard": "free", "optimizer_update": "update", "clip_norm": "clip", "all_reduce": "AR"}
+_SHORT = {
+    "unshard": "AG",
+    "all_gather": "AG",
+    "reduce_scatter": "RS",
+    "all_reduce": "AR",
+    "reshard": "free",
+    "optimizer_update": "update",
+    "clip_norm": "clip",
+}
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class Node:
     """One node: ``label`` such as ``unshard(blocks.0)``, its lane, the ids of its predecessors, and its times.
 
     ``planned`` and ``measured`` are (start, end) in microseconds since the step began, or None. ``op``: the operation; ``units``: names of
-    its units, the root's as "root", empty for all units; ``micro``: the micro-batch.
+    its units, the root's as "root", empty for all units; ``micro``: the micro-batch. Transfers of devices are measured nodes without
+    predecessors, on lanes of their own.
     """
 
     id: int
@@ -165,8 +177,8 @@ def _words(n: Node) -> str:
     return f"{_SHORT.get(n.op, n.op)} {what}{part}".rstrip() + (f" [{n.micro}]" if n.micro else "")
 
 
-def of_model(model, memory: dict[str, int] | Memory | None = None) -> StepGraph:
-    """Converts a native model that has a plan, or a native graph."""
+def of_model(model, memory: dict[str, int] | Memory | None = None, timelines: Sequence[Timeline] = ()) -> StepGraph:
+    """Converts a native model that has a plan, or a native graph. ``timelines``: those of its devices."""
     planned, measured = model.graph_planned(), model.graph_measured()
     nodes = [
         Node(
@@ -182,4 +194,31 @@ def of_model(model, memory: dict[str, int] | Memory | None = None) -> StepGraph:
         )
         for i, n in enumerate(model.graph_nodes())
     ]
-    return StepGraph(nodes, model.graph_table(), model.graph_perfetto(), Memory(**memory) if isinstance(memory, dict) else memory)
+    perfetto = model.graph_perfetto()
+    transfers = _transfers(timelines, len(nodes), *model.measured_between()) if timelines and measured else []
+    if transfers:
+        nodes += transfers
+        perfetto = _with_transfers(perfetto, transfers)
+    return StepGraph(nodes, model.graph_table(), perfetto, Memory(**memory) if isinstance(memory, dict) else memory)
+
+
+def _transfers(timelines: Sequence[Timeline], first: int, begin: float, end: float) -> list[Node]:
+    found = [t for timeline in timelines for t in timeline.between(begin, end)]
+    return [
+        Node(first + i, f"{t.op}({t.unit})", t.lane, (), None, ((a - begin) * 1e6, (b - begin) * 1e6), t.op, (t.unit,))
+        for i, (t, a, b) in enumerate(found)
+    ]
+
+
+def _with_transfers(perfetto: str, transfers: Sequence[Node]) -> str:
+    """Adds them to the process of the measured times, which comes last."""
+    trace = json.loads(perfetto)
+    events = trace["traceEvents"]
+    process = max((e["pid"] for e in events), default=0)
+    threads = {lane: LANES.index(lane) for lane in TRANSFERS if any(n.lane == lane for n in transfers)}
+    events += [{"ph": "M", "pid": process, "tid": t, "name": "thread_name", "args": {"name": lane}} for lane, t in threads.items()]
+    for n in transfers:
+        start, stop = n.measured or (0.0, 0.0)
+        event = {"ph": "X", "pid": process, "tid": threads[n.lane], "name": n.label, "cat": n.op, "ts": start, "dur": stop - start}
+        events.append(event | {"args": {"node": n.id}})
+    return json.dumps(trace)

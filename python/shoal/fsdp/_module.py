@@ -381,7 +381,8 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
     """The training step of this rank as a graph, with planned and measured times of the last complete step. ``print`` it, ``draw``
     it, ``to_perfetto(path)``, ``peak_bytes()``.
 
-    ``model``: the outermost sharded module. Measured times exist after two training steps.
+    ``model``: the outermost sharded module. Measured times exist after two training steps. With units on devices, transfers have lanes of
+    their own, with the devices' times; the other lanes show when the host began the computation.
     ``example_inputs``: the forward's arguments (a tensor, a tuple, or a dict of named arguments, with any values). A forward and a backward
     then run on fake tensors, without the other ranks and without hooks. This adds the bytes of activations; before the first training
     step it yields the expected graph, without times.
@@ -396,7 +397,8 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
     for m in root.models:
         m.end_step()
     if root.models[0].has_plan:
-        return _graph.of_model(root.models[0], plan.memory_of(root, activations, optimizer))
+        timelines = [t.streams.timeline for t in root.transfers]
+        return _graph.of_model(root.models[0], plan.memory_of(root, activations, optimizer), timelines)
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]

@@ -24,9 +24,11 @@ NcclChannel::~NcclChannel() { abort(); }
 
 bool NcclChannel::connected() const { return comm_.get() != nullptr; }
 
-Result<void> NcclChannel::connect(const NcclUniqueId& id, int num_ranks, int rank) {
+Result<void> NcclChannel::connect(const NcclUniqueId& id, int num_ranks, int rank, const std::string& name) {
   const Device::Current current(*device_);
-  NcclConfig config;
+  name_ = std::make_unique<const std::string>(name);
+  NcclConfig config = nccl_config_for(api_->version);
+  config.comm_name = name_->c_str();
   NcclComm comm = nullptr;
   const auto status = api_->comm_init(&comm, num_ranks, id, rank, &config);
   comm_.set(comm);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "runtime/device/device.h"
 #include "runtime/transport/nccl/api/nccl_api.h"
@@ -26,8 +27,8 @@ class NcclChannel {
   // Aborts what is not closed.
   ~NcclChannel();
 
-  // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only.
-  Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank);
+  // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only. `name`: for NCCL's log and profilers, from 2.26 on.
+  Result<void> connect(const NcclUniqueId& id, int num_ranks, int rank, const std::string& name);
   bool connected() const;
   // False while NCCL still works on the calls that were begun last, and while another thread is in a call. Unavailable/Closed after
   // abort().
@@ -69,6 +70,7 @@ class NcclChannel {
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();  // null after a move
   std::shared_ptr<const Device> device_;
   Stream stream_;
+  std::unique_ptr<const std::string> name_;  // NCCL has a pointer to its text
   Comm comm_;
   bool in_progress_ = false;
 };

@@ -75,7 +75,8 @@ NcclCommunicator::NcclCommunicator(CommunicatorRequest request, std::shared_ptr<
       scratch_(std::move(scratch)) {}
 
 Result<void> NcclCommunicator::start(const NcclApi& api) {
-  SHOAL_TRY(auto channel, connect_by_nccl(api, device_, *control_, *clock_, {request_.nccl->connect_timeout, request_.interrupted}));
+  SHOAL_TRY(auto channel,
+            connect_by_nccl(api, device_, *control_, *clock_, {request_.name, request_.nccl->connect_timeout, request_.interrupted}));
   SHOAL_OK(device_->zero(scratch_.get().data(), kScratchBytes, channel.stream()));
   driver_ = std::make_unique<NcclDriver>(
       NcclDriver::Parts{&api, device_, control_, clock_, request_.timeout, request_.nccl->in_flight, request_.interrupted},

@@ -58,8 +58,8 @@ Result<void> check(const NcclApi& api, const std::vector<Introduction>& all, con
 }  // namespace
 
 Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const Device> device, Communicator& control, const Clock& clock,
-                                    const ConnectLimits& limits) {
-  const auto until = clock.now() + limits.timeout;
+                                    const ConnectOptions& options) {
+  const auto until = clock.now() + options.timeout;
   auto signals_at = clock.now();
   const auto give_up = [&](Error error) {
     if (error.reason() != "Interrupted") {
@@ -70,12 +70,13 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
                       .with_reason("RankInterrupted"));
     return fail(std::move(error));
   };
-  auto all = introduce(api, *device, control, limits.timeout);
+  auto all = introduce(api, *device, control, options.timeout);
   if (!all) return give_up(std::move(all).error());
   if (auto checked = check(api, *all, *device, control.rank()); !checked) return give_up(std::move(checked).error());
   auto channel = NcclChannel::make(api, std::move(device));
   if (!channel) return give_up(std::move(channel).error());
-  if (auto begun = channel->connect((*all)[0].id, control.world_size(), control.rank()); !begun) return give_up(std::move(begun).error());
+  if (auto begun = channel->connect((*all)[0].id, control.world_size(), control.rank(), options.name); !begun)
+    return give_up(std::move(begun).error());
   while (true) {
     const auto ready = channel->ready();
     if (!ready) return give_up(ready.error());
@@ -83,13 +84,13 @@ Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const De
     if (auto cause = control.failed()) return fail(*std::move(cause));
     if (clock.now() > until) {
       return give_up(deadline_exceeded(fmt::format("{} has not connected {} ranks in {} s", nccl_name_text(api), control.world_size(),
-                                                   std::chrono::duration_cast<std::chrono::seconds>(limits.timeout).count()))
+                                                   std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count()))
                          .with_reason("Late")
                          .with_hint("NCCL_SOCKET_IFNAME names the network interface; NCCL_DEBUG=INFO prints what NCCL tries"));
     }
-    if (limits.interrupted && clock.now() >= signals_at) {
+    if (options.interrupted && clock.now() >= signals_at) {
       signals_at = clock.now() + kConnectSignals;
-      if (limits.interrupted()) return give_up(cancelled("interrupted by a signal").with_reason("Interrupted"));
+      if (options.interrupted()) return give_up(cancelled("interrupted by a signal").with_reason("Interrupted"));
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -6,13 +6,14 @@
 
 namespace shoal::runtime {
 
-struct ConnectLimits {
+struct ConnectOptions {
+  std::string name;  // the group's
   Duration timeout{};
   std::function<bool()> interrupted;  // polled; true ends the wait
 };
 
 // Connects all ranks of `control`, which make this call together. If one rank fails, `control` fails on all.
 Result<NcclChannel> connect_by_nccl(const NcclApi& api, std::shared_ptr<const Device> device, Communicator& control, const Clock& clock,
-                                    const ConnectLimits& limits);
+                                    const ConnectOptions& options);
 
 }  // namespace shoal::runtime

@@ -110,7 +110,10 @@ Result<void> NcclMessageLane::check_description() const {
 Result<void> NcclMessageLane::connect() {
   if (channel_) return {};
   SHOAL_TRY(auto channel, NcclChannel::make(api_, device_));
-  SHOAL_OK(channel.connect(description_.id, 2, way_ == Way::kSend ? 0 : 1));
+  const bool sends = way_ == Way::kSend;
+  const int own = control_->rank();
+  SHOAL_OK(
+      channel.connect(description_.id, 2, sends ? 0 : 1, fmt::format("messages {} to {}", sends ? own : other_, sends ? other_ : own)));
   channel_.emplace(std::move(channel));
   return {};
 }

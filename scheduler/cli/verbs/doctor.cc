@@ -161,10 +161,16 @@ Check devices() {
   int version = 0;
   (void)(*cuda)->driver_version(&version);
   const auto nccl = runtime::NcclApi::load();
+  std::string lacks;
+  for (const auto feature :
+       {runtime::NcclFeature::kSplit, runtime::NcclFeature::kShrink, runtime::NcclFeature::kWindows, runtime::NcclFeature::kZeroCtas}) {
+    if (!nccl) break;
+    if (const auto has = (*nccl)->require(feature); !has) lacks += "; " + has.error().message();
+  }
   const bool kernels = runtime::DeviceKernels::embedded() != nullptr;
-  const std::string found = fmt::format("{} CUDA devices, driver for CUDA {}.{}, {}, {}; {}", *count, version / 1000, version % 1000 / 10,
+  const std::string found = fmt::format("{} CUDA devices, driver for CUDA {}.{}, {}, {}; {}{}", *count, version / 1000, version % 1000 / 10,
                                         nccl ? "NCCL " + runtime::nccl_version_text((*nccl)->version) : "no NCCL",
-                                        kernels ? "kernels in this build" : "no kernels in this build", kUnverified);
+                                        kernels ? "kernels in this build" : "no kernels in this build", kUnverified, lacks);
   if (!nccl) return {"devices", '!', found, nccl.error().hint()};
   if (!kernels) return {"devices", '!', found, "build with CUDA 13's nvcc: pip install -r requirements-cuda.txt, then ./dev build"};
   return {"devices", '+', found, ""};

@@ -5,7 +5,7 @@ Each is put on the present stream, or runs in its backend's threads; its mark is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,9 +25,17 @@ _GATHERED_AS_THEY_ARE = (torch.float32, torch.bfloat16, torch.float16, torch.flo
 class _OwnMark:
     def __init__(self, pending: Pending):
         self._pending = pending
+        self._then: Callable[[], None] | None = None
 
     def wait(self) -> None:
         self._pending.finish()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls once the present stream is behind the operation: Shoal's groups report no end of their own."""
+        self._then = call
 
 
 class _AllMarks:
@@ -37,6 +45,9 @@ class _AllMarks:
     def wait(self) -> None:
         for mark in self._marks:
             mark.wait()
+
+    def then(self, call: Callable[[], None]) -> None:
+        self._marks[-1].then(call)  # a group's collectives end in order
 
 
 class Collectives:
@@ -48,6 +59,9 @@ class Collectives:
         self.reduce_scatter: Any = None
         self.reduce_group: Any = None  # a process group of reductions only, beside that of gathers
 
+    def _timed(self, streams: Streams, lane: str, op: str, begin: Callable[[], Mark]) -> Mark:
+        return streams.timeline.timed(lane, op, self.label, begin)
+
     # ---- parameters ----
 
     def gathered_memory(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -58,6 +72,9 @@ class Collectives:
 
     def gather(self, data: DataMesh, streams: Streams, out: torch.Tensor, piece: torch.Tensor) -> Mark:
         """Gathers ``piece`` of each rank to ``out``. ``piece`` is this rank's part of ``out``, or lies elsewhere."""
+        return self._timed(streams, "gather", "all_gather", lambda: self._gather(data, streams, out, piece))
+
+    def _gather(self, data: DataMesh, streams: Streams, out: torch.Tensor, piece: torch.Tensor) -> Mark:
         if self.all_gather is not None:
             self.all_gather(output_tensor=out, input_tensor=piece, group=data.shard_group, async_op=False)
             return streams.mark()
@@ -69,6 +86,9 @@ class Collectives:
     def gather_each(self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]) -> Mark:
         """Gathers several tensors at once, each from its input to its output: (input, output, bytes of each rank's input). By a process
         group all ranks' inputs have one size."""
+        return self._timed(streams, "gather", "all_gather", lambda: self._gather_each(data, streams, gathers))
+
+    def _gather_each(self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]) -> Mark:
         group = groups.shards(data)
         if group is not None:
             return _OwnMark(group.all_gather_each(gathers, self.label))
@@ -112,6 +132,9 @@ class Collectives:
 
     def reduce(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor, average: bool = False) -> Mark:
         """Adds up ``packed`` over the shards' ranks; ``out`` gets this rank's piece."""
+        return self._timed(streams, "reduce", "reduce_scatter", lambda: self._reduce(data, streams, out, packed, average))
+
+    def _reduce(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor, average: bool) -> Mark:
         if self.reduce_scatter is not None:
             op = dist.ReduceOp.SUM
             self.reduce_scatter(output_tensor=out, input_tensor=packed, group=self._reduce_group(data), op=op, async_op=False)
@@ -132,6 +155,9 @@ class Collectives:
 
     def reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor, average: bool = False) -> Mark:
         """Adds up ``t`` over the replicas' ranks, in place."""
+        return self._timed(streams, "reduce", "all_reduce", lambda: self._reduce_replicas(data, streams, t, average))
+
+    def _reduce_replicas(self, data: DataMesh, streams: Streams, t: torch.Tensor, average: bool) -> Mark:
         group = groups.replicas(data)
         if group is not None:
             return _OwnMark(group.all_reduce(t, self.label))

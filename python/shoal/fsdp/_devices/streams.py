@@ -1,10 +1,10 @@
 """The streams of a device on which transfers run beside the program's computation, and the marks by which one waits for another.
 
 As in FSDP2, gathers are packed on one stream and run on another, reductions run on a third, and those over replicas on a fourth. Copies of
-gradients to the host have a fifth, so that the next reduction does not queue behind them. Events order the streams; the host waits only for
-gradients and reads of rows in its own memory. No tensor needs ``record_stream``: memory returns to a stream's pool only after that stream
-waits for the last use on another one. On the CPU there are no streams: collectives run in their backend's threads, and the host waits for
-them.
+gradients to the host have a fifth, so that the next reduction does not queue behind them, and copies of checkpoints a sixth. Events order
+the streams; the host waits only for gradients and reads of rows in its own memory. No tensor needs ``record_stream``: memory returns to a
+stream's pool only after that stream waits for the last use on another one. On the CPU there are no streams: collectives run in their
+backend's threads, and the host waits for them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from shoal.fsdp._devices.timeline import DeviceStamps, HostStamps, Timeline
+
 
 class Mark(Protocol):
     """A point in the work of a stream, or of a backend's thread."""
@@ -24,13 +26,15 @@ class Mark(Protocol):
 
 
 class Streams(Protocol):
-    """The streams of one device. Entering one of the first five makes it the present stream."""
+    """The streams of one device. Entering one of the first six makes it the present stream."""
 
     pack: AbstractContextManager
     gather: AbstractContextManager
     reduce: AbstractContextManager
     replicas: AbstractContextManager
     copies: AbstractContextManager
+    saves: AbstractContextManager
+    timeline: Timeline
     asynchronous: bool  # collectives return before they are done; else the present stream orders what follows them
 
     def mark(self) -> Mark:
@@ -62,11 +66,22 @@ class WorkMark:
 
     def __init__(self, work: Any):
         self._work = work
+        self._then: Callable[[], None] | None = None
 
     def wait(self) -> None:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            if self._then is not None:
+                self._then()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
+        reduce_scatter."""
+        try:
+            self._work.get_future().add_done_callback(lambda _: call())
+        except RuntimeError:
+            self._then = call
 
 
 class HostStreams:
@@ -75,7 +90,8 @@ class HostStreams:
     asynchronous = True
 
     def __init__(self) -> None:
-        self.pack = self.gather = self.reduce = self.replicas = self.copies = nullcontext()
+        self.pack = self.gather = self.reduce = self.replicas = self.copies = self.saves = nullcontext()
+        self.timeline = Timeline(HostStamps())
 
     def mark(self) -> Mark:
         return DONE
@@ -126,7 +142,8 @@ class DeviceStreams:
     def __init__(self, device: torch.device):
         self._device, self._handle = device, torch.get_device_module(device)
         self.pack, self.gather, self.reduce = (_Stream(self._handle, self._handle.Stream(device, priority=-1)) for _ in range(3))
-        self.replicas, self.copies = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(2))
+        self.replicas, self.copies, self.saves = (_Stream(self._handle, self._handle.Stream(device)) for _ in range(3))
+        self.timeline = Timeline(DeviceStamps(device, self._handle))
 
     def mark(self) -> Mark:
         event = self._handle.Event()
@@ -230,7 +247,7 @@ class Transfers:
         reduced = self.streams.mark()
         with self.streams.copies:
             reduced.wait()
-            out.copy_(gradient, non_blocking=True)
+            self.streams.timeline.timed("copies", "copy", "gradients", lambda: out.copy_(gradient, non_blocking=True))
             mark = self.streams.mark()
         self._on_host.append(mark)
         self._copied.append((mark, gradient, allocated_on))

@@ -128,6 +128,8 @@ class Root:
             self.models.append(model)
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
+                if u.gathered is not None:
+                    u.gathered.collectives.label = u.state.name or "root"
         self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots, self.inputs)
         self.transfers: list[Transfers] = [transfers.of(device) for device in {u.data.device for u in self.units}]
         self.complete = True

@@ -2,10 +2,13 @@
 // the same table (fake/fake_nccl.h).
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <iterator>
 #include <string>
 
 #include "runtime/device/cuda_api.h"
+#include "runtime/transport/nccl/api/nccl_config.h"
 
 struct ncclComm;  // NCCL's own name of what its handle points to
 
@@ -20,15 +23,6 @@ struct NcclUniqueId {
   char bytes[128];
 };
 
-// The settings of a communicator, as NCCL 2.14 declared them. A later NCCL reads the version, and takes defaults for the fields that it
-// added.
-struct NcclConfig {
-  std::size_t size = sizeof(NcclConfig);
-  unsigned magic = 0xcafebeef;
-  unsigned version = 21400;
-  int blocking = 0;
-};
-
 namespace nccl {
 inline constexpr NcclStatus kSuccess = 0, kUnhandledCudaError = 1, kSystemError = 2, kInternalError = 3, kInvalidArgument = 4,
                             kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7, kTimeout = 8;
@@ -37,17 +31,34 @@ inline constexpr NcclOp kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAvg = 4;
 inline constexpr int kOldest = 21800;  // the oldest that the engine is written for
 }  // namespace nccl
 
+// Features that only some versions have. Shoal's own transport needs none of them; torch's communicators may use them on the same library.
+enum class NcclFeature : std::size_t { kSplit, kShrink, kWindows, kZeroCtas };
+struct NcclFeatureEntry {
+  int since;
+  const char* function;  // looked up; null: a setting, whose version decides
+  const char* text;
+};
+inline constexpr NcclFeatureEntry kNcclFeatures[] = {
+    {21800, "ncclCommSplit", "splits of communicators"},
+    {22700, "ncclCommShrink", "communicators without lost ranks"},
+    {22700, "ncclCommWindowRegister", "symmetric memory"},
+    {22800, nullptr, "the policy of zero CTAs"},
+};
+
 struct NcclApi {
   // Loads NCCL on the first call: the system's, or the one that torch has loaded. Unavailable/NoNccl with all attempts where there is none.
   // SHOAL_NCCL_LIBRARY names another file.
   static Result<const NcclApi*> load();
   // Loads the library at `path`, which stays loaded.
   static Result<NcclApi> open(const std::string& path);
+  // Unimplemented/Nccl, with the first version that has it, if this library lacks the feature.
+  Result<void> require(NcclFeature feature) const;
 
-  std::string path;             // the library's
-  int version = 0;              // 22703 for 2.27.3
-  const char* name = "nccl";    // the transport that uses this table
-  bool shares_devices = false;  // several ranks may have one device
+  std::string path;                                        // the library's
+  int version = 0;                                         // 22703 for 2.27.3
+  std::array<void*, std::size(kNcclFeatures)> optional{};  // functions of features; null: absent
+  const char* name = "nccl";                               // the transport that uses this table
+  bool shares_devices = false;                             // several ranks may have one device
   // comm_async_error() itself puts the operations on the stream, in steps that wait for the other ranks. So no caller waits for it.
   bool issues_in_polls = false;
   // Called again and again while the streams of aborted communicators drain; may be null. `overdue`: they wait for a rank that may be

@@ -43,10 +43,21 @@ Result<NcclApi> NcclApi::open(const std::string& path) {
               find(api.broadcast, "ncclBroadcast");
               find(api.send, "ncclSend");
               find(api.receive, "ncclRecv");
+              for (std::size_t i = 0; i < api.optional.size(); ++i) {
+                if (kNcclFeatures[i].function != nullptr) find(api.optional[i], kNcclFeatures[i].function, false);
+              }
             }));
   if (api.get_version(&api.version) == nccl::kSuccess && api.version >= nccl::kOldest) return api;
   return fail(
       unavailable(fmt::format("{} is NCCL {}, older than {}", path, nccl_version_text(api.version), nccl_version_text(nccl::kOldest))));
+}
+
+Result<void> NcclApi::require(NcclFeature feature) const {
+  const auto index = static_cast<std::size_t>(feature);
+  const auto& [since, function, text] = kNcclFeatures[index];
+  if (function != nullptr ? optional[index] != nullptr : version >= since) return {};
+  return fail(unimplemented(fmt::format("{} lacks {}, which came with NCCL {}", nccl_name_text(*this), text, nccl_version_text(since)))
+                  .with_reason("Nccl"));
 }
 
 Result<const NcclApi*> NcclApi::load() {

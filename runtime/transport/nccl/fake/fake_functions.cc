@@ -64,7 +64,7 @@ struct FakeNcclFunctions {
 
   static NcclStatus comm_init(NcclComm* out, int num_ranks, NcclUniqueId id, int rank, NcclConfig* config) {
     if (const auto status = machine().take_failure("ncclCommInitRankConfig"); status != nccl::kSuccess) return status;
-    if (config->magic != 0xcafebeef || config->size < sizeof(NcclConfig)) return nccl::kInvalidArgument;
+    if (config->magic != 0xcafebeef || config->size < 24) return nccl::kInvalidArgument;
     if (config->blocking != 0) return machine().refuse(nccl::kInvalidUsage, "a communicator that blocks");
     if (rank < 0 || rank >= num_ranks) return nccl::kInvalidArgument;
     const int device = FakeCuda::machine().current_device();
@@ -72,6 +72,7 @@ struct FakeNcclFunctions {
     std::uint64_t number = 0;
     std::memcpy(&number, id.bytes, sizeof number);
     std::unique_lock lock(machine().mutex_);
+    machine().read_settings(*config);
     machine().init_.wait(lock, [] { return !machine().hold_init_; });
     if (number == 0 || number > machine().num_ids_) return nccl::kInvalidArgument;
     auto& clique = machine().cliques_[number];

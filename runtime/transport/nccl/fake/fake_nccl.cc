@@ -46,6 +46,29 @@ void FakeNccl::launch_with_look(int number) {
   launching_look_ = number;
 }
 
+void FakeNccl::read_settings_as(int version) {
+  const std::lock_guard lock(mutex_);
+  settings_version_ = version;
+}
+
+std::vector<std::string> FakeNccl::take_names() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(names_, {});
+}
+
+void FakeNccl::read_settings(const NcclConfig& config) {
+  // Sizes of ncclConfig_t in NCCL's own headers.
+  constexpr std::size_t kBeforeNames = 48;
+  constexpr std::pair<int, std::size_t> kSizes[] = {{22800, 80}, {22700, 72}, {22600, 56}, {21800, kBeforeNames}};
+  const auto own = std::ranges::find_if(kSizes, [&](const auto& row) { return settings_version_ >= row.first; })->second;
+  if (config.size > own || config.version > static_cast<unsigned>(settings_version_)) {
+    violations_.push_back(
+        fmt::format("{} bytes of settings as of {}, for NCCL {} with {} bytes", config.size, config.version, settings_version_, own));
+  } else if (own > kBeforeNames && config.size > kBeforeNames && config.comm_name != nullptr) {
+    names_.emplace_back(config.comm_name);
+  }
+}
+
 void FakeNccl::hold_init(bool hold) {
   {
     const std::lock_guard lock(mutex_);

@@ -42,6 +42,8 @@ class FakeNccl {
   void block_calls(int device);
   // NCCL puts calls on their stream with this look at it.
   void launch_with_look(int number);
+  // Settings of communicators are read as NCCL of this version reads them; at first 2.27.3, the fake's own.
+  void read_settings_as(int version);
   // The thread that makes a communicator is stuck until hold_init(false).
   void hold_init(bool hold);
   // Records issues, and as a violation two ranks that issue to two communicators in different orders.
@@ -58,6 +60,7 @@ class FakeNccl {
   };
   std::vector<Issue> take_issues();  // since check_order(true)
   std::vector<std::string> take_violations();
+  std::vector<std::string> take_names();          // the names of communicators that were made since the last call
   std::size_t num_communicators() const;          // neither destroyed nor aborted
   std::size_t num_in_progress(int device) const;  // communicators with calls that are not on the stream yet
   std::size_t num_blocked() const;                // threads in block_calls()
@@ -69,6 +72,7 @@ class FakeNccl {
   void note_issue(FakeComm& comm, const std::set<NcclComm>& group);
   void compare_orders(const Issue& issue);
   void violation(std::string what);
+  void read_settings(const NcclConfig& config);
   NcclStatus refuse(NcclStatus status, std::string what);
   NcclStatus take_failure(const std::string& function);
 
@@ -77,6 +81,7 @@ class FakeNccl {
   bool hang_ = false, hang_launches_ = false, hold_init_ = false, check_order_ = false, connects_ = false;
   int blocked_device_ = -1;
   std::size_t num_blocked_ = 0;
+  int settings_version_ = 22703;
   int launching_look_ = 2;  // the first look comes too early
   std::condition_variable init_, ends_;
   std::vector<Issue> issues_;
@@ -84,7 +89,7 @@ class FakeNccl {
   std::map<std::uint64_t, std::shared_ptr<FakeClique>> cliques_;
   std::map<NcclComm, std::shared_ptr<FakeComm>> comms_;  // live ones
   std::vector<std::shared_ptr<FakeComm>> ended_;         // kept, so that no other gets the address
-  std::vector<std::string> violations_;
+  std::vector<std::string> violations_, names_;
 };
 
 }  // namespace shoal::runtime

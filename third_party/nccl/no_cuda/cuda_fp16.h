@@ -1,0 +1,1 @@
+// Empty: NCCL's headers include it, and name nothing of it.
