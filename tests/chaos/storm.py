@@ -188,14 +188,16 @@ def storm(
     devices: bool = False,
 ) -> Counts:
     """Runs trainings until so many workers were killed. Returns the counts, also those of what was wrong. ``devices``: models lie on them,
-    which are the CPU."""
+    which are the CPU. There each second training has an optimizer whose steps the host copies, and the others one whose steps it
+    repeats."""
     counts, option = Counts(), ("" if place is one_host else " --hosts") + (" --devices" if devices else "")
     try:
         with place() as at:
             while counts.kills < kills and len(counts.failures) < 3:
                 number = seed + counts.trainings
+                lies = "copied" if devices and number % 2 == 0 else devices
                 with tempfile.TemporaryFile() as errors, disk() as of:
-                    training = Training(at.with_disk(of), number, counts, {"devices": devices})
+                    training = Training(at.with_disk(of), number, counts, {"devices": lies})
                     if wrong := training.run(errors):
                         said = [*text_of(errors).splitlines()[-60:], *training.inflicted[-4:]]
                         counts.failures.append(f"FAILED: {wrong[:20000]}\n  repeat with: ./dev chaos --kills 1 --seed {number}{option}")

@@ -2,7 +2,7 @@
 
 With SGD at a learning rate of 1 and without momentum, ``count`` falls by exactly one per step, and ``seen[i]`` by one per use of sample i.
 Row i of ``count`` begins at i * SPACING, so that a value shows its row and its version. CASE is JSON: "epochs", "bounds", "resources",
-"folder" (``places.Disk``), "devices" (the model lies outside of arenas).
+"folder" (``places.Disk``), "devices" (the model lies outside of arenas; "copied": with torch's SGD, whose steps are copied to the host).
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def loop(config: dict) -> dict:
     model, data = build()
     for unit in (model.first, model.second, model):
         fully_shard(unit)
-    state = State(model=model, optimizer=SGD(groups(model), lr=1.0))
+    kind = torch.optim.SGD if config.get("devices") == "copied" else SGD
+    state = State(model=model, optimizer=kind(groups(model), lr=1.0))
     state.folder = Path(config["folder"])
     state.checkpoints = saves.checkpoints(state.folder)
     run(step, DataLoader(data, batch_size=BATCH, shuffle=True), state, epochs=config["epochs"])
