@@ -147,6 +147,9 @@ class Collectives:
 
     def exchange(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor) -> Mark:
         """Sends each of the shards' ranks its piece of ``packed``. ``out`` gets the pieces of all ranks for this one, in their order."""
+        return self._timed(streams, "reduce", "all_to_all", lambda: self._exchange(data, streams, out, packed))
+
+    def _exchange(self, data: DataMesh, streams: Streams, out: torch.Tensor, packed: torch.Tensor) -> Mark:
         group = self._own_shards(data)
         if group is not None:
             return _OwnMark(group.all_to_all(packed, out, self.label))
