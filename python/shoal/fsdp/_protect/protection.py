@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shoal import _native
@@ -17,68 +15,20 @@ from shoal.exceptions import DataLoss, InvalidArgument, NotFound, Unavailable, U
 from shoal.fsdp._engine.lasting import shared_arrays
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._parameters.gradient import uses
-from shoal.fsdp._parameters.mesh import in_arenas
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.precision import engine_dtype
-from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect.adopted import AdoptedRank, adopt
 from shoal.fsdp._protect.buddy import Replicas
-from shoal.fsdp._protect.copied import ROWS, CopiedStep
 from shoal.fsdp._protect.host_copy import HostCopy
 from shoal.fsdp._protect.moments import Moment, reached
-from shoal.fsdp._protect.states import NEW, StatesOf, states_of
-from shoal.optim import SGD, Adam
+from shoal.fsdp._protect.states import NEW
 from shoal.optim._fused import MASTER, Fused
-from shoal.optim._threads import num_threads
 
 _BESIDE_STATES = ("grad", "step")
 
 
 def _is_state(name: str) -> bool:
     return name not in _BESIDE_STATES and not name.startswith(NEW)
-
-
-def protect(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    step: int = 0,
-    replicas: bool = False,
-    wait: bool = True,
-    copies: bool = False,
-) -> Protection:
-    """Protects the steps of ``optimizer`` on a sharded model: each happens exactly once, also when a rank is killed. Every rank calls it.
-
-    The optimizer's states move to memory of the node that outlives this process, and gradients are reduced into it. From now on
-    ``optimizer.step()`` returns once all ranks have recorded the step. ``step``: number of optimizer steps made before. ``replicas``: if
-    the ranks are on several hosts, a rank of another host also holds each rank's rows and states, which survive the loss of its host.
-    ``wait=False``: the caller waits for the records of all ranks by ``await_all``.
-    Writes to parameters other than by this optimizer are not protected: a kill inside one may leave it half made.
-
-    A model on devices has a copy of its rows and states in the host's memory (``HostCopy``). Each step copies the reduced gradients there,
-    and the CPU's kernels, which have the bits of the device's, repeat the update under protection, beside the program's next step. There
-    ``optimizer.step()`` returns at once, and ``Protection.wait`` when the step counts. For other optimizers than ``Adam``, ``AdamW`` and
-    ``SGD`` of ``shoal.optim``, and with ``copies=True`` (for a GradScaler), each step copies rows and states instead of gradients.
-
-    Raises Unimplemented for other optimizers of a model on CPUs. On devices it raises that for optimizers whose states are more than
-    numbers and tensors of the parameter's shape, and for parameters outside of shared memory. Raises InvalidArgument for a model that is
-    not sharded, or that is protected already.
-    """
-    root = root_of(model)
-    on_devices = not in_arenas(u.data for u in root.units)
-    repeats = isinstance(optimizer, (SGD, Adam)) and not (on_devices and (copies or optimizer.updated_by_torch))
-    if not (on_devices or repeats):
-        raise Unimplemented(
-            f"protection does not know the states of {type(optimizer).__module__}.{type(optimizer).__name__}",
-            hint="use Adam, AdamW or SGD of shoal.optim",
-        )
-    if root.window_open:
-        root.adopt()  # parameters that the program has replaced, which may rebuild units
-    make = Protection if not on_devices else ProtectionOfDevices if repeats else ProtectionByCopies
-    protection = make(root, optimizer, step, replicas)
-    if wait:
-        protection.await_all()
-    return protection
 
 
 class Protection:
@@ -356,7 +306,7 @@ class Protection:
 
     def _check(self) -> None:
         root = self.root
-        _check_unprotected(root)
+        check_unprotected(root)
         if len(root.models) != 1 or root.in_backward_optimizer is not None or root.added.any:
             raise Unimplemented(
                 "protection needs one mesh for all units, no optimizer in backward, and no parameters that were added after fully_shard"
@@ -395,121 +345,7 @@ class Protection:
         return [("grad", p.dtype), ("step", torch.float32), *((name, optimizer._state_dtype(view, group)) for name in states)]
 
 
-class ProtectionOfDevices(Protection):
-    """The protection of a model on devices: that of its copy in the host's memory."""
-
-    def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
-        _check_unprotected(root)
-        self._on_devices, self._steps_on_devices = root, optimizer
-        copies, settings = self._copies(optimizer), root.states[0].settings
-        if settings.host_copy is None or not settings.host_copy.serves(root, [optimizer]):
-            settings.host_copy = HostCopy(root.states, [optimizer])
-        self.host_copy = settings.host_copy
-        self.host_copy.copies = copies
-        self._made_before = step - self.host_copy.num_steps
-        super().__init__(root_of(self.host_copy.model), self.host_copy.optimizers[0], step, replicas)
-        self._hooks: list[Any] = []
-        if isinstance(optimizer, Fused):
-            optimizer._host_copy = self.host_copy
-        else:
-            self._hooks += [
-                optimizer.register_step_pre_hook(lambda *_: self.host_copy.before_step()),
-                optimizer.register_step_post_hook(lambda *_: self.host_copy.after_step()),
-                optimizer.register_load_state_dict_post_hook(lambda *_: self.host_copy.loaded()),
-            ]
-        for s in root.states:
-            s.settings.protection = self
-
-    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
-        return optimizer in (self._steps_on_devices, self.optimizer)
-
-    @property
-    def made(self) -> int:
-        return self._made_before + self.host_copy.num_steps
-
-    def wait(self) -> None:
-        self.host_copy.wait()
-
-    def end(self) -> None:
-        with contextlib.suppress(Exception):  # ``wait`` raises it for callers who need to know
-            self.wait()
-        super().end()
-        self._steps_on_devices._host_copy = None
-        for hook in self._hooks:
-            hook.remove()
-        for s in self._on_devices.states:
-            s.settings.protection = None
-
-    @property
-    def in_use(self) -> bool:
-        return super().in_use and self.host_copy.serves(self._on_devices, [self._steps_on_devices])
-
-    def follow_writes(self) -> None:
-        self.host_copy.follow_writes()
-
-    def abandon_step(self) -> None:
-        self._on_devices.abandon_step()
-
-    def join_step(self) -> None:
-        with contextlib.suppress(Exception):  # the death has ended that step's wait for other ranks
-            self.wait()
-        super().abandon_step()
-
-    def _copies(self, optimizer: torch.optim.Optimizer) -> dict[int, StatesOf] | None:
-        """The states that are copied behind each step; None if the host repeats the step."""
-        return None
-
-
-class ProtectionByCopies(ProtectionOfDevices):
-    """The protection of a model on devices whose update the host cannot repeat. A step copies rows and states to new arrays of the record,
-    and the recorded update copies these to their places. So each row has the device's bits, and those of one step."""
-
-    def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
-        self._pending: CopiedStep | None = None
-        super().__init__(root, optimizer, step, replicas)
-
-    def _copies(self, optimizer: torch.optim.Optimizer) -> dict[int, StatesOf] | None:
-        self._states = states_of(optimizer)
-        return self._states
-
-    def _arrays_of(self, p: ShardedParameter, group: dict[str, Any]) -> list[tuple[str, torch.dtype]]:
-        states = self._states[self._originals[id(p)]].sharded
-        return [*states.items(), (NEW + ROWS, p.dtype), *((NEW + name, dtype) for name, dtype in states.items())]
-
-    def make_copied(self, step: CopiedStep) -> None:
-        """Records a step that has arrived on the host, commits it with all ranks, and makes it in the host's copy."""
-        self.root.optimizer_begin()
-        began = self.begin()
-        if began:
-            copies, rows = [], {id(q.views.sharded): q.own for _, q in self.host_copy.pairs}
-            for q, name, values in step.arrays:
-                new, home = self.home(q, NEW + name).copy_(values), rows[id(q)] if name == ROWS else self.home(q, name)
-                copies.append((home.data_ptr(), new.data_ptr(), home.numel(), engine_dtype(home.dtype)))
-            self.record.add_copies(copies)
-            self._pending = step
-        self.run(began, num_threads())
-        self._end_recorded()
-        self.root.optimizer_end()
-
-    def _end_recorded(self) -> None:
-        step, self._pending = self._pending, None
-        for q, values, sharded in step.others if step is not None else ():
-            state = self.optimizer.state[q]
-            for name in state.keys() - values.keys() - set(sharded):
-                del state[name]
-            for name in sharded:
-                if name not in state:
-                    home = self.home(q, name)
-                    state[name] = dtensor(home, with_dtype(q._spec, home.dtype))
-            state.update(values)
-
-    @cached_property
-    def _originals(self) -> dict[int, int]:
-        """By the id of a copy: the id of the parameter on devices."""
-        return {id(q): id(p.views.sharded) for p, q in self.host_copy.pairs}
-
-
-def _check_unprotected(root: Root) -> None:
+def check_unprotected(root: Root) -> None:
     before = root.states[0].settings.protection
     if before is not None and before.in_use:
         raise InvalidArgument("this model is protected already", hint="call end() of its Protection first")
