@@ -67,9 +67,10 @@ ExitStatus reap(int fd) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
+  for (const int number : spec.ignored) signal(number, SIG_IGN);
   setsid();
   if (spec.dies_with_parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, spec.death_signal);
     if (getppid() != parent) _exit(127);  // the parent died before prctl
   }
   if (!spec.cwd.empty() && chdir(spec.cwd.c_str()) != 0) give_up();

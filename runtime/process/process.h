@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,7 +37,9 @@ struct SpawnSpec {
   std::string cwd;                // "": this process's folder
   Fd in, out, err;                // empty: /dev/null for in, this process's streams for the others
   std::vector<Fd> inherited;      // descriptors for the child, at 3, 4, ...
-  bool dies_with_parent = true;   // SIGKILL when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
+  bool dies_with_parent = true;   // a signal when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
+  int death_signal = SIGKILL;     // the signal
+  std::vector<int> ignored;       // signals that the child and its descendants ignore, unless they handle them
 };
 
 // Starts a child that leads a session and process group of its own, so that signal_group reaches all its descendants there. Returns
