@@ -67,6 +67,7 @@ ExitStatus reap(int fd) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
   for (const int number : spec.ignored) signal(number, SIG_IGN);
   setsid();
   if (spec.dies_with_parent) {
@@ -128,6 +129,11 @@ Result<pid_t> spawn(SpawnSpec spec) {
     return fail(from_errno(error, "cannot run " + spec.argv[0]));
   }
   return pid;
+}
+
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 namespace {

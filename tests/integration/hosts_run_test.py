@@ -6,7 +6,7 @@ import pytest
 from launching.commands import LIMIT_S, Running
 from launching.hosts import two_hosts
 from launching.leftovers import alive, descendants, wait_until
-from running import TRAIN, WAIT, exit_record, losses, run
+from running import SAVE, TRAIN, WAIT, exit_record, losses, run
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,79 @@ def test_two_hosts_train_to_the_losses_of_one(hosts, tmp_path, how):
     assert first.code() == 5, first.err
     assert second.code() == 5, second.err
     assert losses(first.out) == losses(alone.out)
-    assert "on 1" in first.out
+    assert all(f"loss {i} of 2 on {i}" in first.out for i in range(2))
     assert exit_record(tmp_path / "run")["exit_code"] == 5
     assert not (tmp_path / "run" / "meeting.json").exists()  # with its secret
     assert "JOB_COMPLETION_INDEX=1" in second.err if how == "pods" else "--hosts=" in second.err
+
+
+def test_a_signal_to_any_host_means_save_and_leave(hosts, tmp_path):
+    """The ranks agree on the step, and the record names the checkpoint."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--grace", str(LIMIT_S)]
+    first, second = on_both(hosts, [*words, hosts.a.script(SAVE, "save.py"), tmp_path / "saved"], [{}, {}])
+    first.said("it trains")
+    second.signal(signal.SIGUSR1)
+    assert (first.code(), second.code()) == (0, 0), first.err + second.err
+    assert first.out.count("saved") == 2
+    (checkpoint,) = (tmp_path / "saved").glob("step-*")
+    assert exit_record(tmp_path / "run")["checkpoint"] == str(checkpoint)
+
+
+ELASTIC = """
+import os, sys
+import torch
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+from shoal.train import ScalingConfig, State, Trainer, report, steps
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def loop():
+    torch.manual_seed(0)
+    x = torch.randn(64, 16)
+    model = torch.nn.Linear(16, 1)
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    state = State(model=model, optimizer=optimizer)
+    for x, y in steps(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16), state, epochs=1_000_000_000):
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        report({"workers": int(os.environ["WORLD_SIZE"])})
+        if state.mean(torch.tensor(float(os.path.exists(sys.argv[1])))):
+            break
+
+
+if __name__ == "__main__":
+    seen = []
+
+    def on_report(metrics):
+        if seen[-1:] != [metrics["workers"]]:
+            seen.append(metrics["workers"])
+            print("workers", seen, flush=True)
+
+    Trainer(loop, scaling_config=ScalingConfig(num_workers=(1, 2)), on_report=on_report).fit()
+"""
+
+
+def test_hosts_of_an_elastic_run_come_late_die_and_leave(hosts, tmp_path):
+    script = hosts.a.script(ELASTIC.replace("sys.argv[1]", repr(str(tmp_path / "end"))), "elastic.py")
+    both = f"{hosts.a.address},{hosts.b.address}"
+    words = ["--run-folder", tmp_path / "run", "--hosts", both, "--min", "1", "--max", "2", "--nproc", "1"]
+    first = run(hosts.a, *words, script)
+    first.said("workers [1]")
+    second = run(hosts.b, *words, script)
+    first.said("workers [1, 2]")
+    second.signal(signal.SIGKILL)
+    first.said("workers [1, 2, 1]")
+    second = run(hosts.b, *words, script)
+    first.said("workers [1, 2, 1, 2]")
+    second.signal(signal.SIGTERM)
+    assert second.code() == 0, second.err
+    assert "this host has left the run" in second.err
+    first.said("workers [1, 2, 1, 2, 1]")
+    (tmp_path / "end").touch()
+    assert first.code() == 0, first.err
 
 
 def test_a_host_that_does_not_come_is_named(hosts, tmp_path):

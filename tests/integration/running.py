@@ -30,6 +30,31 @@ dist.destroy_process_group()
 sys.exit(int(sys.argv[1]))
 """
 
+# A rank that trains until a preemption, then saves.
+SAVE = """
+import sys
+import shoal.checkpoint
+import torch, torch.distributed as dist
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(16, 4)
+fully_shard(model)
+optimizer = AdamW(model.parameters(), lr=1e-2)
+run, step = shoal.checkpoint.Checkpoints(sys.argv[1], every=1_000_000_000, on_preemption=True), 0
+while not run.preempted():
+    model(torch.randn(8, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step == 3:
+        print("it trains", flush=True)
+run.save(step, model, optimizer).wait()
+print("saved", flush=True)
+dist.destroy_process_group()
+"""
+
 WAIT = """
 import os, signal, time
 print("pid", os.getpid(), flush=True)

@@ -50,8 +50,9 @@ class Child {
     spec.argv.insert(spec.argv.begin(), common.self);
     spec.env = std::move(env);
     spec.env.insert(spec.env.begin(), "SHOAL_PYTHON=" + common.python);  // the interpreter beside the command by which this one was started
-    spec.death_signal = SIGTERM;                                         // with which it ends what it has started
-    spec.ignored = {SIGUSR1, SIGUSR2};  // schedulers send these to all processes of a job; this command reacts for all
+    spec.death_signal = SIGHUP;                                          // it ends what it has started
+    // Schedulers send these to all processes of a job, and this command reacts for all of them.
+    spec.ignored = {SIGTERM, SIGUSR1, SIGUSR2};
     Child out;
     if (captured) {
       int ends[2];
@@ -118,11 +119,23 @@ class Part {
   std::string label() const { return fmt::format("{}={}", kHostLabel, allocation_.node_rank); }
 
   std::vector<std::string> start_words() const {
-    std::vector<std::string> words = {
-        "start", "--block", "--json", "--label", label(), "--resource", fmt::format("{}={}", kRankResource, host_.num_ranks)};
+    std::vector<std::string> words = {"start",
+                                      "--block",
+                                      "--json",
+                                      "--label",
+                                      label(),
+                                      "--resource",
+                                      fmt::format("{}={}", kRankResource, host_.num_ranks),
+                                      "--order",
+                                      std::to_string(allocation_.node_rank)};
     if (options_.trainer && options_.launch.num_ranks) words.insert(words.end(), {"--num-cpus", std::to_string(host_.num_ranks)});
     if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
     return words;
+  }
+
+  // Adds the option with this host's address for the others. gloo takes the address of the host's name, unless an interface is named.
+  void add_address(std::vector<std::string>& words, const std::string& address) const {
+    if (options_.interface.empty()) words.insert(words.end(), {host_.name_resolves ? "--host" : "--interface", address});
   }
 
   // Starts this host's part, and connects to the head.
@@ -143,7 +156,7 @@ class Part {
   void end() {
     head_.reset();
     if (!cluster_) return;
-    cluster_->signal(SIGTERM);
+    cluster_->signal(SIGHUP);
     if (cluster_->ends_within(seconds(20))) return;
     cluster_->signal(SIGKILL);
     if (session_) (void)stop_session(*session_, 1);
@@ -235,7 +248,7 @@ class FirstHost final : public Part {
     if (!alone && options_.interface.empty()) {
       const auto address = own_address();
       if (!address) return fail_with(address.error(), kDoNotRetry, false);
-      words.insert(words.end(), {"--host", *address});
+      add_address(words, *address);
     }
     if (!alone && options_.data_tls) words.push_back("--data-tls");
     if (const auto begun = begin(std::move(words), common_.environment.entries()); !begun)
@@ -352,6 +365,7 @@ class FirstHost final : public Part {
   void follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
     int stopped = 0;
+    bool alone = false;
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
         deadline = after(options_.grace_s);
@@ -363,10 +377,10 @@ class FirstHost final : public Part {
       const bool late = deadline && clock_->now() >= *deadline;
       if (late && stopped == 0) end_signal = leave_signal;
       if (end_signal != 0 && stopped < std::max(1, static_cast<int>(num_end_signals))) {
-        script.signal(SIGTERM);  // the first one stops the job, the next one kills it
+        script.signal(SIGHUP);  // the first one stops the job, the next one kills it
         ++stopped;
       }
-      if (cluster_->ended()) script.signal(SIGTERM);
+      if (cluster_->ended() && !std::exchange(alone, true)) script.signal(SIGHUP);
       context_->run_until([] { return false; }, kTick);
     }
   }
@@ -400,6 +414,9 @@ class FurtherHost final : public Part {
     if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
     auto words = start_words();
     words.insert(words.end(), {"--address", meeting->address, "--head-absence-limit", "60"});
+    const auto at = runtime::parse_endpoint(meeting->address);
+    const auto own = at ? runtime::own_address_towards(at->host) : Result<std::string>(fail(at.error()));
+    if (own) add_address(words, *own);
     auto env = common_.environment.entries();
     std::erase_if(env,
                   [](const std::string& entry) { return entry.starts_with("SHOAL_TOKEN") || entry.starts_with("SHOAL_CA_FINGERPRINT="); });

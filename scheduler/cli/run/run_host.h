@@ -35,6 +35,7 @@ struct RunHost {
   const Allocation& allocation;
   std::uint32_t num_ranks;  // on this host
   const RunFolder& folder;
+  bool name_resolves;  // this host's name resolves to an address of it that others reach
 };
 
 // Signals that ask this host to save and leave, and those that end it. Call it before run_host.

@@ -42,6 +42,16 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return known && getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
 }
 
+bool resolves_to(const std::string& name, const std::vector<std::string>& addresses) {
+  addrinfo* found = nullptr;
+  if (getaddrinfo(name.c_str(), nullptr, nullptr, &found) != 0) return false;
+  bool out = false;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next)
+    out |= std::find(addresses.begin(), addresses.end(), numeric(at->ai_addr, static_cast<socklen_t>(at->ai_addrlen))) != addresses.end();
+  freeaddrinfo(found);
+  return out;
+}
+
 OwnNames own_names(const LaunchOptions& options) {
   OwnNames out;
   char host[256] = {};
@@ -58,13 +68,7 @@ OwnNames own_names(const LaunchOptions& options) {
   }
   std::vector<std::uint32_t> own;
   for (std::uint32_t i = 0; i < options.nodes.size(); ++i) {
-    addrinfo* found = nullptr;
-    if (getaddrinfo(options.nodes[i].c_str(), nullptr, nullptr, &found) != 0) continue;
-    bool here = false;
-    for (const addrinfo* at = found; at != nullptr; at = at->ai_next)
-      here |= std::find(out.addresses.begin(), out.addresses.end(), numeric(at->ai_addr, at->ai_addrlen)) != out.addresses.end();
-    freeaddrinfo(found);
-    if (here) own.push_back(i);
+    if (resolves_to(options.nodes[i], out.addresses)) own.push_back(i);
   }
   if (own.size() == 1) out.resolved = own.front();
   return out;
@@ -126,7 +130,8 @@ int run(const Common& common, const RunOptions& given) {
     return refuse(
         common,
         invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal run SCRIPT [ARGS]   or   shoal run -- CMD [ARGS]"));
-  const auto allocation = decide_allocation(given.launch, common.environment, own_names(given.launch));
+  const OwnNames own = own_names(given.launch);
+  const auto allocation = decide_allocation(given.launch, common.environment, own);
   if (!allocation) return refuse(common, allocation.error());
   RunOptions options = given;
   options.trainer = given.trainer || allocation->elastic;
@@ -155,7 +160,7 @@ int run(const Common& common, const RunOptions& given) {
   const auto folder = RunFolder::make(folder_path);
   if (!folder) return refuse(common, folder.error());
   watch_run_signals();
-  return run_host({common, options, *allocation, num_ranks, *folder});
+  return run_host({common, options, *allocation, num_ranks, *folder, resolves_to(own.host, own.addresses)});
 }
 
 }  // namespace

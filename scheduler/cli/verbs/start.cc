@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/net/interfaces.h"
+#include "runtime/process/process.h"
 #include "scheduler/cli/amounts.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
@@ -48,6 +49,7 @@ struct StartOptions {
   NodeLimits limits;
   std::vector<std::string> resources;  // NAME=AMOUNT
   std::vector<std::string> labels;     // NAME=VALUE
+  std::optional<std::uint16_t> order;  // among the nodes, for the placement of ranks
   std::string store;                   // etcd://.. or etcds://..; "": a database in the session's folder
   etcd::Access store_access;
   std::string authority;               // tls folder of another head; "": a new authority
@@ -79,6 +81,7 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
     words.insert(words.end(), {"--memory-usage-threshold", std::to_string(options.limits.memory_threshold)});
   if (options.limits.head_absence) words.insert(words.end(), {"--head-absence-limit", std::to_string(*options.limits.head_absence)});
   if (keeps_head) words.push_back("--keeps-head");
+  if (options.order) words.insert(words.end(), {"--order", std::to_string(*options.order)});
   if (!options.spill_folder.empty()) words.insert(words.end(), {"--spill-folder", std::filesystem::absolute(options.spill_folder)});
   return start_role(common, folder, std::move(words));
 }
@@ -86,7 +89,9 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 // Runs until this host's node ends or a signal arrives. `whole`: then ends the rest of the session, too.
 int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
   static volatile std::sig_atomic_t signalled = 0;
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { signalled = 1; });
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    if (!runtime::is_ignored(number)) std::signal(number, [](int) { signalled = 1; });
+  }
   if (!common.json) print(stdout, "It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
@@ -101,7 +106,7 @@ int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t
   if (whole) {
     ended = stop_session(folder, 5);
   } else if (signalled) {
-    kill(node, SIGTERM);
+    kill(node, SIGINT);  // it may ignore SIGTERM
     for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
     if (there()) kill(node, SIGKILL);
   }
@@ -378,6 +383,7 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
         options.labels.insert(options.labels.end(), words.begin(), words.end());
       },
       "The same as --label, in one word: NAME=VALUE,NAME=VALUE");
+  verb.add_option("--order", options.order, "Position among the nodes: `shoal submit --num-workers` places ranks in this order");
   verb.add_flag("--block", options.block, "Keep running; a signal then ends the processes that were started");
   for (const char* name : {"--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"}) {
     verb.add_option_function<std::uint16_t>(
