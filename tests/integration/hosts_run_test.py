@@ -24,21 +24,24 @@ def test_two_hosts_train_to_the_losses_of_one(hosts, tmp_path, how):
     script = hosts.a.script(TRAIN, "train.py")
     alone = run(hosts.a, "--nproc", "2", script, "5", SHOAL_FSDP="1")
     assert alone.code() == 5, alone.err
-    words = ["--run-folder", tmp_path / "run", "--nproc", "1"]
+    words = ["--nproc", "1"]
     fsdp = {"SHOAL_FSDP": "1"}
     if how == "hosts":
-        words += ["--hosts", f"{hosts.a.address},{hosts.b.address}"]
+        words += ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}"]
         variables = [fsdp, fsdp]
-    else:  # an indexed Job with PyTorch's variables
-        pod = {**fsdp, "WORLD_SIZE": "2", "MASTER_ADDR": hosts.a.address}
+    else:  # an indexed Job with PyTorch's variables, a Secret, and no folder that the pods share
+        secret = tmp_path / "secret"
+        secret.write_text("1f" * 32)
+        pod = {**fsdp, "WORLD_SIZE": "2", "MASTER_ADDR": hosts.a.address, "SHOAL_TOKEN_FILE": str(secret)}
         variables = [{**pod, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": f"train-{i}"} for i in range(2)]
     first, second = on_both(hosts, [*words, script, "5"], variables)
     assert first.code() == 5, first.err
     assert second.code() == 5, second.err
     assert losses(first.out) == losses(alone.out)
-    assert all(f"loss {i} of 2 on {i}" in first.out for i in range(2))
-    assert exit_record(tmp_path / "run")["exit_code"] == 5
-    assert not (tmp_path / "run" / "meeting.json").exists()  # with its secret
+    assert f"loss 0 of 2 at {hosts.a.address}" in first.out  # rank 0 is on the first host
+    folder = tmp_path / "run" if how == "hosts" else hosts.a.home / "shoal-run" / "run"
+    assert exit_record(folder)["exit_code"] == 5
+    assert not (folder / "meeting.json").exists()  # with its secret
     assert "JOB_COMPLETION_INDEX=1" in second.err if how == "pods" else "--hosts=" in second.err
 
 

@@ -25,7 +25,7 @@ for step in range(5):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-print(f"loss {dist.get_rank()} of {dist.get_world_size()} on {os.environ['GROUP_RANK']}: {loss.item().hex()}", flush=True)
+print(f"loss {dist.get_rank()} of {dist.get_world_size()} at {os.environ['MASTER_ADDR']}: {loss.item().hex()}", flush=True)
 dist.destroy_process_group()
 sys.exit(int(sys.argv[1]))
 """
@@ -65,7 +65,7 @@ while True:
 
 def losses(text: str) -> dict[int, str]:
     """The losses that ranks have printed, by rank."""
-    return {int(rank): loss for rank, loss in re.findall(r"loss (\d) of \d on \d: (\S+)", text)}
+    return {int(rank): loss for rank, loss in re.findall(r"loss (\d) of \d at \S+: (\S+)", text)}
 
 
 def run(host, *words, **env) -> Running:

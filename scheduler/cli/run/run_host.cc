@@ -1,6 +1,7 @@
 #include "scheduler/cli/run/run_host.h"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,7 @@ namespace {
 constexpr const char* kHostLabel = "shoal.io/run-host";  // a node's label: the number of its host
 constexpr const char* kRankResource = "shoal_rank";      // a node has one per rank that may run there
 constexpr const char* kJobPrefix = "run:";               // the beginning of the name of the run's job
+constexpr std::uint16_t kSecretPort = 7460;              // the head's, where no file names it
 constexpr auto kStartLimit = seconds(40);
 constexpr auto kTick = milliseconds(100);
 constexpr auto kFarewell = seconds(10);  // the first host waits so long for the others, which read the script's exit code from its head
@@ -131,6 +133,28 @@ class Part {
     if (options_.trainer && options_.launch.num_ranks) words.insert(words.end(), {"--num-cpus", std::to_string(host_.num_ranks)});
     if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
     return words;
+  }
+
+  // The hosts have a secret of their own, and need no file to meet.
+  bool has_secret() const { return !common_.target.token.empty() || !common_.target.token_file.empty(); }
+  Result<std::string> secret() const {
+    Target target = common_.target;
+    target.fingerprint.clear();
+    SHOAL_TRY(const auto credentials, credentials_of(target));
+    return credentials.token.hex();
+  }
+  std::uint16_t port() const { return options_.port != 0 || !has_secret() ? options_.port : kSecretPort; }
+  std::vector<std::string> without_secret() const {
+    auto env = common_.environment.entries();
+    std::erase_if(env,
+                  [](const std::string& entry) { return entry.starts_with("SHOAL_TOKEN") || entry.starts_with("SHOAL_CA_FINGERPRINT="); });
+    return env;
+  }
+  std::vector<std::string> with_secret() const {
+    auto env = without_secret();
+    if (!common_.target.token_file.empty()) env.push_back("SHOAL_TOKEN_FILE=" + common_.target.token_file);
+    if (!common_.target.token.empty()) env.push_back("SHOAL_TOKEN=" + common_.target.token);
+    return env;
   }
 
   // Adds the option with this host's address for the others. gloo takes the address of the host's name, unless an interface is named.
@@ -243,7 +267,7 @@ class FirstHost final : public Part {
 
   int run() {
     auto words = start_words();
-    words.insert(words.end(), {"--head", "--port", std::to_string(options_.port)});
+    words.insert(words.end(), {"--head", "--port", std::to_string(port())});
     const bool alone = allocation_.max_nodes == 1;
     if (!alone && options_.interface.empty()) {
       const auto address = own_address();
@@ -251,9 +275,10 @@ class FirstHost final : public Part {
       add_address(words, *address);
     }
     if (!alone && options_.data_tls) words.push_back("--data-tls");
-    if (const auto begun = begin(std::move(words), common_.environment.entries()); !begun)
+    if (!alone && has_secret()) words.push_back("--from-token");
+    if (const auto begun = begin(std::move(words), alone ? without_secret() : with_secret()); !begun)
       return fail_with(begun.error(), kSubmitOther, true);
-    if (!alone) {
+    if (!alone && !has_secret()) {
       const auto token = session_->token();
       if (!token) return fail_with(token.error(), kSubmitOther, true);
       const auto written = host_.folder.write_meeting({field(said_, "address"), token->hex(), field(said_, "ca_fingerprint")});
@@ -270,7 +295,9 @@ class FirstHost final : public Part {
  private:
   // The address at which the others reach this host.
   Result<std::string> own_address() const {
-    if (runtime::find_interface(allocation_.leader) && !allocation_.leader.empty()) return allocation_.leader;
+    for (const auto& address : addresses_of(allocation_.leader)) {
+      if (!runtime::is_loopback(address) && runtime::find_interface(address)) return address;
+    }
     for (std::size_t i = 1; i < allocation_.nodes.size(); ++i) {
       const auto address = runtime::own_address_towards(allocation_.nodes[i]);
       if (address && !runtime::is_loopback(*address)) return *address;
@@ -283,6 +310,7 @@ class FirstHost final : public Part {
     const auto end = after(options_.join_timeout_s);
     auto next_news = after(2);
     while (end_signal == 0) {
+      if (leave_signal != 0) end_signal = leave_signal;  // nothing runs yet
       const auto here = nodes();
       if (!here && !head_->is_back()) return fail(here.error());
       std::set<std::uint32_t> missing;
@@ -417,9 +445,7 @@ class FurtherHost final : public Part {
     const auto at = runtime::parse_endpoint(meeting->address);
     const auto own = at ? runtime::own_address_towards(at->host) : Result<std::string>(fail(at.error()));
     if (own) add_address(words, *own);
-    auto env = common_.environment.entries();
-    std::erase_if(env,
-                  [](const std::string& entry) { return entry.starts_with("SHOAL_TOKEN") || entry.starts_with("SHOAL_CA_FINGERPRINT="); });
+    auto env = without_secret();
     env.push_back("SHOAL_TOKEN=" + meeting->token);
     env.push_back("SHOAL_CA_FINGERPRINT=" + meeting->fingerprint);
     if (const auto begun = begin(std::move(words), std::move(env)); !begun) return fail_with(begun.error(), kSubmitOther, true);
@@ -433,9 +459,11 @@ class FurtherHost final : public Part {
     auto next_news = after(2);
     std::string why;
     while (end_signal == 0 && leave_signal == 0) {
-      const auto meeting = host_.folder.read_meeting();
+      const auto meeting = has_secret() ? meeting_by_secret() : host_.folder.read_meeting();
       if (!meeting) return fail(meeting.error());
-      if (!*meeting) {
+      if (!*meeting && has_secret()) {
+        why = "the name of the first host, " + allocation_.leader + ", does not resolve";
+      } else if (!*meeting) {
         why = "the first host has written nothing to " + host_.folder.path();
       } else if (const auto there = reach(**meeting); there) {
         return **meeting;
@@ -443,10 +471,9 @@ class FurtherHost final : public Part {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
       }
       if (clock_->now() >= deadline) {
-        return fail(
-            deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, why))
-                .with_hint("the output of the first host says why it did not start. Its folder has to be on a disk that the hosts share: "
-                           "--run-folder DIR"));
+        return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, why))
+                        .with_hint("the output of the first host says why it did not start. The hosts need a folder that they share "
+                                   "(--run-folder DIR), or a secret (SHOAL_TOKEN_FILE)"));
       }
       if (clock_->now() >= next_news) {
         print(stderr, "shoal: waiting: {}\n", why);
@@ -456,6 +483,22 @@ class FurtherHost final : public Part {
     }
     if (end_signal == 0) end_signal = leave_signal;
     return fail(cancelled("a signal"));
+  }
+
+  // The meeting that follows from the secret and the first host's name; nullopt while that does not resolve, as for a pod that is not
+  // there.
+  Result<std::optional<Meeting>> meeting_by_secret() const {
+    if (allocation_.leader.empty()) {
+      return fail(invalid_argument("nothing names the first host, and with a secret (SHOAL_TOKEN_FILE) no file does")
+                      .with_reason("Incomplete")
+                      .with_hint("pass --master-addr HOST"));
+    }
+    SHOAL_TRY(const auto token, secret());
+    SHOAL_TRY(const auto authority, runtime::derive_authority(token));
+    SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::from_certificate(authority.certificate));
+    const auto addresses = addresses_of(allocation_.leader);
+    if (addresses.empty()) return std::optional<Meeting>();
+    return std::optional(Meeting{runtime::Endpoint::tcp(addresses.front(), port()).to_string(), token, fingerprint.to_string()});
   }
 
   Result<void> reach(const Meeting& meeting) const {
@@ -533,9 +576,23 @@ class FurtherHost final : public Part {
 
 }  // namespace
 
+std::vector<std::string> addresses_of(const std::string& name) {
+  std::vector<std::string> out;
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (name.empty() || getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return out;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    char text[NI_MAXHOST] = {};
+    if (getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) out.emplace_back(text);
+  }
+  freeaddrinfo(found);
+  return out;
+}
+
 void watch_run_signals() {
   for (const int number : {SIGTERM, SIGUSR1, SIGUSR2}) std::signal(number, [](int n) { leave_signal = n; });
   for (const int number : {SIGINT, SIGHUP}) {
+    if (runtime::is_ignored(number)) continue;  // by nohup, or in the background of a script
     std::signal(number, [](int n) {
       end_signal = n;
       num_end_signals = num_end_signals + 1;

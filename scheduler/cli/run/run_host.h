@@ -29,6 +29,9 @@ struct RunOptions {
 // The exit code that means: do not repeat this command.
 inline constexpr int kDoNotRetry = 93;
 
+// The numeric addresses to which a name resolves.
+std::vector<std::string> addresses_of(const std::string& name);
+
 struct RunHost {
   const Common& common;
   const RunOptions& options;

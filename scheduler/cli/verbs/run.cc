@@ -43,13 +43,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
 }
 
 bool resolves_to(const std::string& name, const std::vector<std::string>& addresses) {
-  addrinfo* found = nullptr;
-  if (getaddrinfo(name.c_str(), nullptr, nullptr, &found) != 0) return false;
-  bool out = false;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next)
-    out |= std::find(addresses.begin(), addresses.end(), numeric(at->ai_addr, static_cast<socklen_t>(at->ai_addrlen))) != addresses.end();
-  freeaddrinfo(found);
-  return out;
+  const auto found = addresses_of(name);
+  return std::find_first_of(found.begin(), found.end(), addresses.begin(), addresses.end()) != found.end();
 }
 
 OwnNames own_names(const LaunchOptions& options) {

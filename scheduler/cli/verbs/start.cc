@@ -52,6 +52,7 @@ struct StartOptions {
   std::optional<std::uint16_t> order;  // among the nodes, for the placement of ranks
   std::string store;                   // etcd://.. or etcds://..; "": a database in the session's folder
   etcd::Access store_access;
+  bool from_token = false;             // the authority follows from the token, which is given
   std::string authority;               // tls folder of another head; "": a new authority
   std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut
   std::string spill_folder;            // folder for spilled objects; "": the node's choice
@@ -160,13 +161,13 @@ struct HeadSession {
 
 Result<HeadSession> make_head_session(const Common& common, const StartOptions& options, const std::string& host) {
   std::optional<runtime::Token> shared;  // heads that share a store have one token
-  if (!options.store.empty() && (!common.target.token.empty() || !common.target.token_file.empty())) {
+  if ((!options.store.empty() || options.from_token) && (!common.target.token.empty() || !common.target.token_file.empty())) {
     SHOAL_TRY(const auto credentials, credentials_of(common.target));
     shared = credentials.token;
   }
   SHOAL_TRY(auto folder, new_session(common.target.root, shared));
   if (runtime::is_loopback(host)) return HeadSession{std::move(folder), ""};
-  auto fingerprint = make_certificates(folder, host, options.authority, {options.interface, options.data_tls});
+  auto fingerprint = make_certificates(folder, host, options.authority, {options.interface, options.data_tls}, options.from_token);
   if (fingerprint) return HeadSession{std::move(folder), *std::move(fingerprint)};
   folder.remove();
   return fail(fingerprint.error());
@@ -402,6 +403,8 @@ void add_head_options(CLI::App& verb, StartOptions& options) {
       "Store of the head's decisions. For a cluster with several heads: etcds://HOST:PORT[,HOST:PORT]/NAME (TLS), or etcd://.. on "
       "this host (default: a database in the session's folder)");
   add_store_options(verb, options.store_access);
+  verb.add_flag("--from-token", options.from_token,
+                "Take the token of --token-file, and derive the certificates from it: hosts that have the token know their fingerprint");
   verb.add_option("--authority", options.authority,
                   "Copy of the folder tls/ of the first head's session, which is a secret, as the token is; every further head with --host "
                   "needs it");
