@@ -67,9 +67,12 @@ ExitStatus reap(int fd) {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  for (const int number : spec.ignored) signal(number, SIG_IGN);
   setsid();
   if (spec.dies_with_parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(spec.death_signal, SIG_DFL);  // nohup lets it be ignored
+    prctl(PR_SET_PDEATHSIG, spec.death_signal);
     if (getppid() != parent) _exit(127);  // the parent died before prctl
   }
   if (!spec.cwd.empty() && chdir(spec.cwd.c_str()) != 0) give_up();
@@ -127,6 +130,11 @@ Result<pid_t> spawn(SpawnSpec spec) {
     return fail(from_errno(error, "cannot run " + spec.argv[0]));
   }
   return pid;
+}
+
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 namespace {

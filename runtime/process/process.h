@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,12 +37,17 @@ struct SpawnSpec {
   std::string cwd;                // "": this process's folder
   Fd in, out, err;                // empty: /dev/null for in, this process's streams for the others
   std::vector<Fd> inherited;      // descriptors for the child, at 3, 4, ...
-  bool dies_with_parent = true;   // SIGKILL when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
+  bool dies_with_parent = true;   // a signal when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
+  int death_signal = SIGKILL;     // the signal
+  std::vector<int> ignored;       // signals that the child ignores, unless it handles them; SIGTERM ends any other child
 };
 
 // Starts a child that leads a session and process group of its own, so that signal_group reaches all its descendants there. Returns
 // InvalidArgument or NotFound if the program cannot be run; no process remains then.
 Result<pid_t> spawn(SpawnSpec spec);
+
+// True if this process ignores the signal: as a rule, because its parent decided so when it started it.
+bool is_ignored(int signal);
 
 // Blocks until a child has ended and reaps it; returns nullopt after `limit`. For children that no loop watches.
 std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit);

@@ -86,9 +86,9 @@ Result<Stopped> stop_session(const SessionFolder& folder, double grace_s, bool f
     if (out.in_order) (void)wait_for([&] { return !has_head(folder); }, grace_s);
   }
   const auto is_over = [&] { return folder.processes().empty(); };
-  // Processes that the head did not end get a signal.
+  // Processes that the head did not end get a signal. They may ignore SIGTERM.
   for (const auto& p : folder.processes()) {
-    if (!force) kill(p.pid, SIGTERM);
+    if (!force) kill(p.pid, SIGINT);
   }
   if (wait_for(is_over, force ? 0 : grace_s)) return out;
   for (const auto& p : folder.processes()) {

@@ -22,7 +22,7 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
       launcher_(launcher),
       log_(std::move(log)),
       options_(std::move(options)),
-      id_(random.id<NodeId>()),
+      id_(new_id()),
       memory_(options_.memory),
       usage_(Objects::kMember, options_.object_store_bytes),
       objects_(
@@ -65,7 +65,7 @@ HeadLink::Events Node::head_events() {
       .fenced =
           [this] {
             workers_.kill_launched();  // the head has declared this node's workers dead
-            become(random_.id<NodeId>());
+            become(new_id());
           },
       .orphaned =
           [this](const std::string& why) {
@@ -115,6 +115,12 @@ Result<void> Node::start() {
   workers_.start_monitors();
   head_.connect();
   return {};
+}
+
+NodeId Node::new_id() {
+  NodeId out = random_.id<NodeId>();
+  if (options_.order) out.value = (std::uint64_t{*options_.order} << 48) | (out.value >> 16) | 1;
+  return out;
 }
 
 // Takes a new id, and closes the connections of other nodes, which were made to the node with the old id.

@@ -39,7 +39,8 @@ class Node final : public runtime::PeerHandler {
   struct Options {
     actors::Resources resources;
     std::map<std::string, std::string> labels;
-    std::string host = "127.0.0.1";  // address of this host for other hosts
+    std::optional<std::uint16_t> order;  // the node's id begins with it, and ranks are placed in the order of ids
+    std::string host = "127.0.0.1";      // address of this host for other hosts
     pid_t pid = 0;
     runtime::Endpoint listen;
     std::string session;  // the session folder
@@ -113,6 +114,7 @@ class Node final : public runtime::PeerHandler {
   void worker_ended(const Worker& worker, const actors::WorkerUpdate& exit);
   void become(NodeId id);
   void check_owner();
+  NodeId new_id();
   void check_ended();
 
   runtime::Clock& clock_;
@@ -121,7 +123,7 @@ class Node final : public runtime::PeerHandler {
   Launcher& launcher_;
   const runtime::Log log_;
   const Options options_;
-  NodeId id_;
+  NodeId id_;  // see new_id
   storage::MemoryTable memory_;
   UsagePlaces usage_;
   Objects objects_;

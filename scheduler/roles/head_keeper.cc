@@ -85,6 +85,7 @@ void HeadKeeper::start() {
   spec.cwd = "/";
   spec.out = Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.err = Fd(open((folder_.logs() + "/head.stderr").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (runtime::is_ignored(SIGTERM)) spec.ignored = {SIGTERM};
   spec.dies_with_parent = false;  // nodes on other hosts may need the head longer than this node lives
   if (const auto pid = runtime::spawn(std::move(spec))) {
     log_->info("head pid={} started", *pid);

@@ -56,7 +56,8 @@ class RoleProcess {
     if (!failed) folder.leave(role, getpid());
   }
 
-  // SIGTERM and SIGINT end the role in order.
+  // SIGTERM and SIGINT end the role in order. A role that was started with SIGTERM ignored goes on ignoring it: its starter gets the same
+  // signal, and decides what ends (`shoal run`).
   void on_signal(std::function<void()> fn) {
     signals.async_wait([fn = std::move(fn), this](std::error_code error, int number) {
       if (error) return;
@@ -85,7 +86,8 @@ class RoleProcess {
         log(std::move(l)),
         role(std::move(r)),
         network(loop, *clock, *random, c.token, actors::control_socket_options(c)),
-        signals(loop.io(), SIGTERM, SIGINT) {
+        signals(loop.io(), SIGINT) {
+    if (!runtime::is_ignored(SIGTERM)) signals.add(SIGTERM);
     std::signal(SIGPIPE, SIG_IGN);
     runtime::raise_descriptor_limit();
   }

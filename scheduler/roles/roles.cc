@@ -178,6 +178,7 @@ int run_node(const NodeRole& role) {
   if (!made) return refuse_role(role.ready_fd, made.error());
   Node::Options& options = *made;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
+  options.order = role.order;
   if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
   options.events.on_orphaned = [&](const std::string& why) {
     (void)actors::write_orphaned(w.folder, why);

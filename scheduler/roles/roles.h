@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "actors/protocol/cluster/resources.h"
@@ -64,6 +65,7 @@ struct NodeRole {
   MemoryRule memory;
   std::chrono::seconds stopped_limit = kStoppedWorkerLimit;
   std::chrono::seconds head_absence_limit = kHeadAbsenceLimit;
+  std::optional<std::uint16_t> order = {};  // among the nodes, for the placement of ranks
 };
 int run_node(const NodeRole& role);
 

@@ -253,7 +253,7 @@ def test_a_drain_of_the_node_is_a_preemption(monkeypatch):
             answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            return [{"id": node, "state": state} for node, state in answer]
+            return [{"id": node, "state": "ALIVE", "draining": state == "DRAINING"} for node, state in answer]
 
     before = signal.getsignal(signal.SIGTERM)
     try:

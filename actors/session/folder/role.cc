@@ -60,6 +60,7 @@ Result<StartedRole> start_role(RoleStart start) {
   spec.out = start.out ? std::move(start.out) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.err = start.err ? std::move(start.err) : Fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   spec.inherited.push_back(Fd(ends[1]));
+  if (runtime::is_ignored(SIGTERM)) spec.ignored = {SIGTERM};
   spec.dies_with_parent = false;  // the role ends in order when it detects that its owner has ended
   SHOAL_TRY(const pid_t pid, runtime::spawn(std::move(spec)));
   const auto line = runtime::read_line(reading, kMaxReport, start.timeout);

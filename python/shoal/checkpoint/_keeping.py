@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from shoal._core.variables import variable
 from shoal.checkpoint import _load
 from shoal.checkpoint._contents import Model, contents_of
 from shoal.checkpoint._manifest import FILE, Manifest
@@ -169,6 +171,7 @@ class Checkpoints:
         later, self._later = self._later, set()
         if rank != 0:
             return
+        _name_newest(self.path(saved))
         found, abandoned = self._found(), set()
         if self._keep and saved < max(later, default=-1):
             abandoned = later - {saved}
@@ -179,3 +182,14 @@ class Checkpoints:
         for step in sorted(found):
             if step not in kept:
                 open_store(self.path(step)).remove()
+
+
+def _name_newest(path: str) -> None:
+    """Writes the path into the folder of ``shoal run``, whose record of the end names it."""
+    if not (folder := variable("SHOAL_RUN_FOLDER")):
+        return
+    file = Path(folder, "checkpoint")
+    half = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # it fails no save
+        half.write_text(path if "://" in path else os.path.abspath(path))
+        half.replace(file)

@@ -9,7 +9,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from shoal._core.process import state
+from shoal._core.process import started_by_node, state
 from shoal._core.variables import variable
 from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
@@ -32,7 +32,7 @@ class Preemption:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, notice)
-        if state.session is not None and variable("LOCAL_RANK", "0") == "0":
+        if (state.session is not None or started_by_node()) and variable("LOCAL_RANK", "0") == "0":
             threading.Thread(target=_watch, args=(weakref.ref(self),), name="shoal-checkpoint-drain", daemon=True).start()
 
     def agreed(self) -> bool:
@@ -51,10 +51,12 @@ class Preemption:
     def check(self) -> bool:
         """Looks at the row of this process's node. Returns True once there is nothing more to look for."""
         session = state.session
-        if session is None or self._event.is_set():
+        if session is None:  # a rank opens its session in its first forward
+            return not started_by_node()
+        if self._event.is_set():
             return True
         try:
-            if any(row["id"] == session.node and row["state"] == "DRAINING" for row in session.list("nodes")):
+            if any(row["id"] == session.node and row["draining"] for row in session.list("nodes")):
                 self._event.set()
         except ShoalError:  # the head may be away for a moment
             return False

@@ -25,7 +25,15 @@ from shoal.train._driver.run import Run, Setup
 from shoal.train._scaling_config import ScalingConfig
 
 # Environment variables passed to the ranks, and the beginnings of those that are passed where workers have devices.
-_SETTINGS = ("SHOAL_FSDP", "SHOAL_INTERFACE", "SHOAL_LEASE_GUARD", "SHOAL_TIMEOUT", "SHOAL_TRANSPORT", "SHOAL_DEVICE_TRANSPORT")
+_SETTINGS = (
+    "SHOAL_FSDP",
+    "SHOAL_INTERFACE",
+    "SHOAL_LEASE_GUARD",
+    "SHOAL_TIMEOUT",
+    "SHOAL_TRANSPORT",
+    "SHOAL_DEVICE_TRANSPORT",
+    "SHOAL_RUN_FOLDER",
+)
 _OF_DEVICES = ("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "CUBLAS_")
 _OF_THE_NODE = ("CUDA_VISIBLE_DEVICES",)  # it chooses a worker's device
 
@@ -50,10 +58,10 @@ class Trainer:
     order of their first ranks, and rank 0 listens at MASTER_ADDR. A process group is initialised, so that ``fully_shard`` works at once:
     over gloo, and of the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each
     worker's current device is its own (*unverified on hardware*).
-    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT`` and
-    ``SHOAL_DEVICE_TRANSPORT``, unless a ``runtime_env`` sets them; with ``use_gpu`` also those that begin with ``NCCL_``, ``TORCH_NCCL_``,
-    ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An interface that this process has got from its node is valid on this
-    host only, and is not inherited.
+    Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT``,
+    ``SHOAL_DEVICE_TRANSPORT`` and ``SHOAL_RUN_FOLDER``, unless a ``runtime_env`` sets them; with ``use_gpu`` also those that begin with
+    ``NCCL_``, ``TORCH_NCCL_``, ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An interface that this process has got from its node is valid on
+    this host only, and is not inherited.
     ``on_report``: called in the driver with rank 0's metrics at each report.
     """
 
@@ -164,5 +172,6 @@ def _refuse_ranks() -> None:
         script = os.path.basename(sys.argv[0]) or "SCRIPT"
         raise InvalidArgument(
             f"this process is rank {rank} of {size} already: each of them would start a Trainer of its own",
-            hint=f"call the loop itself here, or start one process: python {script}, or shoal submit {script} without --num-workers",
+            hint=f"call the loop itself here, or start one process: python {script}, shoal submit {script} without --num-workers, or "
+            f"shoal run --driver {script}",
         )

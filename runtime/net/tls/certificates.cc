@@ -92,12 +92,15 @@ bool add_extension(X509* certificate, X509* issuer, int id, const std::string& v
   return made && X509_add_ext(certificate, made.get(), -1) == 1;
 }
 
-bool set_serial(X509* certificate) {
-  unsigned char bytes[kSerialBytes];
-  if (RAND_bytes(bytes, sizeof bytes) != 1) return false;
+bool set_serial(X509* certificate, unsigned char (&bytes)[kSerialBytes]) {
   bytes[0] = static_cast<unsigned char>((bytes[0] & 0x7f) | 1);  // positive
   const Owned<BIGNUM, BN_free> number(BN_bin2bn(bytes, sizeof bytes, nullptr));
   return number && BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(certificate)) != nullptr;
+}
+
+bool set_serial(X509* certificate) {
+  unsigned char bytes[kSerialBytes];
+  return RAND_bytes(bytes, sizeof bytes) == 1 && set_serial(certificate, bytes);
 }
 
 bool set_validity(X509* certificate, Validity validity) {
@@ -148,21 +151,47 @@ std::string Fingerprint::to_string() const {
   return out;
 }
 
-Result<KeyedCertificate> make_authority(const std::string& name, Validity validity) {
-  SHOAL_TRY(const Key key, make_key());
+namespace {
+
+constexpr std::int64_t kDerivedUntil = 4102444800;  // the year 2100
+
+// The digest of signatures by this key; Ed25519 has its own.
+const EVP_MD* digest_for(const Key& key) { return EVP_PKEY_get_id(key.get()) == EVP_PKEY_ED25519 ? nullptr : EVP_sha256(); }
+
+Result<KeyedCertificate> self_signed(const Key& key, const std::string& name, Validity validity, unsigned char (&serial)[kSerialBytes]) {
   const Certificate made(X509_new());
   X509* const x = made.get();
-  if (!made || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x) || !set_validity(x, validity) ||
+  if (!made || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x, serial) || !set_validity(x, validity) ||
       !set_name(X509_get_subject_name(x), name) || X509_set_issuer_name(x, X509_get_subject_name(x)) != 1 ||
       X509_set_pubkey(x, key.get()) != 1 || !add_extension(x, x, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") ||
       !add_extension(x, x, NID_key_usage, "critical,keyCertSign") || !add_extension(x, x, NID_subject_key_identifier, "hash") ||
-      X509_sign(x, key.get(), EVP_sha256()) == 0) {
+      X509_sign(x, key.get(), digest_for(key)) == 0) {
     return fail(failed("cannot make the cluster's certificate authority"));
   }
   KeyedCertificate out;
   SHOAL_TRY(out.certificate, pem_of(made));
   SHOAL_TRY(out.key, pem_of(key));
   return out;
+}
+
+}  // namespace
+
+Result<KeyedCertificate> make_authority(const std::string& name, Validity validity) {
+  SHOAL_TRY(const Key key, make_key());
+  unsigned char serial[kSerialBytes];
+  if (RAND_bytes(serial, sizeof serial) != 1) return fail(failed("no random numbers"));
+  return self_signed(key, name, validity, serial);
+}
+
+Result<KeyedCertificate> derive_authority(const std::string& secret) {
+  const std::string text = "shoal certificate authority " + secret;
+  unsigned char seed[32];
+  unsigned char serial[kSerialBytes] = {};
+  unsigned n = 0;
+  if (EVP_Digest(text.data(), text.size(), seed, &n, EVP_sha256(), nullptr) != 1 || n != sizeof seed) return fail(failed("no SHA-256"));
+  const Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, seed, sizeof seed));
+  if (!key) return fail(failed("cannot derive a key"));
+  return self_signed(key, "shoal", {0, kDerivedUntil}, serial);
 }
 
 Result<CertificateRequest> make_certificate_request(const std::string& name) {
@@ -202,7 +231,7 @@ Result<std::string> sign_certificate(const KeyedCertificate& authority, const st
       !add_extension(x, issuer.get(), NID_key_usage, "critical,digitalSignature") ||
       !add_extension(x, issuer.get(), NID_ext_key_usage, "serverAuth") ||
       !add_extension(x, issuer.get(), NID_subject_alt_name, (is_address(host) ? "IP:" : "DNS:") + host) ||
-      X509_sign(x, key.get(), EVP_sha256()) == 0) {
+      X509_sign(x, key.get(), digest_for(key)) == 0) {
     return fail(failed("cannot sign a certificate"));
   }
   SHOAL_TRY(std::string out, pem_of(made));

@@ -1,7 +1,7 @@
 // A cluster's own certificates: an authority that lives as long as the cluster's session, and the certificates that it signs.
 //
-// Keys are EC P-256, texts are PEM. A host that joins gets the fingerprint of the authority beforehand, as with `kubeadm join`. Pure
-// functions, but for OpenSSL's random numbers.
+// Keys are EC P-256, unless stated otherwise; texts are PEM. A host that joins gets the fingerprint of the authority beforehand, as with
+// `kubeadm join`. Pure functions, but for OpenSSL's random numbers.
 #pragma once
 
 #include <array>
@@ -44,6 +44,10 @@ struct KeyedCertificate {
 };
 
 Result<KeyedCertificate> make_authority(const std::string& name, Validity validity);
+
+// Returns the authority that follows from a secret: everyone who has the secret knows its fingerprint, and can sign. Its key is Ed25519,
+// whose signatures follow from the key, too.
+Result<KeyedCertificate> derive_authority(const std::string& secret);
 
 struct CertificateRequest {
   std::string request;  // PKCS#10

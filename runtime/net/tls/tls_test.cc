@@ -478,6 +478,14 @@ TEST(Certificates, AFingerprintIsReadAndWritten) {
   }
 }
 
+TEST(Certificates, AnAuthorityFollowsFromASecret) {
+  const auto authority = derive_authority("secret").value();
+  const auto fingerprint = Fingerprint::from_certificate(authority.certificate).value();
+  EXPECT_EQ(fingerprint, Fingerprint::from_certificate(derive_authority("secret").value().certificate).value());
+  EXPECT_NE(fingerprint, Fingerprint::from_certificate(derive_authority("secrets").value().certificate).value());
+  EXPECT_TRUE(Tls::make(fingerprint, make_certificate(authority, kHost, valid_from(std::time(nullptr), kDay)).value()));
+}
+
 TEST(Certificates, OnlyRequestsWithTheirOwnKeysSignatureAreSigned) {
   const auto& c = Certificates::get();
   const Validity validity = valid_from(std::time(nullptr), kDay);

@@ -12,13 +12,16 @@ namespace shoal::scheduler::cli {
 using actors::SessionFolder;
 
 Result<std::string> make_certificates(const SessionFolder& folder, const std::string& host, const std::string& authority,
-                                      const DataNetwork& network) {
+                                      const DataNetwork& network, bool from_token) {
   const auto now = std::time(nullptr);
   actors::SessionTls tls;
   tls.host = host;
   tls.interface = network.interface;
   tls.data_tls = network.tls;
-  if (authority.empty()) {
+  if (from_token) {
+    SHOAL_TRY(const auto token, folder.token());
+    SHOAL_TRY(tls.authority, runtime::derive_authority(token.hex()));
+  } else if (authority.empty()) {
     SHOAL_TRY(tls.authority, runtime::make_authority("shoal " + folder.name(), runtime::valid_from(now, runtime::kAuthoritySeconds)));
   } else {
     auto read = actors::read_authority(authority);

@@ -15,9 +15,9 @@ struct DataNetwork {
 };
 
 // Writes the certificates for a head at `host`, which other hosts reach, and returns the authority's fingerprint. `authority`: the tls
-// folder of another head; "": a new authority.
+// folder of another head; "": a new authority, or with `from_token` the one that follows from the session's token.
 Result<std::string> make_certificates(const actors::SessionFolder& folder, const std::string& host, const std::string& authority,
-                                      const DataNetwork& network);
+                                      const DataNetwork& network, bool from_token);
 
 // Creates a session of this host for a cluster that has none here, with its token. In a remote cluster the session has a certificate for
 // `host` ("": the address towards the head) that the head signed. It encrypts data if the head does. On failure no session is left.

@@ -60,6 +60,8 @@ int run_role(const Environment& environment, int argc, char** argv) {
   app.add_flag("--fsync", fsync);
   double threshold = -1;
   std::optional<unsigned> absence;
+  std::optional<std::uint16_t> order;
+  app.add_option("--order", order);
   app.add_option("--head-absence-limit", absence);
   app.add_option("--memory-usage-threshold", threshold);
   const std::string role = argc > 2 ? argv[2] : "";
@@ -86,7 +88,8 @@ int run_role(const Environment& environment, int argc, char** argv) {
   http.around = {python, environment.get("PATH"), environment.get("PYTHONPATH"), home.empty() ? "/" : home};
   if (role == "head") return run_head({session, host, port, ready_fd, http, store, fsync, store_access});
   if (role == "node") {
-    return run_node({session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory, *stopped, *without_head});
+    return run_node(
+        {session, head, *amounts, *label_map, python, keeps_head, ready_fd, spill_folder, *memory, *stopped, *without_head, order});
   }
   if (role == "local") {
     if (session.empty()) {

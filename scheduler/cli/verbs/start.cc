@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/net/interfaces.h"
+#include "runtime/process/process.h"
 #include "scheduler/cli/amounts.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
@@ -48,8 +49,10 @@ struct StartOptions {
   NodeLimits limits;
   std::vector<std::string> resources;  // NAME=AMOUNT
   std::vector<std::string> labels;     // NAME=VALUE
+  std::optional<std::uint16_t> order;  // among the nodes, for the placement of ranks
   std::string store;                   // etcd://.. or etcds://..; "": a database in the session's folder
   etcd::Access store_access;
+  bool from_token = false;             // the authority follows from the token, which is given
   std::string authority;               // tls folder of another head; "": a new authority
   std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut
   std::string spill_folder;            // folder for spilled objects; "": the node's choice
@@ -79,6 +82,7 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
     words.insert(words.end(), {"--memory-usage-threshold", std::to_string(options.limits.memory_threshold)});
   if (options.limits.head_absence) words.insert(words.end(), {"--head-absence-limit", std::to_string(*options.limits.head_absence)});
   if (keeps_head) words.push_back("--keeps-head");
+  if (options.order) words.insert(words.end(), {"--order", std::to_string(*options.order)});
   if (!options.spill_folder.empty()) words.insert(words.end(), {"--spill-folder", std::filesystem::absolute(options.spill_folder)});
   return start_role(common, folder, std::move(words));
 }
@@ -86,7 +90,9 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
 // Runs until this host's node ends or a signal arrives. `whole`: then ends the rest of the session, too.
 int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
   static volatile std::sig_atomic_t signalled = 0;
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) std::signal(number, [](int) { signalled = 1; });
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    if (!runtime::is_ignored(number)) std::signal(number, [](int) { signalled = 1; });
+  }
   if (!common.json) print(stdout, "It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
@@ -101,7 +107,7 @@ int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t
   if (whole) {
     ended = stop_session(folder, 5);
   } else if (signalled) {
-    kill(node, SIGTERM);
+    kill(node, SIGINT);  // it may ignore SIGTERM
     for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
     if (there()) kill(node, SIGKILL);
   }
@@ -155,13 +161,13 @@ struct HeadSession {
 
 Result<HeadSession> make_head_session(const Common& common, const StartOptions& options, const std::string& host) {
   std::optional<runtime::Token> shared;  // heads that share a store have one token
-  if (!options.store.empty() && (!common.target.token.empty() || !common.target.token_file.empty())) {
+  if ((!options.store.empty() || options.from_token) && (!common.target.token.empty() || !common.target.token_file.empty())) {
     SHOAL_TRY(const auto credentials, credentials_of(common.target));
     shared = credentials.token;
   }
   SHOAL_TRY(auto folder, new_session(common.target.root, shared));
   if (runtime::is_loopback(host)) return HeadSession{std::move(folder), ""};
-  auto fingerprint = make_certificates(folder, host, options.authority, {options.interface, options.data_tls});
+  auto fingerprint = make_certificates(folder, host, options.authority, {options.interface, options.data_tls}, options.from_token);
   if (fingerprint) return HeadSession{std::move(folder), *std::move(fingerprint)};
   folder.remove();
   return fail(fingerprint.error());
@@ -378,6 +384,7 @@ void add_node_options(CLI::App& verb, StartOptions& options) {
         options.labels.insert(options.labels.end(), words.begin(), words.end());
       },
       "The same as --label, in one word: NAME=VALUE,NAME=VALUE");
+  verb.add_option("--order", options.order, "Position among the nodes: `shoal submit --num-workers` places ranks in this order");
   verb.add_flag("--block", options.block, "Keep running; a signal then ends the processes that were started");
   for (const char* name : {"--min-worker-port", "--max-worker-port", "--node-manager-port", "--object-manager-port"}) {
     verb.add_option_function<std::uint16_t>(
@@ -396,6 +403,8 @@ void add_head_options(CLI::App& verb, StartOptions& options) {
       "Store of the head's decisions. For a cluster with several heads: etcds://HOST:PORT[,HOST:PORT]/NAME (TLS), or etcd://.. on "
       "this host (default: a database in the session's folder)");
   add_store_options(verb, options.store_access);
+  verb.add_flag("--from-token", options.from_token,
+                "Take the token of --token-file, and derive the certificates from it: hosts that have the token know their fingerprint");
   verb.add_option("--authority", options.authority,
                   "Copy of the folder tls/ of the first head's session, which is a secret, as the token is; every further head with --host "
                   "needs it");

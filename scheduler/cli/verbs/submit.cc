@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/wire/node_messages.h"
+#include "runtime/process/process.h"
 #include "scheduler/cli/amounts.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
@@ -103,7 +104,8 @@ bool stdin_has_data() {
 class Watcher {
  public:
   // The first Ctrl-C ends the watching (kLeave, kLeaveSoon) or stops the job (kStop). With kLeaveSoon a second Ctrl-C within
-  // `second_thought` stops the job after all. SIGTERM stops the job, except with kLeave.
+  // `second_thought` stops the job after all. SIGTERM stops the job, except with kLeave. SIGHUP does, where SIGTERM is ignored from the
+  // start: for `shoal run`, which decides what follows a SIGTERM.
   enum class OnInterrupt { kLeave, kLeaveSoon, kStop };
   Watcher(Context& context, Client& head, const Common& common, OnInterrupt on_interrupt, runtime::Duration second_thought = {})
       : context_(context),
@@ -111,7 +113,8 @@ class Watcher {
         common_(common),
         on_interrupt_(on_interrupt),
         second_thought_(second_thought),
-        signals_(context.loop.io(), SIGINT, SIGTERM) {
+        signals_(context.loop.io(), SIGINT) {
+    signals_.add(runtime::is_ignored(SIGTERM) ? SIGHUP : SIGTERM);
     head_.set_on_notice([this](Method method, runtime::Message message) {
       // While the job runs, its own process prints warnings about its pending calls, and its output is shown here anyway.
       if (method == Method::kWarning && !(row_ && row_->state == JobState::kRunning)) {

@@ -1,0 +1,54 @@
+// The folder of a run: the file by which the first host tells the others how to join, and the record of the run's end.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "runtime/core/result.h"
+
+namespace shoal::scheduler::cli {
+
+// How to join the cluster of a run. It has the cluster's secret, so the file is the user's alone.
+struct Meeting {
+  std::string address;      // HOST:PORT of the head
+  std::string token;        // in hexadecimal digits
+  std::string fingerprint;  // the certificate authority's
+};
+
+// Why and how a run ended.
+struct ExitRecord {
+  int exit_code = 0;
+  std::string cause;        // "": it succeeded
+  std::optional<int> rank;  // the rank that failed first
+  bool retryable = false;   // the same command may succeed at another time
+  std::string checkpoint;   // the newest one; "": none is known
+  std::int64_t unix_s = 0;  // the time of the end
+};
+
+class RunFolder {
+ public:
+  // Makes the folder, with mode 0700.
+  static Result<RunFolder> make(const std::string& path);
+  const std::string& path() const { return path_; }
+
+  // The file appears with all of its content.
+  Result<void> write_meeting(const Meeting& meeting) const;
+  // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.
+  Result<std::optional<Meeting>> read_meeting() const;
+  void remove_meeting() const;
+
+  // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
+  Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
+  // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
+  std::string newest_checkpoint() const;
+
+ private:
+  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+// Writes the record to `file` as torch's error files have it; for $TORCHELASTIC_ERROR_FILE.
+Result<void> write_torchelastic_error(const ExitRecord& record, const std::string& file);
+
+}  // namespace shoal::scheduler::cli

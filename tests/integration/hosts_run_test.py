@@ -1,0 +1,137 @@
+"""``shoal run`` on two hosts, with a scheduler's variables or without."""
+
+import signal
+
+import pytest
+from launching.commands import LIMIT_S, Running
+from launching.hosts import two_hosts
+from launching.leftovers import alive, descendants, wait_until
+from running import SAVE, TRAIN, WAIT, exit_record, losses, run
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    yield from two_hosts()
+
+
+def on_both(hosts, words, variables) -> list[Running]:
+    """Starts the command on both hosts, with each one's variables; the second host begins first."""
+    return [run(host, *words, **variables[i]) for i, host in reversed(list(enumerate(hosts.all)))][::-1]
+
+
+@pytest.mark.parametrize("how", ["hosts", "pods"])
+def test_two_hosts_train_to_the_losses_of_one(hosts, tmp_path, how):
+    script = hosts.a.script(TRAIN, "train.py")
+    alone = run(hosts.a, "--nproc", "2", script, "5", SHOAL_FSDP="1")
+    assert alone.code() == 5, alone.err
+    words = ["--nproc", "1"]
+    fsdp = {"SHOAL_FSDP": "1"}
+    if how == "hosts":
+        words += ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}"]
+        variables = [fsdp, fsdp]
+    else:  # an indexed Job with PyTorch's variables, a Secret, and no folder that the pods share
+        secret = tmp_path / "secret"
+        secret.write_text("1f" * 32)
+        pod = {**fsdp, "WORLD_SIZE": "2", "MASTER_ADDR": hosts.a.address, "SHOAL_TOKEN_FILE": str(secret)}
+        variables = [{**pod, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": f"train-{i}"} for i in range(2)]
+    first, second = on_both(hosts, [*words, script, "5"], variables)
+    assert first.code() == 5, first.err
+    assert second.code() == 5, second.err
+    assert losses(first.out) == losses(alone.out)
+    assert f"loss 0 of 2 at {hosts.a.address}" in first.out  # rank 0 is on the first host
+    folder = tmp_path / "run" if how == "hosts" else hosts.a.home / "shoal-run" / "run"
+    assert exit_record(folder)["exit_code"] == 5
+    assert not (folder / "meeting.json").exists()  # with its secret
+    assert "JOB_COMPLETION_INDEX=1" in second.err if how == "pods" else "--hosts=" in second.err
+
+
+def test_a_signal_to_any_host_means_save_and_leave(hosts, tmp_path):
+    """The ranks agree on the step, and the record names the checkpoint."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--grace", str(LIMIT_S)]
+    first, second = on_both(hosts, [*words, hosts.a.script(SAVE, "save.py"), tmp_path / "saved"], [{}, {}])
+    first.said("it trains")
+    second.signal(signal.SIGUSR1)
+    assert (first.code(), second.code()) == (0, 0), first.err + second.err
+    assert first.out.count("saved") == 2
+    (checkpoint,) = (tmp_path / "saved").glob("step-*")
+    assert exit_record(tmp_path / "run")["checkpoint"] == str(checkpoint)
+
+
+ELASTIC = """
+import os, sys
+import torch
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+from shoal.train import ScalingConfig, State, Trainer, report, steps
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def loop():
+    torch.manual_seed(0)
+    x = torch.randn(64, 16)
+    model = torch.nn.Linear(16, 1)
+    fully_shard(model)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    state = State(model=model, optimizer=optimizer)
+    for x, y in steps(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16), state, epochs=1_000_000_000):
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        report({"workers": int(os.environ["WORLD_SIZE"])})
+        if state.mean(torch.tensor(float(os.path.exists(sys.argv[1])))):
+            break
+
+
+if __name__ == "__main__":
+    seen = []
+
+    def on_report(metrics):
+        if seen[-1:] != [metrics["workers"]]:
+            seen.append(metrics["workers"])
+            print("workers", seen, flush=True)
+
+    Trainer(loop, scaling_config=ScalingConfig(num_workers=(1, 2)), on_report=on_report).fit()
+"""
+
+
+def test_hosts_of_an_elastic_run_come_late_die_and_leave(hosts, tmp_path):
+    script = hosts.a.script(ELASTIC.replace("sys.argv[1]", repr(str(tmp_path / "end"))), "elastic.py")
+    both = f"{hosts.a.address},{hosts.b.address}"
+    words = ["--run-folder", tmp_path / "run", "--hosts", both, "--min", "1", "--max", "2", "--nproc", "1"]
+    first = run(hosts.a, *words, script)
+    first.said("workers [1]")
+    second = run(hosts.b, *words, script)
+    first.said("workers [1, 2]")
+    second.signal(signal.SIGKILL)
+    first.said("workers [1, 2, 1]")
+    second = run(hosts.b, *words, script)
+    first.said("workers [1, 2, 1, 2]")
+    second.signal(signal.SIGTERM)
+    assert second.code() == 0, second.err
+    assert "this host has left the run" in second.err
+    first.said("workers [1, 2, 1, 2, 1]")
+    (tmp_path / "end").touch()
+    assert first.code() == 0, first.err
+
+
+def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
+    words = ["--run-folder", tmp_path / "run", "--join-timeout", "2", "--hosts", f"{hosts.a.address},{hosts.b.address}", "x.py"]
+    lonely = run(hosts.a, *words)
+    assert lonely.code() == 124, lonely.err
+    assert f"1 of 2 hosts are here; missing: 1 ({hosts.b.address})" in lonely.err
+    lonely = run(hosts.b, *words)
+    assert lonely.code() == 124, lonely.err
+    assert "the first host has written nothing" in lonely.err
+    assert exit_record(tmp_path / "run")["retryable"]
+
+
+def test_the_death_of_the_first_host_ends_the_others(hosts, tmp_path):
+    script = hosts.a.script(WAIT, "wait.py")
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", script]
+    first, second = on_both(hosts, words, [{}, {}])
+    wait_until(lambda: first.out.count("pid ") == 2, LIMIT_S, "two ranks")
+    pids = {p for job in (first, second) for p in descendants(job.pid)}
+    first.signal(signal.SIGKILL)
+    first.code()
+    assert second.code() != 0
+    wait_until(lambda: not any(alive(p) for p in pids), LIMIT_S, "the end of all")

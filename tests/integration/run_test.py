@@ -1,0 +1,68 @@
+"""``shoal run`` on one host: its exit codes, its record of the end, and what it leaves behind."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from launching.commands import LIMIT_S
+from launching.leftovers import alive, descendants, wait_until
+from running import TRAIN, WAIT, exit_record, losses, run
+
+
+def test_one_host_alone_needs_no_options(shoal_command):
+    """An unchanged program of torch's FSDP2, sharded by Shoal."""
+    script = shoal_command.script(TRAIN, "train.py")
+    job = run(shoal_command, "--nproc", "2", script, "0", SHOAL_FSDP="1")
+    assert job.code() == 0, job.err
+    assert sorted(losses(job.out)) == [0, 1], job.out
+    assert "host 0 of 1 host, which leads, 2 ranks per host (--nproc=2)" in job.err
+    (record,) = shoal_command.home.glob("shoal-run/*/exit.json")
+    said = json.loads(record.read_text())
+    assert (said["exit_code"], said["cause"], said["retryable"]) == (0, None, False)
+
+
+def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path):
+    script = shoal_command.script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)", "fails.py")
+    errors = tmp_path / "termination-log"
+    job = run(shoal_command, "--nproc", "2", "--run-folder", tmp_path / "run", script, TORCHELASTIC_ERROR_FILE=str(errors))
+    assert job.code() == 7, job.err
+    said = exit_record(tmp_path / "run")
+    assert (said["exit_code"], said["rank"], said["retryable"]) == (7, 1, True)
+    assert json.loads(errors.read_text())["message"]["errorCode"] == 7
+    assert run(shoal_command, shoal_command.script("import sys; sys.exit(93)")).code() == 93
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "texts"),
+    [
+        (["no-such.py"], {}, ["no-such.py"]),
+        (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
+        (["--nproc", "many"], {}, ["--nproc"]),
+    ],
+)
+def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, words, env, texts):
+    errors = tmp_path / "errors.json"
+    job = run(shoal_command, *words, *(["x.py"] if words[0] != "no-such.py" else []), TORCHELASTIC_ERROR_FILE=str(errors), **env)
+    assert job.code() == 93, job.err
+    assert all(text in job.err for text in texts), job.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_command(shoal_command, number):
+    """Also where the command itself is killed."""
+    job = run(shoal_command, "--nproc", "2", shoal_command.script(WAIT, "wait.py"))
+    wait_until(lambda: job.out.count("pid ") == 2, LIMIT_S, "two ranks")
+    pids = {int(p) for p in re.findall(r"pid (\d+)", job.out)} | {p for p in descendants(job.pid) if alive(p)}
+    job.signal(number)
+    assert job.code() == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not any(alive(p) for p in pids), LIMIT_S, "the end of all")
+
+
+def test_the_documented_variables_are_those_that_are_read(shoal_command):
+    """docs/launch.md has one table, with the variables in the order in which they count."""
+    rows = shoal_command.json("run", "--variables")["rows"]
+    page = next(p for p in (Path("docs/launch.md"), Path(__file__).parents[2] / "docs" / "launch.md") if p.exists())
+    documented = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*) \|$", page.read_text(), re.MULTILINE)
+    assert documented == [(row["name"], row["system"], row["meaning"]) for row in rows]

@@ -1,0 +1,77 @@
+"""Scripts and helpers of the tests of ``shoal run``."""
+
+import json
+import re
+from pathlib import Path
+
+from internals.core import binary
+from launching.commands import Running
+
+TRAIN = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+for unit in (model[0], model[2], model):
+    fully_shard(unit)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+torch.manual_seed(dist.get_rank())
+for step in range(5):
+    x = torch.randn(32, 16)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(f"loss {dist.get_rank()} of {dist.get_world_size()} at {os.environ['MASTER_ADDR']}: {loss.item().hex()}", flush=True)
+dist.destroy_process_group()
+sys.exit(int(sys.argv[1]))
+"""
+
+# A rank that trains until a preemption, then saves.
+SAVE = """
+import sys
+import shoal.checkpoint
+import torch, torch.distributed as dist
+from shoal.fsdp import fully_shard
+from shoal.optim import AdamW
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(16, 4)
+fully_shard(model)
+optimizer = AdamW(model.parameters(), lr=1e-2)
+run, step = shoal.checkpoint.Checkpoints(sys.argv[1], every=1_000_000_000, on_preemption=True), 0
+while not run.preempted():
+    model(torch.randn(8, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if step == 3:
+        print("it trains", flush=True)
+run.save(step, model, optimizer).wait()
+print("saved", flush=True)
+dist.destroy_process_group()
+"""
+
+WAIT = """
+import os, signal, time
+print("pid", os.getpid(), flush=True)
+while True:
+    time.sleep(3600)
+"""
+
+
+def losses(text: str) -> dict[int, str]:
+    """The losses that ranks have printed, by rank."""
+    return {int(rank): loss for rank, loss in re.findall(r"loss (\d) of \d at \S+: (\S+)", text)}
+
+
+def run(host, *words, **env) -> Running:
+    """Starts ``shoal run`` with these words."""
+    return host.program([binary(), "run", *map(str, words)], **env)
+
+
+def exit_record(folder: Path) -> dict:
+    return json.loads((folder / "exit.json").read_text())
