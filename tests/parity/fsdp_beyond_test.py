@@ -293,6 +293,75 @@ def a_repeated_batch_leaves_no_trace():
 
 
 @use
+def join_outside_of_arenas_follows_the_rules_of_the_ranks_with_batches():
+    """FSDP2's accumulation, outputs that pytree does not know, and batches that carry another module's graph."""
+    from dataclasses import dataclass
+
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.fsdp import fully_shard, join
+
+    @dataclass
+    class Out:
+        logits: torch.Tensor
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+        def forward(self, x):
+            return Out(self.layers(x))
+
+    with outside_of_arenas():
+        torch.manual_seed(0)
+        model, before = Model(), nn.Linear(4, 4)
+        fully_shard(model.layers[0])
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with join(model, optimizers=optimizer):
+            for step in range(6 - 4 * rank()):
+                last = step % 2 == 1
+                model.set_requires_gradient_sync(last)
+                model.set_reshard_after_backward(last)
+                model(before(torch.ones(2, 4))).logits.sum().backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        everyone = [None] * WORLD
+        torch.distributed.all_gather_object(everyone, full(model.layers[2].weight).tolist())
+        assert everyone[0] == everyone[1]
+
+
+@use
+def join_outside_of_arenas_refuses_passes_that_a_rank_without_batches_cannot_repeat():
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import fully_shard, join
+
+    def loop(kind):
+        model = nn.Linear(4, 4)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with join(model, optimizers=optimizer):
+            for _ in range(3 - 2 * rank()):
+                loss = model(torch.ones(2, 4)).sum()
+                if kind == "two forwards" and rank() == 0:
+                    loss = loss + model(torch.ones(2, 4)).sum()
+                if kind == "no backward" and rank() == 0:
+                    continue
+                loss.backward()
+                if kind != "no step" or rank() == 1:
+                    optimizer.step()
+
+    with outside_of_arenas():
+        for kind in ("two forwards", "no step", "no backward"):
+            with pytest.raises(InvalidArgument, match="takes one backward after each forward"):
+                loop(kind)
+
+
+@use
 def a_rank_without_a_single_batch_cannot_join_collectives():
     from internals.fsdp import outside_of_arenas
 

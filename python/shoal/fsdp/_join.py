@@ -34,7 +34,9 @@ def join(
     ``after_backward``: a function with the collective work between backward and the optimizer's step (clipping); joined ranks call it.
     ``after_step``: a function with the work after the step (a learning rate schedule); joined ranks call it.
     Where collectives gather units (devices, extensions, custom communication), a rank without batches repeats its last one with gradients
-    of zeros, and keeps its buffers and generators. The ranks agree before each of the root's forwards, for which the host waits.
+    of zeros, and keeps its buffers and generators. The ranks agree before each forward of the root and each backward, for which the host
+    waits. Each forward with gradients has one backward there, and each one that reduces is followed by an optimizer's step; otherwise all
+    ranks raise InvalidArgument. A GradScaler is no part of ``join``.
     Raises InvalidArgument for another weight, for a model that is not sharded, and on all ranks if one has no batch to repeat. Raises
     NotImplementedError for a model on several meshes.
     """
@@ -70,7 +72,7 @@ def _repeating(model, state: State, weighs: bool, optimizers: list[torch.optim.O
         _step(optimizers, after_backward, after_step)
 
     state.settings.weigh_samples = weighs
-    repeats = Repeats(model, state, weighs)
+    repeats = Repeats(model, state, weighs, optimizers)
     try:
         yield
         roots = roots_in(model)

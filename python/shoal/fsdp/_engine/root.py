@@ -339,7 +339,10 @@ class Root:
     # ---- actions on gradients ----
 
     def queue_pass_end(self) -> None:
-        part = self.states[0].settings.part
+        settings = self.states[0].settings
+        if settings.before_pass is not None:
+            settings.before_pass()
+        part = settings.part
         if part is not None and part.backward_ran:
             raise Unimplemented(
                 "a second backward pass ran in one part of a batch: with deterministic=True its gradients have no place among the sums",

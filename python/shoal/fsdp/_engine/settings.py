@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -38,6 +39,7 @@ class Settings:
     part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
     joining: bool = False
     repeats: bool = False  # this rank has no further batch, and runs its last one for the other ranks' collectives
+    before_pass: Callable[[], None] | None = None  # called before a backward's first collective
     total_samples: float | None = None  # samples of all ranks in this pass, if they weigh gradients and collectives reduce these
     host_copy: Any = None  # the HostCopy of a model on devices, in its first unit, while one is kept
     protection: Any = None  # a protected model's Protection, in all of its units: its optimizer alone steps the model

@@ -129,7 +129,7 @@ class Unit:
     def scale(self) -> float:
         root, part = self.state.root, self.state.settings.part
         if root is not None and root.total_samples is not None:
-            return 1.0 / (root.total_samples + root.total_kept)
+            return 1.0 / max(root.total_samples + root.total_kept, 1.0)
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.total))
 
     @property
