@@ -101,7 +101,7 @@ def test_a_loop_that_runs_again_after_a_death_gives_the_same_bits(tmp_path):
     check(result)
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(2, "own groups"), (4, True)])
+@pytest.mark.parametrize(("workers", "devices"), [(4, "own groups"), (4, True)])
 def test_a_model_outside_of_arenas_has_the_bits_of_one_in_arenas(workers, devices):
     check(fit(workers, devices=devices))
 

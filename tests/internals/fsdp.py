@@ -19,7 +19,7 @@ from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import managed, state_of
 from shoal.fsdp._parameters.logical import Part
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
-from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, protect
+from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, copied, protect
 from shoal.fsdp._protect.copied import CopiedStep
 from shoal.fsdp._protect.states import states_of
 from shoal.fsdp._reshard import memory, reshard, stream

@@ -19,6 +19,7 @@ from fsdp_devices_test import OURS_ALONE
 from late_device import LateDevice, LateStreams
 from launching.trained import check, run, worlds
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import shoal.fsdp
 
@@ -101,7 +102,9 @@ def steps_copied_to_the_host():
     from shoal.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 4))
+    for layer in model:
+        fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
     pairs, states = [(managed(p), managed(p)) for p in model.parameters()], states_of(optimizer)
@@ -115,13 +118,56 @@ def steps_copied_to_the_host():
             step = CopiedStep.begin(transfers.of(torch.device("cpu")), pairs, optimizer, states)
         optimizer.zero_grad()
     step.await_all()
-    assert [name for _, name, _ in step.arrays] == 4 * ["param", "exp_avg", "exp_avg_sq"]
+    assert [name for _, name, _ in step.arrays] == 6 * ["param", "exp_avg", "exp_avg_sq"]
     for p, name, values in step.arrays:
         assert torch.equal(values, (p if name == "param" else optimizer.state[p][name]).to_local().detach())
-    assert [float(values["step"]) for _, values, _ in step.others] == 4 * [3.0]
+    assert [float(values["step"]) for _, values, _ in step.others] == 6 * [3.0]
 
 
-ALONE = {**OURS_ALONE, "steps_copied_to_the_host": steps_copied_to_the_host}
+class Counting(torch.optim.Optimizer):
+    """Counts its steps on the device."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if "step" not in self.state[p]:
+                gradient = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+                self.state[p]["step"] = gradient.sum() * 0
+            self.state[p]["step"] += 1
+            p.sub_(0.1 * p.grad)
+
+
+def steps_copied_with_counts_of_the_device():
+    """The counts are copied together, from memory that no later work may get before."""
+    from internals.fsdp import CopiedStep, copied, managed, states_of, streams, transfers
+
+    from shoal.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = Counting(model.parameters())
+    pairs, states = [(managed(p), managed(p)) for p in model.parameters()], states_of(optimizer)
+    step = None
+    for number in range(4):
+        model(torch.ones(2, 4)).square().sum().backward()
+        if step is not None:
+            step.await_all()
+            assert [float(values["step"]) for _, values, _ in step.others] == 8 * [number]
+        optimizer.step()
+        # Only a driver of CUDA pins memory.
+        pinned = mock.patch.object(streams, "pinned_like", torch.empty_like)
+        with pinned, mock.patch.object(copied, "on_host", return_value=False):
+            step = CopiedStep.begin(transfers.of(torch.device("cpu")), pairs, optimizer, states)
+        optimizer.zero_grad()
+
+
+ALONE = {**OURS_ALONE, **{f.__name__: f for f in (steps_copied_to_the_host, steps_copied_with_counts_of_the_device)}}
 ALL = {**case, **fsdp2_test.case, **fsdp2_extensions_test.case, **fsdp2_combined_test.case}
 SLICE = (
     *case,

@@ -42,11 +42,13 @@ class Buffer:
         _advise(self.address + begin, min(end, len(self)) - begin, _MADV_POPULATE_WRITE)
 
     def pin(self) -> None:
-        """Locks the memory, so that CUDA devices copy to it while the host goes on. Raises CudaError if CUDA refuses."""
+        """Locks the memory, so that CUDA devices copy to it while the host goes on. If CUDA refuses, the host waits for the copies."""
         if not self._pinned:
-            cuda = torch.cuda.cudart()
-            torch.cuda.check_error(int(cuda.cudaHostRegister(self.address, len(self), 0)))
-            self._pinned = True
+            self._pinned, cuda = True, torch.cuda.cudart()
+            if int(cuda.cudaHostRegister(self.address, len(self), 0)) != 0:
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device="cuda")  # reports CUDA's last error, which the training's next kernel would take for its own
+                return
             weakref.finalize(self, cuda.cudaHostUnregister, self.address).atexit = False
 
 

@@ -86,7 +86,7 @@ class PendingSave:
     def _run(self) -> None:
         try:
             if self._snapshot is not None:
-                self._snapshot.complete()
+                self._complete()
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             self._ranks.agree(self._check)
             if (before := self._about.before) is not None:
@@ -102,6 +102,13 @@ class PendingSave:
         finally:
             if self._snapshot is not None:
                 self._snapshot.release()
+
+    def _complete(self) -> None:
+        """An error, such as a device's, is one for ``_check``: the other ranks wait there."""
+        try:
+            self._snapshot.complete()
+        except Exception as error:
+            self._snapshot.error = self._snapshot.error or error
 
     def _on_first_rank(self, action: Callable[[], None]) -> None:
         if self._ranks.rank == 0:

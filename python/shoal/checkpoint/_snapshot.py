@@ -78,13 +78,15 @@ class Snapshot:
 
     def complete(self) -> None:
         """The host waits until all is copied."""
-        self._copy()
-        for staging in self._staged.values():
-            staging.complete()
-            if staging.written is not None:
-                self.error = _written(staging.written)
-        if self in _active:
-            _active.remove(self)
+        try:
+            self._copy()
+            for staging in self._staged.values():
+                staging.complete()
+                if staging.written is not None:
+                    self.error = _written(staging.written)
+        finally:
+            if self in _active:
+                _active.remove(self)
 
     def _copy(self) -> None:
         while not self._copied.is_set():

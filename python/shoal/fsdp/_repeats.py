@@ -130,8 +130,8 @@ class Repeats:
             )
         if wrong_ranks or max(phases) != ranks or any(n not in (0, ranks) for n in found):
             raise InvalidArgument(
-                "join of a model that collectives gather takes one backward after each forward with gradients, one optimizer step after each "
-                "backward that reduces them, and the same calls on all ranks with batches",
+                "join of a model that collectives gather takes one backward after each forward with gradients, one optimizer step after "
+                "each backward that reduces them, and the same calls on all ranks with batches",
                 hint="add losses up before backward, and accumulate with set_requires_gradient_sync(False)",
             )
         if not has:

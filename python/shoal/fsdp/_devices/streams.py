@@ -9,6 +9,7 @@ backend's threads, and the host waits for them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -118,8 +119,8 @@ class _Event:
         self._event.synchronize()
 
 
-class _Stream:
-    """A stream as a context that can be entered again and again."""
+class _Stream(threading.local):
+    """A stream as a context that each thread can enter again and again."""
 
     def __init__(self, handle: Any, stream: Any):
         self._handle, self._stream = handle, stream
@@ -238,19 +239,30 @@ class Transfers:
             with stream:
                 mark.wait()
 
-    def to_host(self, gradient: torch.Tensor, pinned: bool, allocated_on: Sequence[AbstractContextManager]) -> torch.Tensor:
-        """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish``. ``allocated_on``: the
-        streams to whose pools the gradient's memory may return."""
+    def to_host(
+        self, gradient: torch.Tensor, pinned: bool, allocated_on: Sequence[AbstractContextManager], awaited: bool = True
+    ) -> torch.Tensor:
+        """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish`` if it is ``awaited``.
+        ``allocated_on``: the streams to whose pools the gradient's memory may return."""
         if not pinned or self.streams.asynchronous:
             return gradient.to("cpu")
-        out = pinned_like(gradient)
-        reduced = self.streams.mark()
+        out = self.copy_to_host(gradient, "gradients")
         with self.streams.copies:
-            reduced.wait()
-            self.streams.timeline.timed("copies", "copy", "gradients", lambda: out.copy_(gradient, non_blocking=True))
             mark = self.streams.mark()
-        self._on_host.append(mark)
+        if awaited:
+            self._on_host.append(mark)
         self._copied.append((mark, gradient, allocated_on))
+        return out
+
+    def copy_to_host(self, t: torch.Tensor, label: str = "step") -> torch.Tensor:
+        """Copies to pinned memory on the stream of copies. The caller waits there for the end, and keeps ``t`` until then."""
+        if self.streams.asynchronous:
+            return t.to("cpu")
+        out = pinned_like(t)
+        computed = self.streams.mark()
+        with self.streams.copies:
+            computed.wait()
+            self.streams.timeline.timed("copies", "copy", label, lambda: out.copy_(t, non_blocking=True))
         return out
 
     def free_copied(self) -> None:

@@ -90,6 +90,8 @@ class Timeline:
 
     def between(self, begin: float, end: float) -> list[tuple[Transfer, float, float]]:
         """The transfers that the host began between these times and that have ended, each with its own times."""
-        found = [t for t in self._transfers if begin <= t.issued < end and t.ended.wait(_LATE_S)]
+        until = time.monotonic() + _LATE_S
+        among = [t for t in list(self._transfers) if begin <= t.issued < end]  # another thread may append
+        found = [t for t in among if t.ended.wait(max(0.0, until - time.monotonic()))]
         times = self._stamps.times([stamp for t in found for stamp in (t.begin, t.end)])
         return [(t, *span) for t, span in zip(found, zip(times[::2], times[1::2], strict=True), strict=True)]

@@ -25,7 +25,8 @@ class CopiedStep:
         self.others: list[tuple[torch.Tensor, dict[str, Any], list[str]]] = []
         self._moves = moves
         self._singles: dict[torch.dtype, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
-        self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor]] = []
+        # With the sources, whose memory no other work may get before the copies have ended.
+        self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor, torch.Tensor]] = []
         self._copied = DONE
 
     @classmethod
@@ -39,14 +40,15 @@ class CopiedStep:
                 step._take(p, q.views.sharded, optimizer.state.get(p.views.sharded) or {}, known)
         # One copy for all counters: a copy for each would take longer than those of the rows.
         for singles in step._singles.values():
-            step._stacked.append((singles, step._to_host(torch.stack([t.reshape(()) for _, _, t in singles]))))
+            stacked = torch.stack([t.reshape(()) for _, _, t in singles])
+            step._stacked.append((singles, step._to_host(stacked), stacked))
         with moves.streams.copies:
             step._copied = moves.streams.mark()
         return step
 
     def await_all(self) -> None:
         self._moves.streams.synchronize(self._copied)
-        for singles, arrived in self._stacked:
+        for singles, arrived, _ in self._stacked:
             for (values, name, single), value in zip(singles, arrived, strict=True):
                 values[name] = value.clone().reshape(single.shape)
         self._singles.clear()
@@ -63,7 +65,7 @@ class CopiedStep:
                 values[name] = value
             elif value.numel() != 1:
                 raise _unknown(p, name, "is no single number")
-            elif (single := local_of(value).detach()).is_cpu:
+            elif on_host(single := local_of(value).detach()):
                 values[name] = single.clone()
             else:
                 self._singles.setdefault(single.dtype, []).append((values, name, single))
@@ -79,8 +81,12 @@ class CopiedStep:
             self.arrays.append((q, name, self._to_host(local)))
 
     def _to_host(self, t: torch.Tensor) -> torch.Tensor:
-        taken = self._moves.to_host(t, True, [])
+        taken = self._moves.copy_to_host(t)
         return taken.clone() if taken is t else taken
+
+
+def on_host(t: torch.Tensor) -> bool:
+    return t.is_cpu
 
 
 def _unknown(p: ShardedParameter, name: str, what: str) -> Unimplemented:

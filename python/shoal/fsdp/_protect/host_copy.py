@@ -249,9 +249,9 @@ class HostCopy:
                     f"a protected parameter of {q.dtype} has a gradient of {local.dtype}: {p.name}",
                     hint="use gradients of the parameter's dtype",
                 )
-            taken = moves.to_host(local, True, pools)
+            taken = moves.to_host(local, True, pools, awaited=False)
             self._taken.append(taken.clone() if taken is local else taken)
-        self._sums = moves.to_host(sums, True, pools)
+        self._sums = moves.to_host(sums, True, pools, awaited=False)
         with moves.streams.copies:
             self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
