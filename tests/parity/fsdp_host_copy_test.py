@@ -390,6 +390,16 @@ def mistakes_are_named():
     optimizer.step()
 
 
+@use
+def a_record_names_a_dtype_that_it_cannot_have():
+    protection = train(True, steps=0)[2].optimizers[0]._protection
+    units, specs = [u.native for u in protection.root.units], [(0, 0, "turns", "complex64")]
+    with pytest.raises(InvalidArgument, match="dtype complex64"):
+        protection.actor.share_arrays(units, specs)
+    with pytest.raises(InvalidArgument, match="dtype complex64"):
+        protection.actor.protect(protection.model, specs, 0)
+
+
 class Weighing(torch.optim.Optimizer):
     """An optimizer with a number on the device, as ASGD has."""
 
