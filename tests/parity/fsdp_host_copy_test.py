@@ -367,13 +367,16 @@ def mistakes_are_named():
     from internals.fsdp import protect
 
     model = sharded()
-    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: a step on a small tensor fails"):
+    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: its attribute _params has parameters"):
         protect(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(Unimplemented, match=r"Adafactor cannot be protected: its state \w+ has the shape \[3, 1\], its parameter \[3, 5\]"):
         protect(model, torch.optim.Adafactor(model.parameters()))
     with pytest.raises(Unimplemented, match="its step changes its attribute rounds"):
         protect(model, counting := Counting(model.parameters()))
     assert counting.rounds == []
+    with pytest.raises(Unimplemented, match="its step changes its attribute _rounds"):
+        protect(model, private := CountingPrivately(model.parameters()))
+    assert private._rounds == []
     with pytest.raises(InvalidArgument, match="has not sharded"):
         protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
     optimizer = adamw(model)
@@ -390,6 +393,53 @@ def mistakes_are_named():
     optimizer.step()
 
 
+class Weighing(torch.optim.Optimizer):
+    """An optimizer with a number on the device, as ASGD has."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["weight"] = torch.ones((), device=p.device)
+
+
+@use
+def an_optimizer_that_steps_another_one_is_refused_and_not_stepped():
+    from internals.fsdp import HostCopy, protect
+
+    model = sharded()
+    model(batch(0)).square().mean().backward()
+    wrapping, closing = Wrapping(model.parameters()), Wrapping(model.parameters())
+    closing.inner_step, closing.inner = (lambda inner: lambda: inner.step())(closing.inner), None
+    hiding = Hiding(model.parameters())
+    before = bytes_of([p.to_local() for p in model.parameters()])
+    for optimizer in (wrapping, closing):
+        with pytest.raises(Unimplemented, match=r"cannot be protected: its attribute inner\w* has another optimizer"):
+            protect(model, optimizer)
+    assert not wrapping.inner.state
+    assert bytes_of([p.to_local() for p in model.parameters()]) == before
+    with pytest.raises(Unimplemented, match="a step of a copy of it changes the parameters or states of this one"):
+        protect(model, hiding)
+    model, _, host_copy = train(True, steps=1)
+    model(batch(1)).square().mean().backward()
+    wrapping = Wrapping(model.parameters())
+    HostCopy(host_copy._states, [wrapping]).return_states()  # as a change of the workers without protection does
+    assert not wrapping.inner.state
+
+
+@use
+def states_that_appear_late_are_known():
+    host_copy = expect_same(make=lambda m: Late(m.parameters()))
+    assert {name for of in host_copy.copies.values() for name in of.sharded} == {"first", "second"}
+
+
+@use
+def a_state_of_a_dtype_that_no_record_has_is_refused():
+    from internals.fsdp import protect
+
+    model = sharded()
+    with pytest.raises(Unimplemented, match="a step record has no arrays of complex64, the dtype of its state turns"):
+        protect(model, Turning(model.parameters()))
+
+
 @use
 def a_record_names_a_dtype_that_it_cannot_have():
     protection = train(True, steps=0)[2].optimizers[0]._protection
@@ -400,12 +450,58 @@ def a_record_names_a_dtype_that_it_cannot_have():
         protection.actor.protect(protection.model, specs, 0)
 
 
-class Weighing(torch.optim.Optimizer):
-    """An optimizer with a number on the device, as ASGD has."""
+class Turning(torch.optim.Optimizer):
+    """An optimizer with complex numbers."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
 
     def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
-            self.state[p]["weight"] = torch.ones((), device=p.device)
+            self.state[p]["turns"] = torch.zeros_like(p, dtype=torch.complex64)
+
+
+class Late(torch.optim.Optimizer):
+    """An optimizer with a state that a gradient of zeros does not make, and one that appears in the second step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state, g = self.state[p], p.grad
+            if "first" in state:
+                state.setdefault("second", torch.zeros_like(p)).add_(g)
+            elif g.any():
+                state["first"] = g.clone()
+            p.add_(g, alpha=-0.1)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer whose step is that of another one."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.AdamW(self.param_groups[0]["params"])
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+HIDDEN = []
+
+
+class Hiding(torch.optim.SGD):
+    """An optimizer that writes to parameters which no attribute has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        HIDDEN[:] = self.param_groups[0]["params"]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        HIDDEN[0].mul_(0.5)
 
 
 class Counting(torch.optim.SGD):
@@ -417,6 +513,18 @@ class Counting(torch.optim.SGD):
 
     def step(self, closure=None):
         self.rounds.append(1)
+        return super().step(closure)
+
+
+class CountingPrivately(torch.optim.SGD):
+    """An optimizer with a private number that no state has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self._rounds = []
+
+    def step(self, closure=None):
+        self._rounds.append(1)
         return super().step(closure)
 
 

@@ -26,7 +26,7 @@ from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import Kind, local_of
 from shoal.fsdp._protect.copied import CopiedStep
-from shoal.fsdp._protect.states import StatesOf, states_of
+from shoal.fsdp._protect.states import StatesOf, is_of_torch, states_of
 from shoal.optim._fused import Fused
 
 _MOST_COPIES = 8  # copies of one step, which are made again while the program writes to rows
@@ -169,8 +169,8 @@ class HostCopy:
         self._spoiled, self._versions = False, []
         with lasting():
             for original, mine in zip(self._originals, self.optimizers, strict=True):
-                original.state.clear()
                 singles = _singles_on_devices(original)
+                original.state.clear()
                 for group, p, q in self._optimized(original):
                     if q in mine.state:
                         on_device = singles.get(id(p), ())
@@ -382,14 +382,22 @@ class HostCopy:
 
 
 def _singles_on_devices(optimizer: torch.optim.Optimizer) -> dict[int, Container[str]]:
-    """By the id of a parameter: its states that are single numbers on its device. A step of an optimizer of torch shows them; of one that
-    cannot be tried only the counters are known."""
+    """By the id of a parameter: its states that are single numbers on its device, as present states of its group show them. A newcomer has
+    no states: there a trial shows those of torch's own optimizers. The trial leaves out a program's own class, whose step may have effects
+    that protection would refuse: then only its counters are known."""
     if isinstance(optimizer, Fused):
         return {}
-    try:
-        return {of: states.on_device for of, states in states_of(optimizer).items()}
-    except Unimplemented:
-        return {}
+    if not optimizer.state:
+        try:
+            return {of: states.on_device for of, states in states_of(optimizer).items()} if is_of_torch(optimizer) else {}
+        except Unimplemented:
+            return {}
+    found: dict[int, Container[str]] = {}
+    for group in optimizer.param_groups:
+        states = [optimizer.state.get(p) or {} for p in group["params"]]
+        singles = {n for state in states for n, t in state.items() if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_cpu}
+        found.update((id(p), singles) for p in group["params"])
+    return found
 
 
 class _Part(nn.Module):
