@@ -432,6 +432,22 @@ def states_that_appear_late_are_known():
 
 
 @use
+def a_state_that_cannot_be_copied_is_an_error_before_the_step():
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    before = bytes_of([p.to_local() for p in model.parameters()])
+    p = next(model.parameters())
+    optimizer.state[p]["noise"] = torch.ones(7)
+    model(batch(1)).square().mean().backward()
+    with pytest.raises(Unimplemented, match=r"the state noise of .* a small tensor had no such state"):
+        optimizer.step()
+    assert bytes_of([p.to_local() for p in model.parameters()]) == before
+    del optimizer.state[p]["noise"]
+    optimizer.step()
+    host_copy.wait()
+    expect_equal(host_copy, model, optimizer)
+
+
+@use
 def a_state_of_a_dtype_that_no_record_has_is_refused():
     from internals.fsdp import protect
 

@@ -25,7 +25,7 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import Kind, local_of
-from shoal.fsdp._protect.copied import CopiedStep
+from shoal.fsdp._protect.copied import CopiedStep, check_states
 from shoal.fsdp._protect.states import StatesOf, is_of_torch, states_of
 from shoal.optim._fused import Fused
 
@@ -225,6 +225,10 @@ class HostCopy:
             raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
         if self.copies is None:
             self._take_gradients()
+            return
+        for p, _ in self.pairs:
+            if (known := self.copies.get(id(p.views.sharded))) is not None:
+                check_states(p, self._originals[0].state.get(p.views.sharded) or {}, known)
 
     def _take_gradients(self) -> None:
         """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
