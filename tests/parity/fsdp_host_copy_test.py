@@ -176,6 +176,58 @@ def a_write_beside_a_copy_is_copied_whole():
 
 
 @use
+def a_write_beside_the_begin_of_a_second_copy_is_copied_whole():
+    from internals.fsdp import CopiedStep
+
+    def write_after_begin(cls, *of):
+        step = begin(*of)
+        with torch.no_grad():
+            first.mul_(0.5)
+        return step
+
+    def write_meanwhile(step):
+        CopiedStep.await_all, CopiedStep.begin = arrived, classmethod(write_after_begin_once)
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    def write_after_begin_once(cls, *of):
+        CopiedStep.begin = begin
+        return write_after_begin(cls, *of)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived, begin = next(model.parameters()), CopiedStep.await_all, CopiedStep.begin
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write_meanwhile
+    optimizer.step()
+    host_copy.wait()
+    host_copy.follow_writes()
+    expect_equal(host_copy, model, optimizer)
+
+
+@use
+def a_step_whose_copies_are_all_written_to_does_not_count():
+    from internals.fsdp import CopiedStep
+
+    def write(step):
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived = next(model.parameters()), CopiedStep.await_all
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write
+    try:
+        optimizer.step()
+        with pytest.raises(InvalidArgument, match=r"written to the parameter inp\.weight .* beside each of 8 copies"):
+            host_copy.wait()
+    finally:
+        CopiedStep.await_all = arrived
+    assert host_copy.optimizers[0]._protection.step == 1
+
+
+@use
 def a_copied_step_that_does_not_count_leaves_no_states():
     from internals.fsdp import Moment, at_next
 

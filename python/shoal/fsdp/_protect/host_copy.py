@@ -29,7 +29,7 @@ from shoal.fsdp._protect.copied import CopiedStep, check_states
 from shoal.fsdp._protect.states import StatesOf, is_of_torch, states_of
 from shoal.optim._fused import Fused
 
-_MOST_COPIES = 8  # copies of one step, which are made again while the program writes to rows
+_MOST_COPIES = 8  # copies of one step, which are made again if the program has written to rows meanwhile
 _SCALING = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer
 
 
@@ -307,25 +307,33 @@ class HostCopy:
             self._stream = None if device.type == "cpu" else torch.get_device_module(device).current_stream(device)
             self._begin_copies(nullcontext())
         self._updated = self._transfers.streams.mark()
-        self._versions = [self._versions_of(p) for p, _ in self.pairs]
+        if self.copies is None:
+            self._versions = [self._versions_of(p) for p, _ in self.pairs]
         self.num_steps += 1
         self._repeating = threading.Thread(target=self._repeat, name="shoal-host-copy", daemon=True)
         self._repeating.start()
 
     def _begin_copies(self, stream: AbstractContextManager) -> None:
+        # Before the copies: a write beside them then shows, and is copied once more.
+        self._versions = [self._versions_of(p) for p, _ in self.pairs]
         with stream:
             self._step = CopiedStep.begin(self._transfers, self.pairs, self._originals[0], self.copies)
-        self._versions = [self._versions_of(p) for p, _ in self.pairs]
 
     def _await_copies(self) -> None:
         """Waits for the copies of a step. If the program has written to rows or states meanwhile, the copies may have parts of that write,
         and are made again behind it."""
-        for _ in range(_MOST_COPIES):
+        for count in range(1, _MOST_COPIES + 1):
             self._step.await_all()
-            if self._versions == [self._versions_of(p) for p, _ in self.pairs]:
+            written = [p.name for (p, _), known in zip(self.pairs, self._versions, strict=True) if self._versions_of(p) != known]
+            if not written:
                 return
-            self._begin_copies(self._transfers.streams.on(self._stream))
-        self._step.await_all()
+            if count < _MOST_COPIES:
+                self._begin_copies(self._transfers.streams.on(self._stream))
+        self._step = None
+        raise InvalidArgument(
+            f"the program has written to the parameter {written[0]} or its states beside each of {_MOST_COPIES} copies of a step",
+            hint="write to parameters rarely, or train without protection",
+        )
 
     def wait(self) -> None:
         """Waits until the last step counts on all ranks, and its update is repeated. Raises the error that has prevented it, once."""
