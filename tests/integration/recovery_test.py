@@ -355,8 +355,8 @@ def test_a_death_on_devices_with_a_grad_scaler_changes_nothing(tmp_path, capfd, 
     check(result)
     assert (result.changes[0].died, result.changes[1].workers) == ((1,), 3)
     said = []
-    line = "MB of rows and states per step, updates copied in"
-    wait_until(lambda: said.extend(capfd.readouterr()) or line in "".join(said), 60, "the line of costs")
+    lines = ("MB where each step's rows and states arrive", "MB of rows and states per step, updates copied in")
+    wait_until(lambda: said.extend(capfd.readouterr()) or all(line in "".join(said) for line in lines), 60, "the lines of costs")
 
 
 @pytest.mark.parametrize(("devices", "dies"), [(True, 0), ("own groups", 1)])  # rank 0 has then been in a group of the same ranks

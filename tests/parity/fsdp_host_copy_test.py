@@ -176,6 +176,58 @@ def a_write_beside_a_copy_is_copied_whole():
 
 
 @use
+def a_write_beside_the_begin_of_a_second_copy_is_copied_whole():
+    from internals.fsdp import CopiedStep
+
+    def write_after_begin(cls, *of):
+        step = begin(*of)
+        with torch.no_grad():
+            first.mul_(0.5)
+        return step
+
+    def write_meanwhile(step):
+        CopiedStep.await_all, CopiedStep.begin = arrived, classmethod(write_after_begin_once)
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    def write_after_begin_once(cls, *of):
+        CopiedStep.begin = begin
+        return write_after_begin(cls, *of)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived, begin = next(model.parameters()), CopiedStep.await_all, CopiedStep.begin
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write_meanwhile
+    optimizer.step()
+    host_copy.wait()
+    host_copy.follow_writes()
+    expect_equal(host_copy, model, optimizer)
+
+
+@use
+def a_step_whose_copies_are_all_written_to_does_not_count():
+    from internals.fsdp import CopiedStep
+
+    def write(step):
+        with torch.no_grad():
+            first.mul_(0.5)
+        arrived(step)
+
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    first, arrived = next(model.parameters()), CopiedStep.await_all
+    model(batch(1)).square().mean().backward()
+    CopiedStep.await_all = write
+    try:
+        optimizer.step()
+        with pytest.raises(InvalidArgument, match=r"written to the parameter inp\.weight .* beside each of 8 copies"):
+            host_copy.wait()
+    finally:
+        CopiedStep.await_all = arrived
+    assert host_copy.optimizers[0]._protection.step == 1
+
+
+@use
 def a_copied_step_that_does_not_count_leaves_no_states():
     from internals.fsdp import Moment, at_next
 
@@ -367,13 +419,16 @@ def mistakes_are_named():
     from internals.fsdp import protect
 
     model = sharded()
-    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: a step on a small tensor fails"):
+    with pytest.raises(Unimplemented, match=r"torch\.optim.*LBFGS cannot be protected: its attribute _params has parameters"):
         protect(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(Unimplemented, match=r"Adafactor cannot be protected: its state \w+ has the shape \[3, 1\], its parameter \[3, 5\]"):
         protect(model, torch.optim.Adafactor(model.parameters()))
     with pytest.raises(Unimplemented, match="its step changes its attribute rounds"):
         protect(model, counting := Counting(model.parameters()))
     assert counting.rounds == []
+    with pytest.raises(Unimplemented, match="its step changes its attribute _rounds"):
+        protect(model, private := CountingPrivately(model.parameters()))
+    assert private._rounds == []
     with pytest.raises(InvalidArgument, match="has not sharded"):
         protect(model, shoal.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
     optimizer = adamw(model)
@@ -398,6 +453,122 @@ class Weighing(torch.optim.Optimizer):
             self.state[p]["weight"] = torch.ones((), device=p.device)
 
 
+@use
+def an_optimizer_that_steps_another_one_is_refused_and_not_stepped():
+    from internals.fsdp import HostCopy, protect, state_of
+
+    model = sharded()
+    model(batch(0)).square().mean().backward()
+    wrapping, closing = Wrapping(model.parameters()), Wrapping(model.parameters())
+    closing.inner_step, closing.inner = (lambda inner: lambda: inner.step())(closing.inner), None
+    hiding = Hiding(model.parameters())
+    before = bytes_of([p.to_local() for p in model.parameters()])
+    for optimizer in (wrapping, closing):
+        with pytest.raises(Unimplemented, match=r"cannot be protected: its attribute inner\w* has another optimizer"):
+            protect(model, optimizer)
+    assert not wrapping.inner.state
+    assert bytes_of([p.to_local() for p in model.parameters()]) == before
+    with pytest.raises(Unimplemented, match="a step of a copy of it changes the parameters or states of this one"):
+        protect(model, hiding)
+    HostCopy(state_of(model).root.states, [wrapping]).return_states()  # as a change of the workers without protection does
+    assert not wrapping.inner.state
+
+
+@use
+def states_that_appear_late_are_known():
+    host_copy = expect_same(make=lambda m: Late(m.parameters()))
+    assert {name for of in host_copy.copies.values() for name in of.sharded} == {"first", "second"}
+
+
+@use
+def a_state_that_cannot_be_copied_is_an_error_before_the_step():
+    model, optimizer, host_copy = train(True, make=of_torch("AdamW"), steps=1)
+    before = bytes_of([p.to_local() for p in model.parameters()])
+    p = next(model.parameters())
+    optimizer.state[p]["noise"] = torch.ones(7)
+    model(batch(1)).square().mean().backward()
+    with pytest.raises(Unimplemented, match=r"the state noise of .* a small tensor had no such state"):
+        optimizer.step()
+    assert bytes_of([p.to_local() for p in model.parameters()]) == before
+    del optimizer.state[p]["noise"]
+    optimizer.step()
+    host_copy.wait()
+    expect_equal(host_copy, model, optimizer)
+
+
+@use
+def a_state_of_a_dtype_that_no_record_has_is_refused():
+    from internals.fsdp import protect
+
+    model = sharded()
+    with pytest.raises(Unimplemented, match="a step record has no arrays of complex64, the dtype of its state turns"):
+        protect(model, Turning(model.parameters()))
+
+
+@use
+def a_record_names_a_dtype_that_it_cannot_have():
+    protection = train(True, steps=0)[2].optimizers[0]._protection
+    units, specs = [u.native for u in protection.root.units], [(0, 0, "turns", "complex64")]
+    with pytest.raises(InvalidArgument, match="dtype complex64"):
+        protection.actor.share_arrays(units, specs)
+    with pytest.raises(InvalidArgument, match="dtype complex64"):
+        protection.actor.protect(protection.model, specs, 0)
+
+
+class Turning(torch.optim.Optimizer):
+    """An optimizer with complex numbers."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["turns"] = torch.zeros_like(p, dtype=torch.complex64)
+
+
+class Late(torch.optim.Optimizer):
+    """An optimizer with a state that a gradient of zeros does not make, and one that appears in the second step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state, g = self.state[p], p.grad
+            if "first" in state:
+                state.setdefault("second", torch.zeros_like(p)).add_(g)
+            elif g.any():
+                state["first"] = g.clone()
+            p.add_(g, alpha=-0.1)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer whose step is that of another one."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.AdamW(self.param_groups[0]["params"])
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+HIDDEN = []
+
+
+class Hiding(torch.optim.SGD):
+    """An optimizer that writes to parameters which no attribute has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        HIDDEN[:] = self.param_groups[0]["params"]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        HIDDEN[0].mul_(0.5)
+
+
 class Counting(torch.optim.SGD):
     """An optimizer with a number that no state has."""
 
@@ -407,6 +578,18 @@ class Counting(torch.optim.SGD):
 
     def step(self, closure=None):
         self.rounds.append(1)
+        return super().step(closure)
+
+
+class CountingPrivately(torch.optim.SGD):
+    """An optimizer with a private number that no state has."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self._rounds = []
+
+    def step(self, closure=None):
+        self._rounds.append(1)
         return super().step(closure)
 
 

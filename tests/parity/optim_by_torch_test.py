@@ -8,8 +8,9 @@ import warnings
 
 import pytest
 import torch
-from internals.optim import kernels_fail_with, lacks_kernels, updates_by_torch
+from internals.optim import Scaling, kernels_fail_with, lacks_kernels, updates_by_torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import shoal.optim
 from shoal.exceptions import Unavailable, Unimplemented
@@ -69,6 +70,33 @@ def test_the_bits_are_those_of_torchs_fused_optimizer(name, options):
                     ps[1].grad = None
                 o.step()
     expect_same_bits(ours, optimizer, theirs, reference)
+
+
+class Copies(TorchFunctionMode):
+    """Keeps the arguments of copies of one tensor to a device."""
+
+    def __init__(self, of):
+        self.of, self.made = of, []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.to and args[0] is self.of:
+            self.made.append((*args[1:], kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_learning_rate_is_copied_once_per_step_and_device(name):
+    ps = [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    lr = torch.tensor(0.1)
+    optimizer = getattr(shoal.optim, name)([{"params": ps[:1]}, {"params": ps[1:]}], lr=lr)
+    with updates_by_torch(), Copies(lr) as copies:
+        for step in range(2):
+            give(ps, step)
+            optimizer.step()
+    assert len(copies.made) == 2
+    with Copies(lr) as copies:
+        Scaling(None, None).option_on(lr, torch.device("meta"))
+    assert copies.made == [(torch.device("meta"), {"non_blocking": True})]  # a copy to a device leaves the host free
 
 
 def losses_with_inf(ps, step, infinite):

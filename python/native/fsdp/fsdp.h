@@ -22,7 +22,7 @@ std::vector<GraphNode> graph_nodes(const fsdp::StepGraph& graph);
 nb::list spans_list(const std::vector<fsdp::Span>& spans);
 // (unit, parameter, name, dtype) of arrays.
 using States = std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string, std::string>>;
-std::vector<fsdp::StateSpec> specs_of(const States& states);
+std::vector<fsdp::StateSpec> specs_of(const States& states);  // with the GIL: an unknown dtype raises
 nb::dict memory_dict(const fsdp::ShardedModel::Memory& memory);
 
 }  // namespace shoal::python

@@ -83,12 +83,14 @@ std::shared_ptr<fsdp::ShardedModel> make_model(ShardActor& a, const std::vector<
 std::shared_ptr<fsdp::SharedArrays> share_arrays(ShardActor& a, const std::vector<std::shared_ptr<ShardedUnit>>& units,
                                                  const States& states, const std::string& key,
                                                  const std::shared_ptr<fsdp::SharedArrays>& before) {
-  return without_gil([&] { return a.share_arrays(units, specs_of(states), key, before); });
+  const auto specs = specs_of(states);
+  return without_gil([&] { return a.share_arrays(units, specs, key, before); });
 }
 
 std::shared_ptr<fsdp::ProtectedShard> protect(ShardActor& a, const fsdp::ShardedModel& model, const States& states, std::uint64_t step,
                                               const std::shared_ptr<fsdp::SharedArrays>& shared) {
-  return without_gil([&] { return a.protect(model, specs_of(states), step, shared); });
+  const auto specs = specs_of(states);
+  return without_gil([&] { return a.protect(model, specs, step, shared); });
 }
 
 std::vector<std::string> members(const ShardActor& a) {

@@ -105,7 +105,6 @@ class Adam(Fused, torch.optim.Adam):
         for counts in steps.values():
             torch._foreach_add_(counts, 1)
         operator = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-        lr = group["lr"]
         step_of = {id(local(p)): self.state[p]["step"] for p in parameters}
         for shards, gradients in self._shards_for_torch(group, parameters, keys, scaling.grad_scale is not None):
             device = shards[0].values.device
@@ -116,7 +115,7 @@ class Adam(Fused, torch.optim.Adam):
                 *(states if group["amsgrad"] else [*states, []]),
                 [step_of[id(shard.values)] for shard in shards],
                 amsgrad=group["amsgrad"],
-                lr=lr.to(device) if isinstance(lr, torch.Tensor) else lr,
+                lr=scaling.option_on(group["lr"], device),
                 beta1=float(group["betas"][0]),
                 beta2=float(group["betas"][1]),
                 weight_decay=float(group["weight_decay"]),

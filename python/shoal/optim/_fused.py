@@ -360,6 +360,7 @@ class Scaling:
 
     def __init__(self, grad_scale: torch.Tensor | float | None, found_inf: torch.Tensor | None):
         self.grad_scale, self.found_inf = grad_scale, found_inf
+        self._options: dict[tuple[int, torch.device], torch.Tensor] = {}  # by the id of the option's tensor, which the group keeps
 
     @property
     def given(self) -> bool:
@@ -377,6 +378,16 @@ class Scaling:
     def on(self, device: torch.device) -> dict[str, torch.Tensor | None]:
         """The arguments of torch's fused operators."""
         return {"grad_scale": _on(self.grad_scale, device), "found_inf": _on(self.found_inf, device)}
+
+    def option_on(self, value: torch.Tensor | float, device: torch.device) -> torch.Tensor | float:
+        """An option of a group, as torch's fused operators read it on the device. One copy serves all groups of this step."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if (known := self._options.get((id(value), device))) is None:
+            # The host may read a copy to it at once, and a scheduler may write to pinned memory before the device has read it.
+            waits = device.type == "cpu" or value.is_pinned()
+            known = self._options[id(value), device] = value.to(device, non_blocking=not waits)
+        return known
 
 
 def _on(value: torch.Tensor | float | None, device: torch.device) -> torch.Tensor | None:

@@ -82,14 +82,14 @@ class SGD(Fused, torch.optim.SGD):
             if not has_momentum and group["dampening"] and scaling.skips:
                 continue
             for shards, gradients in self._shards_for_torch(group, some, keys, scaling.grad_scale is not None):
-                lr, device = group["lr"], shards[0].values.device
+                device = shards[0].values.device
                 torch._fused_sgd_(
                     [shard.updated for shard in shards],
                     gradients,
                     [shard.states[0] for shard in shards] if keys else [],
                     weight_decay=float(group["weight_decay"]),
                     momentum=group["momentum"],
-                    lr=lr.to(device) if isinstance(lr, torch.Tensor) else lr,
+                    lr=scaling.option_on(group["lr"], device),
                     dampening=group["dampening"],
                     nesterov=group["nesterov"],
                     maximize=group["maximize"],

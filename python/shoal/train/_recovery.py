@@ -196,7 +196,9 @@ class Record:
         if (replicas := protection.replicas) is not None:
             sizes += f", and {replicas.costs['memory_bytes'] / 1e6:.1f} MB of replicas for workers of other hosts"
         if protection.host_copy is not None:
-            sizes += f", and a copy of {protection.host_copy.bytes / 1e6:.1f} MB of rows on devices"
+            arriving = "gradients" if protection.host_copy.copies is None else "rows and states"
+            sizes += f", a copy of {protection.host_copy.bytes / 1e6:.1f} MB of rows on devices, and "
+            sizes += f"{protection.host_copy.step_bytes / 1e6:.1f} MB where each step's {arriving} arrive"
         print(f"shoal: step records protect this training from the deaths of workers: {sizes}", file=sys.stderr)
 
     def print_costs(self, rank: int) -> None:

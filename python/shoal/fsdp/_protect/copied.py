@@ -55,29 +55,23 @@ class CopiedStep:
         self._stacked.clear()
 
     def _take(self, p: ShardedParameter, q: torch.Tensor, state: dict[str, Any], known: StatesOf) -> None:
-        self._take_array(p, q, ROWS, p.own, p.dtype)
+        self._take_array(q, ROWS, p.own)
         values: dict[str, Any] = {}
         sharded = [name for name in state if name in known.sharded]
+        check_states(p, state, known)
         for name, value in state.items():
             if name in known.sharded:
-                self._take_array(p, q, name, value, known.sharded[name])
+                self._take_array(q, name, value)
             elif not isinstance(value, torch.Tensor):
                 values[name] = value
-            elif value.numel() != 1:
-                raise _unknown(p, name, "is no single number")
             elif on_host(single := local_of(value).detach()):
                 values[name] = single.clone()
             else:
                 self._singles.setdefault(single.dtype, []).append((values, name, single))
         self.others.append((q, values, sharded))
 
-    def _take_array(self, p: ShardedParameter, q: torch.Tensor, name: str, value: Any, dtype: torch.dtype) -> None:
-        if not isinstance(value, torch.Tensor):
-            raise _unknown(p, name, "is no tensor")
-        local = local_of(value).detach()
-        if (local.dtype, local.shape) != (dtype, p.own_shape):
-            raise _unknown(p, name, f"is {str(local.dtype)[6:]}{list(local.shape)}, not {str(dtype)[6:]}{list(p.own_shape)}")
-        if local.numel() > 0:
+    def _take_array(self, q: torch.Tensor, name: str, value: torch.Tensor) -> None:
+        if (local := local_of(value).detach()).numel() > 0:
             self.arrays.append((q, name, self._to_host(local)))
 
     def _to_host(self, t: torch.Tensor) -> torch.Tensor:
@@ -89,8 +83,22 @@ def on_host(t: torch.Tensor) -> bool:
     return t.is_cpu
 
 
-def _unknown(p: ShardedParameter, name: str, what: str) -> Unimplemented:
+def check_states(p: ShardedParameter, state: dict[str, Any], known: StatesOf) -> None:
+    """Raises Unimplemented for a state that a step cannot copy."""
+    for name, value in state.items():
+        if (dtype := known.sharded.get(name)) is not None:
+            if not isinstance(value, torch.Tensor):
+                raise _unknown(p, name, "is no tensor", f"a tensor of {str(dtype)[6:]}")
+            local = local_of(value)
+            if (local.dtype, local.shape) != (dtype, p.own_shape):
+                of_p = f"{str(dtype)[6:]}{list(p.own_shape)}"
+                raise _unknown(p, name, f"is {str(local.dtype)[6:]}{list(local.shape)}, not {of_p}", "another state")
+        elif isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise _unknown(p, name, "is no single number", "no such state" if name not in known.singles else "a single number")
+
+
+def _unknown(p: ShardedParameter, name: str, what: str, had: str) -> Unimplemented:
     return Unimplemented(
-        f"the state {name} of the protected parameter {p.name} {what}: it differs from that of a small tensor when protection began",
+        f"the state {name} of the protected parameter {p.name} {what}: a small tensor had {had} when protection began",
         hint="call protect again on every rank after a change of the optimizer's options, or train without protection",
     )

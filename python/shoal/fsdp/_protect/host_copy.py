@@ -25,11 +25,11 @@ from shoal.fsdp._engine.state import State
 from shoal.fsdp._parameters.mesh import DataMesh, on_hosts
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import Kind, local_of
-from shoal.fsdp._protect.copied import CopiedStep
-from shoal.fsdp._protect.states import StatesOf, states_of
+from shoal.fsdp._protect.copied import CopiedStep, check_states
+from shoal.fsdp._protect.states import StatesOf, is_of_torch, states_of
 from shoal.optim._fused import Fused
 
-_MOST_COPIES = 8  # copies of one step, which are made again while the program writes to rows
+_MOST_COPIES = 8  # copies of one step, which are made again if the program has written to rows meanwhile
 _SCALING = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer
 
 
@@ -169,8 +169,8 @@ class HostCopy:
         self._spoiled, self._versions = False, []
         with lasting():
             for original, mine in zip(self._originals, self.optimizers, strict=True):
-                original.state.clear()
                 singles = _singles_on_devices(original)
+                original.state.clear()
                 for group, p, q in self._optimized(original):
                     if q in mine.state:
                         on_device = singles.get(id(p), ())
@@ -225,6 +225,10 @@ class HostCopy:
             raise InvalidArgument("a parameter was added to the optimizer after protect()", hint="call protect again on every rank")
         if self.copies is None:
             self._take_gradients()
+            return
+        for p, _ in self.pairs:
+            if (known := self.copies.get(id(p.views.sharded))) is not None:
+                check_states(p, self._originals[0].state.get(p.views.sharded) or {}, known)
 
     def _take_gradients(self) -> None:
         """Begins to copy this step's gradients to the host, before the devices' update, which may scale them."""
@@ -303,25 +307,33 @@ class HostCopy:
             self._stream = None if device.type == "cpu" else torch.get_device_module(device).current_stream(device)
             self._begin_copies(nullcontext())
         self._updated = self._transfers.streams.mark()
-        self._versions = [self._versions_of(p) for p, _ in self.pairs]
+        if self.copies is None:
+            self._versions = [self._versions_of(p) for p, _ in self.pairs]
         self.num_steps += 1
         self._repeating = threading.Thread(target=self._repeat, name="shoal-host-copy", daemon=True)
         self._repeating.start()
 
     def _begin_copies(self, stream: AbstractContextManager) -> None:
+        # Before the copies: a write beside them then shows, and is copied once more.
+        self._versions = [self._versions_of(p) for p, _ in self.pairs]
         with stream:
             self._step = CopiedStep.begin(self._transfers, self.pairs, self._originals[0], self.copies)
-        self._versions = [self._versions_of(p) for p, _ in self.pairs]
 
     def _await_copies(self) -> None:
         """Waits for the copies of a step. If the program has written to rows or states meanwhile, the copies may have parts of that write,
         and are made again behind it."""
-        for _ in range(_MOST_COPIES):
+        for count in range(1, _MOST_COPIES + 1):
             self._step.await_all()
-            if self._versions == [self._versions_of(p) for p, _ in self.pairs]:
+            written = [p.name for (p, _), known in zip(self.pairs, self._versions, strict=True) if self._versions_of(p) != known]
+            if not written:
                 return
-            self._begin_copies(self._transfers.streams.on(self._stream))
-        self._step.await_all()
+            if count < _MOST_COPIES:
+                self._begin_copies(self._transfers.streams.on(self._stream))
+        self._step = None
+        raise InvalidArgument(
+            f"the program has written to the parameter {written[0]} or its states beside each of {_MOST_COPIES} copies of a step",
+            hint="write to parameters rarely, or train without protection",
+        )
 
     def wait(self) -> None:
         """Waits until the last step counts on all ranks, and its update is repeated. Raises the error that has prevented it, once."""
@@ -382,14 +394,22 @@ class HostCopy:
 
 
 def _singles_on_devices(optimizer: torch.optim.Optimizer) -> dict[int, Container[str]]:
-    """By the id of a parameter: its states that are single numbers on its device. A step of an optimizer of torch shows them; of one that
-    cannot be tried only the counters are known."""
+    """By the id of a parameter: its states that are single numbers on its device, as present states of its group show them. A newcomer has
+    no states: there a trial shows those of torch's own optimizers. The trial leaves out a program's own class, whose step may have effects
+    that protection would refuse: then only its counters are known."""
     if isinstance(optimizer, Fused):
         return {}
-    try:
-        return {of: states.on_device for of, states in states_of(optimizer).items()}
-    except Unimplemented:
-        return {}
+    if not optimizer.state:
+        try:
+            return {of: states.on_device for of, states in states_of(optimizer).items()} if is_of_torch(optimizer) else {}
+        except Unimplemented:
+            return {}
+    found: dict[int, Container[str]] = {}
+    for group in optimizer.param_groups:
+        states = [optimizer.state.get(p) or {} for p in group["params"]]
+        singles = {n for state in states for n, t in state.items() if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_cpu}
+        found.update((id(p), singles) for p in group["params"])
+    return found
 
 
 class _Part(nn.Module):
