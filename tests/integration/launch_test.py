@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from internals.core import binary
 from launching.commands import LIMIT_S, Running
 
 # Words that a shell, YAML or Kubernetes would take for something of theirs.
@@ -40,7 +41,7 @@ ENDS = """
 if rank == "0":
     os.makedirs("shoal-run/train")
     with open("shoal-run/train/exit.json", "w") as f:
-        json.dump({"schema": "shoal.exit/1", "exit_code": 7, "rank": 1}, f)
+        json.dump({"schema": "shoal.exit/1", "exit_code": 7, "rank": 1}, f, indent=2)
     print("it trains")
 """
 
@@ -156,7 +157,8 @@ def test_ssh_starts_each_host_and_shows_the_output_of_the_first(shoal_command, p
     assert run(["bash", "-n", script], tmp_path, tmp_path).returncode == 0
     programs("shoal", f"#!{sys.executable}\n{NOTES}{ENDS}")
     folder = programs("ssh", '#!/bin/sh\nprintf "%s\\0" "$@" >>"$(dirname "$0")/argv"\nshift 3\nexec sh -c "$*"\n')
-    done = run([sys.executable, "-c", REAPS, "bash", script], folder, tmp_path)
+    words.remove("--dry-run")
+    done = run([sys.executable, "-c", REAPS, binary(), "launch", *words], folder, tmp_path)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "it trains\n"
     both = [noted(folder, number) for number in (0, 1)]
@@ -193,3 +195,17 @@ def test_contradictions_are_refused(shoal_command, words, text):
     assert done.returncode == 2
     assert text in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("words", "program"), [(["slurm", "x.py"], "sbatch"), (["ssh", "--hosts", "a,b", "x.py"], "ssh")])
+def test_a_missing_program_is_named(shoal_command, tmp_path, words, program):
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    done = shoal_command("launch", *words, env={**shoal_command.env(), "PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr == f"shoal: there is no {program} on PATH; --dry-run prints the file\n"
+
+
+def test_objects_of_kubernetes_are_the_users_to_submit(shoal_command):
+    done = shoal_command("launch", "jobset", "--image", "i:1", "x.py")
+    assert done.returncode == 0
+    assert "kubectl create -f FILE" in done.stderr

@@ -26,7 +26,7 @@ for number in "${{!hosts[@]}}"; do
 done
 
 ssh -o BatchMode=yes "${{hosts[0]}}" "cd $folder && tail --pid=\$(cat {name}-0.pid) -n +1 -f {name}-0.log"
-exit "$(ssh -o BatchMode=yes "${{hosts[0]}}" "cd $folder && sed 's/.*\"exit_code\": *\([0-9]*\).*/\1/' shoal-run/{name}/exit.json")"
+exit "$(ssh -o BatchMode=yes "${{hosts[0]}}" "cd $folder && sed -n 's/.*\"exit_code\": *\([0-9]*\).*/\1/p' shoal-run/{name}/exit.json")"
 )BASH";
 
 }  // namespace

@@ -1,4 +1,8 @@
-// launch: the file by which a scheduler starts `shoal run` on all hosts.
+// launch: the file by which a scheduler starts `shoal run` on all hosts. Slurm's and ssh's are passed on, too.
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/launch/batch_script.h"
 #include "scheduler/cli/launch/job_set.h"
@@ -16,13 +20,46 @@ struct LaunchVerb {
   const char* name;
   const char* about;
   const char* submit;  // the command that takes the file
+  const char* script;  // bash runs it to pass the file on; nullptr: the user does
 };
 
+// $1: the batch script, $2: the run's name. Shows the output until the job ends, whose exit code it takes.
+constexpr const char* kSubmitToSlurm = R"BASH(set -euo pipefail
+command -v sbatch >/dev/null || { echo 'shoal: there is no sbatch on PATH; --dry-run prints the file' >&2; exit 1; }
+job=$(sbatch --parsable <<<"$1")
+job=${job%%;*}
+log=$2-$job.out
+echo "shoal: job $job writes $log; Ctrl-C leaves it alone, and scancel $job ends it" >&2
+state() { scontrol --oneliner show job "$job" | sed -n "s/.* $1=\([A-Z0-9_]*\).*/\1/p"; }
+goes_on() {
+  case $(state JobState) in
+    PENDING|CONFIGURING|RUNNING|SUSPENDED|COMPLETING|REQUEUE*|RESIZING|STOPPED|SIGNALING) ;;
+    *) return 1 ;;
+  esac
+}
+while ! [ -e "$log" ] && goes_on; do sleep 2; done
+[ -e "$log" ] || { echo "shoal: job $job ended without output" >&2; exit 1; }
+tail -n +1 -f "$log" &
+trap "kill $!" EXIT
+while goes_on; do sleep 5; done
+sleep 2  # tail looks once a second
+ended=$(state JobState) code=$(state ExitCode)
+[ "$ended" = COMPLETED ] || echo "shoal: job $job has ended: $ended" >&2
+[ "$ended" = COMPLETED ] || [ "${code:-0}" != 0 ] || code=1  # a cancelled job has code 0
+exit "$code"
+)BASH";
+
+// $1: the script itself.
+constexpr const char* kSubmitToSsh = R"BASH(
+command -v ssh >/dev/null || { echo 'shoal: there is no ssh on PATH; --dry-run prints the file' >&2; exit 1; }
+exec bash -c "$1"
+)BASH";
+
 constexpr LaunchVerb kLaunchers[] = {
-    {LaunchTarget::kSlurm, "slurm", "An sbatch script with one task per host", "sbatch FILE"},
-    {LaunchTarget::kJobSet, "jobset", "A JobSet of Kubernetes", "kubectl create -f FILE"},
-    {LaunchTarget::kKueue, "kueue", "A JobSet of Kubernetes with the label of a queue of Kueue", "kubectl create -f FILE"},
-    {LaunchTarget::kSsh, "ssh", "A script that starts the run on named hosts through ssh", "bash FILE"},
+    {LaunchTarget::kSlurm, "slurm", "An sbatch script with one task per host", "sbatch FILE", kSubmitToSlurm},
+    {LaunchTarget::kJobSet, "jobset", "A JobSet of Kubernetes", "kubectl create -f FILE", nullptr},
+    {LaunchTarget::kKueue, "kueue", "A JobSet of Kubernetes with the label of a queue of Kueue", "kubectl create -f FILE", nullptr},
+    {LaunchTarget::kSsh, "ssh", "A script that starts the run on named hosts through ssh", "bash FILE", kSubmitToSsh},
 };
 
 // Options as they are given.
@@ -59,6 +96,20 @@ std::string launch_file(const LaunchRequest& request, LaunchTarget launcher) {
   return "";
 }
 
+// Becomes the shell that passes the file on. Ctrl-C reaches that shell, and not the run.
+int submit_launch(const Common& common, const LaunchVerb& verb, const LaunchRequest& request, const std::string& text) {
+  std::vector<std::string> words = {"bash", "-c", verb.script, "shoal", text, request.name};
+  std::vector<std::string> env = common.environment.entries();
+  std::vector<char*> argv, variables;
+  for (auto& word : words) argv.push_back(word.data());
+  for (auto& entry : env) variables.push_back(entry.data());
+  argv.push_back(nullptr);
+  variables.push_back(nullptr);
+  execvpe(argv[0], argv.data(), variables.data());
+  print_error(from_errno(errno, "bash"), common.json);
+  return kFailed;
+}
+
 int print_launch(const Common& common, const LaunchVerb& verb, const LaunchTexts& given) {
   const auto request = requested(given, verb.launcher);
   if (!request) {
@@ -66,12 +117,13 @@ int print_launch(const Common& common, const LaunchVerb& verb, const LaunchTexts
     return kUsage;
   }
   const auto text = launch_file(*request, verb.launcher);
+  if (verb.script != nullptr && !given.dry_run && !common.json) return submit_launch(common, verb, *request, text);
   if (common.json) {
     print_json({{"schema", "shoal.launch/1"}, {"launcher", verb.name}, {"name", request->name}, {"text", text}, {"submit", verb.submit}});
   } else {
     print_output(stdout, text);
   }
-  if (given.dry_run) return kOk;
+  if (given.dry_run || common.json) return kOk;
   print(stderr, "shoal: nothing is submitted: write this to a file, and pass it on by `{}`\n", verb.submit);
   return kOk;
 }
@@ -83,7 +135,7 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
   const bool slurm = launcher.launcher == LaunchTarget::kSlurm;
   auto* verb = line.add_verb_without_cluster(launcher.name, launcher.about, group);
   line.takes_command(verb, CommandLine::Command::kProgramOrScript);
-  verb->add_flag("--dry-run", given.dry_run, "Print the file");
+  verb->add_flag("--dry-run", given.dry_run, "Print the file, and submit nothing");
   verb->add_option("--name", request.name, "Name of the run (default: the script's)")->check(not_empty());
   verb->add_option("--hosts", given.hosts,
                    slurm  ? "Number of hosts, or their names: HOST,HOST (default: 1)"
@@ -131,8 +183,8 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
 }  // namespace
 
 void add_launch(CommandLine& line) {
-  auto* group =
-      line.add_group("launch", "Print the file by which Slurm, Kubernetes or ssh start `shoal run` on all hosts (docs/launch.md)");
+  auto* group = line.add_group(
+      "launch", "Start `shoal run` on all hosts by Slurm or ssh, or print the file by which a scheduler starts it (docs/launch.md)");
   for (const auto& launcher : kLaunchers) add_launcher(line, group, launcher);
 }
 

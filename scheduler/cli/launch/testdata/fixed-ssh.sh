@@ -16,4 +16,4 @@ for number in "${!hosts[@]}"; do
 done
 
 ssh -o BatchMode=yes "${hosts[0]}" "cd $folder && tail --pid=\$(cat train-0.pid) -n +1 -f train-0.log"
-exit "$(ssh -o BatchMode=yes "${hosts[0]}" "cd $folder && sed 's/.*\"exit_code\": *\([0-9]*\).*/\1/' shoal-run/train/exit.json")"
+exit "$(ssh -o BatchMode=yes "${hosts[0]}" "cd $folder && sed -n 's/.*\"exit_code\": *\([0-9]*\).*/\1/p' shoal-run/train/exit.json")"
