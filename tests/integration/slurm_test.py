@@ -41,6 +41,20 @@ def test_a_signal_to_the_step_means_save_and_leave(cluster, tmp_path, number):
     assert exit_record(cluster.folder / "shoal-run" / f"{job}-0")["checkpoint"] == str(checkpoint)
 
 
+def test_a_launched_script_trains_and_its_exit_code_comes_back(cluster):
+    each = cluster.folder / "shoal of a host"  # the hosts of a test share a disk, so each needs a SHOAL_HOME of its own
+    homes = " ".join(str(host.home) for host in cluster.hosts.all)
+    each.write_text(f'#!/bin/bash\nhomes=({homes})\nSHOAL_HOME=${{homes[SLURM_NODEID]}} exec {binary()} "$@"\n')
+    each.chmod(0o755)
+    train = cluster.hosts.a.script(TRAIN, "train.py")
+    words = ["--hosts", "2", "--nproc", "1", "--time", "1h", "--shoal", str(each), "--", str(train), "5"]
+    done = cluster("sh", "-c", 'cd "$0" && exec "$@"', str(cluster.folder), binary(), "launch", "slurm", *words)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert sorted(losses(done.stdout)) == [0, 1]
+    assert "Ctrl-C leaves it alone" in done.stderr
+    assert not cluster.jobs()
+
+
 def test_several_tasks_on_a_host_are_refused(cluster):
     both = cluster("srun", "--nodes=2", "--ntasks-per-node=2", binary(), "run", "x.py")
     assert both.returncode == 93
