@@ -20,7 +20,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.state import State, samples_of
 
-_RULES = ("reduces", "everywhere", "reshard_after_backward", "unshard_in_backward")  # of each unit
+_RULES = ("reduces", "everywhere", "reshard_after_backward", "unshard_in_backward")  # a unit's requests that decide its collectives
 
 
 class _Phase(IntEnum):
