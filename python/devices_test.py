@@ -15,6 +15,7 @@ from shoal.fsdp._devices.collectives import Collectives
 from shoal.fsdp._devices.groups import DeviceGroups
 from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import Transfers
+from shoal.fsdp._devices.timeline import HostStamps, Timeline
 
 
 def offers(*devices, **fields):
@@ -148,6 +149,7 @@ class RecordingStreams:
         self.log, self.present, self.marks = [], ["present"], 0
         names = ("pack", "gather", "reduce", "replicas", "copies")
         self.pack, self.gather, self.reduce, self.replicas, self.copies = (Entered(self, name) for name in names)
+        self.timeline = Timeline(HostStamps())
 
     def mark(self):
         self.marks += 1
@@ -305,7 +307,8 @@ class ReducedParameter:
 @pytest.mark.parametrize("divides", [False, True])
 def test_gradients_are_divided_once_whether_or_not_the_collectives_divide(divides, scale):
     data = SimpleNamespace(shards=2, shard=1, replicas=2, ranks=(0, 1, 2, 3), device=torch.device("cpu"))
-    target = SimpleNamespace(data=data, scale=scale, all_reduce_hook=None, all_reduce_hook_stream=None, accumulated=lambda p: None)
+    hooks = {"all_reduce_hook": None, "all_reduce_hook_stream": None}
+    target = SimpleNamespace(data=data, scale=scale, leaves=None, accumulated=lambda p: None, **hooks)
     for partial in (None, torch.tensor([2.0, 4.0])):
         p = ReducedParameter(partial)
         collectives = EqualRanks(divides)
