@@ -49,6 +49,23 @@ def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, word
     assert all(text in job.err for text in texts), job.err
 
 
+@pytest.mark.parametrize("how", ["writable", "link"])
+def test_a_folder_that_is_not_the_users_alone_is_refused(shoal_command, tmp_path, how):
+    """It gets the secret of the cluster."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    run_folder = folder
+    if how == "writable":
+        folder.chmod(0o777)
+    else:
+        run_folder = tmp_path / "link"
+        run_folder.symlink_to(folder)
+    job = run(shoal_command, "--run-folder", f"{run_folder}/", shoal_command.script("pass"))
+    assert job.code() == 93, job.err
+    assert f"the run's folder {run_folder}" in job.err
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_command(shoal_command, number):
     """Also where the command itself is killed."""

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "runtime/core/fd.h"
 #include "runtime/core/result.h"
 
 namespace shoal::scheduler::cli {
@@ -28,7 +30,7 @@ struct ExitRecord {
 
 class RunFolder {
  public:
-  // Makes the folder, with mode 0700.
+  // Makes the folder, with mode 0700. InvalidArgument if there is one already that belongs to another user, or to which others can write.
   static Result<RunFolder> make(const std::string& path);
   const std::string& path() const { return path_; }
 
@@ -44,8 +46,11 @@ class RunFolder {
   std::string newest_checkpoint() const;
 
  private:
-  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  RunFolder(std::string path, Fd folder) : path_(std::move(path)), folder_(std::move(folder)) {}
+  Result<void> write_whole(const std::string& name, const std::string& text) const;
+  Fd open_file(const char* name) const;
   std::string path_;
+  Fd folder_;  // what others do to the path changes nothing here
 };
 
 // Writes the record to `file` as torch's error files have it; for $TORCHELASTIC_ERROR_FILE.
