@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
@@ -61,6 +62,8 @@ OwnNames own_names(const LaunchOptions& options) {
     }
     freeifaddrs(all);
   }
+  // A resolver may take seconds per name, so it is asked only where no text says which host this is.
+  if (std::any_of(options.nodes.begin(), options.nodes.end(), [&](const auto& node) { return names_host(node, out); })) return out;
   std::vector<std::uint32_t> own;
   for (std::uint32_t i = 0; i < options.nodes.size(); ++i) {
     if (resolves_to(options.nodes[i], out.addresses)) own.push_back(i);
@@ -120,6 +123,7 @@ std::string folder_of(const RunOptions& options, const Allocation& allocation) {
 }
 
 int run(const Common& common, const RunOptions& given) {
+  std::signal(SIGCHLD, SIG_DFL);  // some supervisors let it be ignored, and then no child has an exit code
   if (given.list_variables) return list_variables(common);
   if (given.words.empty() && !given.dry_run)
     return refuse(
