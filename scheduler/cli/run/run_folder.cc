@@ -21,7 +21,10 @@ namespace shoal::scheduler::cli {
 namespace {
 
 constexpr const char* kMeetingFile = "meeting.json";
+constexpr const char* kCheckpointFile = "checkpoint";
 constexpr std::size_t kMostBytes = 1 << 20;
+
+std::string exit_file(std::uint32_t host) { return host == 0 ? "exit.json" : "exit-" + std::to_string(host) + ".json"; }
 
 Result<void> write_all(const Fd& file, const std::string& text, const std::string& name) {
   for (std::size_t at = 0; at < text.size();) {
@@ -94,13 +97,20 @@ Result<void> RunFolder::write_whole(const std::string& name, const std::string& 
   return fail(why);
 }
 
-Fd RunFolder::open_file(const char* name) const {
-  return Fd(openat(folder_.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+Fd RunFolder::open_file(const char* name) const { return Fd(openat(folder_.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)); }
+
+void RunFolder::forget_earlier_run(std::uint32_t host) const {
+  unlinkat(folder_.get(), exit_file(host).c_str(), 0);
+  if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
 }
 
-Result<void> RunFolder::write_meeting(const Meeting& meeting) const {
-  const nlohmann::json out = {
-      {"schema", "shoal.meeting/1"}, {"address", meeting.address}, {"token", meeting.token}, {"ca_fingerprint", meeting.fingerprint}};
+Result<void> RunFolder::write_meeting(const Meeting& meeting) {
+  run_ = fmt::format("{:016x}", runtime::make_real_random()->next());
+  const nlohmann::json out = {{"schema", "shoal.meeting/1"},
+                              {"run", run_},
+                              {"address", meeting.address},
+                              {"token", meeting.token},
+                              {"ca_fingerprint", meeting.fingerprint}};
   return write_whole(kMeetingFile, out.dump() + "\n");
 }
 
@@ -119,7 +129,11 @@ Result<std::optional<Meeting>> RunFolder::read_meeting() const {
   return std::optional(Meeting{text("address"), text("token"), text("ca_fingerprint")});
 }
 
-void RunFolder::remove_meeting() const { unlinkat(folder_.get(), kMeetingFile, 0); }
+void RunFolder::remove_meeting() const {
+  if (run_.empty()) return;
+  const auto said = nlohmann::json::parse(read_all(open_file(kMeetingFile)), nullptr, false);
+  if (said.is_object() && said.contains("run") && said["run"] == run_) unlinkat(folder_.get(), kMeetingFile, 0);
+}
 
 Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host) const {
   nlohmann::json out = {{"schema", "shoal.exit/1"},
@@ -129,12 +143,11 @@ Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host)
                         {"retryable", record.retryable},
                         {"checkpoint", record.checkpoint.empty() ? nlohmann::json() : nlohmann::json(record.checkpoint)},
                         {"unix_s", record.unix_s}};
-  return write_whole(host == 0 ? "exit.json" : "exit-" + std::to_string(host) + ".json",
-                     out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  return write_whole(exit_file(host), out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 std::string RunFolder::newest_checkpoint() const {
-  auto text = read_all(open_file("checkpoint"));
+  auto text = read_all(open_file(kCheckpointFile));
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text;
 }
