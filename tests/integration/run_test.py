@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ def test_nothing_outlives_the_child_that_has_the_cluster(shoal_command):
 
 
 def test_a_supervisors_ignored_signal_changes_no_exit_code(shoal_command):
-    words = ["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", binary(), "run", shoal_command.script("import sys; sys.exit(7)")]
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", ignore, binary(), "run", shoal_command.script("import sys; sys.exit(7)")]
     job = shoal_command.program([str(word) for word in words])
     assert job.code() == 7, job.err
 
