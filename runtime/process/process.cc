@@ -68,6 +68,7 @@ ExitStatus reap(int fd) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  signal(SIGCHLD, SIG_DFL);  // where it is ignored, a program gets no status of its children
   for (const int number : spec.ignored) signal(number, SIG_IGN);
   setsid();
   if (spec.dies_with_parent) {

@@ -1,13 +1,16 @@
 """``shoal run`` on one host: its exit codes, its record of the end, and what it leaves behind."""
 
 import json
+import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+from internals.core import binary
 from launching.commands import LIMIT_S
-from launching.leftovers import alive, descendants, wait_until
+from launching.leftovers import alive, command_of, descendants, gone, wait_until
 from running import TRAIN, WAIT, exit_record, losses, run
 
 
@@ -40,6 +43,8 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
         (["no-such.py"], {}, ["no-such.py"]),
         (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
         (["--nproc", "many"], {}, ["--nproc"]),
+        (["--nnodes", "2", "--node-rank", "0"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
+        (["--nnodes", "2", "--node-rank", "1", "--master-addr", "a"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
     ],
 )
 def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, words, env, texts):
@@ -47,6 +52,23 @@ def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, word
     job = run(shoal_command, *words, *(["x.py"] if words[0] != "no-such.py" else []), TORCHELASTIC_ERROR_FILE=str(errors), **env)
     assert job.code() == 93, job.err
     assert all(text in job.err for text in texts), job.err
+
+
+@pytest.mark.parametrize("how", ["writable", "link"])
+def test_a_folder_that_is_not_the_users_alone_is_refused(shoal_command, tmp_path, how):
+    """It gets the secret of the cluster."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    run_folder = folder
+    if how == "writable":
+        folder.chmod(0o777)
+    else:
+        run_folder = tmp_path / "link"
+        run_folder.symlink_to(folder)
+    job = run(shoal_command, "--run-folder", f"{run_folder}/", shoal_command.script("pass"))
+    assert job.code() == 93, job.err
+    assert f"the run's folder {run_folder}" in job.err
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -58,6 +80,49 @@ def test_nothing_outlives_the_command(shoal_command, number):
     job.signal(number)
     assert job.code() == (-number if number == signal.SIGKILL else 128 + number)
     wait_until(lambda: not any(alive(p) for p in pids), LIMIT_S, "the end of all")
+
+
+def _start_child(job) -> int:
+    """The child that has started head and node, and ends them."""
+    return wait_until(lambda: next((p for p in descendants(job.pid) if " start --block " in command_of(p)), None), LIMIT_S, "its start")
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(shoal_command):
+    job = run(shoal_command, shoal_command.script(WAIT, "wait.py"))
+    start = _start_child(job)
+    wait_until(lambda: list(shoal_command.home.glob("*/pids/head.*")), LIMIT_S, "a head")
+    job.signal(signal.SIGKILL)
+    job.code()
+    gone([start], LIMIT_S)
+    gone([int(file.name.split(".")[1]) for file in shoal_command.home.glob("*/pids/*.*")], LIMIT_S)
+
+
+def test_nothing_outlives_the_child_that_has_the_cluster(shoal_command):
+    job = run(shoal_command, "--nproc", "2", shoal_command.script(WAIT, "wait.py"))
+    wait_until(lambda: job.out.count("pid ") == 2, LIMIT_S, "two ranks")
+    pids = {int(p) for p in re.findall(r"pid (\d+)", job.out)} | descendants(job.pid)
+    os.kill(_start_child(job), signal.SIGKILL)
+    assert job.code() != 0
+    gone(pids, LIMIT_S)
+
+
+def test_a_supervisors_ignored_signal_changes_no_exit_code(shoal_command):
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", ignore, binary(), "run", shoal_command.script("import sys; sys.exit(7)")]
+    job = shoal_command.program([str(word) for word in words])
+    assert job.code() == 7, job.err
+
+
+def test_the_record_of_an_earlier_run_does_not_survive(shoal_command, tmp_path):
+    for name in ("exit.json", "checkpoint"):
+        (tmp_path / name).write_text("earlier")
+    job = run(shoal_command, "--run-folder", tmp_path, shoal_command.script(WAIT, "wait.py"))
+    job.said("pid ")
+    assert not list(tmp_path.glob("exit*.json"))
+    job.signal(signal.SIGINT)
+    assert job.code() == 128 + signal.SIGINT
+    said = exit_record(tmp_path)
+    assert (said["exit_code"], said["checkpoint"]) == (128 + signal.SIGINT, None)
 
 
 def test_the_documented_variables_are_those_that_are_read(shoal_command):

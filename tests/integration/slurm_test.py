@@ -79,4 +79,5 @@ def test_a_cancelled_step_leaves_nothing(cluster):
 def _pids(host) -> list[int]:
     """The processes of the host's session."""
     pids = [int(file.name.split(".")[1]) for file in host.home.glob("*/pids/*.*")]
+    assert pids, f"no session in {host.home}"
     return [*pids, *(p for pid in pids for p in descendants(pid))]

@@ -13,6 +13,7 @@ namespace shoal::scheduler::cli {
 namespace {
 
 constexpr std::uint32_t kMostNodes = 1 << 16;
+constexpr std::size_t kMostDigits = 16;  // a list of Slurm's pads numbers with zeros
 
 constexpr LaunchVariable kVariables[] = {
     {"SLURM_NODEID", "Slurm", LaunchFact::kNodeRank, "this host's number in the step"},
@@ -323,9 +324,7 @@ class Decision {
   std::optional<std::uint32_t> own_number() const {
     std::optional<std::uint32_t> out;
     for (std::size_t i = 0; i < out_.nodes.size(); ++i) {
-      const auto& node = out_.nodes[i];
-      const bool address = std::find(own_.addresses.begin(), own_.addresses.end(), node) != own_.addresses.end();
-      if (!address && (is_address(node) || short_name(node) != short_name(own_.host))) continue;
+      if (!names_host(out_.nodes[i], own_)) continue;
       if (out) return {};
       out = static_cast<std::uint32_t>(i);
     }
@@ -377,6 +376,10 @@ Error bad_nodelist(const std::string& list) {
   return invalid_argument("'" + list + "' is not a list of Slurm's nodes").with_reason("BadValue");
 }
 
+Error too_many(const std::string& list) {
+  return invalid_argument(fmt::format("'{}' has more than {} nodes", list, kMostNodes)).with_reason("BadValue");
+}
+
 // Appends prefix + each number of "01-03,7" + suffix.
 Result<void> add_range(const std::string& list, const std::string& prefix, const std::string& range, std::vector<std::string>& out) {
   const auto dash = range.find('-');
@@ -386,14 +389,20 @@ Result<void> add_range(const std::string& list, const std::string& prefix, const
     const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     return !text.empty() && error == std::errc() && at == text.data() + text.size();
   };
-  if (!read(from, first) || !read(to, last) || last < first || last - first >= kMostNodes - out.size()) return fail(bad_nodelist(list));
-  for (std::uint32_t i = first; i <= last; ++i) out.push_back(fmt::format("{}{:0{}}", prefix, i, from.size()));
+  if (!read(from, first) || !read(to, last) || last < first || from.size() > kMostDigits) return fail(bad_nodelist(list));
+  if (last - first >= kMostNodes - out.size()) return fail(too_many(list));
+  for (std::uint64_t i = first; i <= last; ++i) out.push_back(fmt::format("{}{:0{}}", prefix, i, from.size()));
   return {};
 }
 
 }  // namespace
 
 std::span<const LaunchVariable> launch_variables() { return kVariables; }
+
+bool names_host(const std::string& node, const OwnNames& own) {
+  if (std::find(own.addresses.begin(), own.addresses.end(), node) != own.addresses.end()) return true;
+  return !is_address(node) && short_name(node) == short_name(own.host);
+}
 
 Result<Allocation> decide_allocation(const LaunchOptions& options, const Environment& environment, const OwnNames& own) {
   return Decision(options, environment, own).make();
@@ -420,7 +429,8 @@ Result<std::vector<std::string>> expand_nodelist(const std::string& list) {
       at = close + 1;
     }
     for (auto& name : names) {
-      if (name.empty() || out.size() >= kMostNodes) return fail(bad_nodelist(list));
+      if (name.empty()) return fail(bad_nodelist(list));
+      if (out.size() >= kMostNodes) return fail(too_many(list));
       out.push_back(std::move(name));
     }
     ++at;  // the comma

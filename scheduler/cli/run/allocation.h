@@ -60,6 +60,9 @@ struct OwnNames {
   std::optional<std::uint32_t> resolved;
 };
 
+// True if `node` is this host's name, or an address of it.
+bool names_host(const std::string& node, const OwnNames& own);
+
 struct Allocation {
   std::uint32_t node_rank = 0;
   std::uint32_t min_nodes = 1, max_nodes = 1;  // the run begins with at least min_nodes

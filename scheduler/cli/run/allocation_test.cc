@@ -223,10 +223,12 @@ TEST(Nodelist, BracketsAndCommasExpand) {
   const auto expand = [](const std::string& list) { return expand_nodelist(list).value(); };
   using Names = std::vector<std::string>;
   EXPECT_EQ(expand("a"), Names{"a"});
+  EXPECT_EQ(expand("a[4294967294-4294967295]"), (Names{"a4294967294", "a4294967295"}));  // the greatest number
   EXPECT_EQ(expand("a,b-1"), (Names{"a", "b-1"}));
   EXPECT_EQ(expand("gpu[08-10,2],login"), (Names{"gpu08", "gpu09", "gpu10", "gpu2", "login"}));
   EXPECT_EQ(expand("r[1-2]n[1-2]x"), (Names{"r1n1x", "r1n2x", "r2n1x", "r2n2x"}));
-  for (const char* wrong : {"a[1-2", "a[2-1]", "a[x]", "a,,b", "a[1-99999999]", "a[]"}) EXPECT_FALSE(expand_nodelist(wrong)) << wrong;
+  for (const char* wrong : {"a[1-2", "a[2-1]", "a[x]", "a,,b", "a[1-99999999]", "a[1-99999][1-99999]", "a[]"})
+    EXPECT_FALSE(expand_nodelist(wrong)) << wrong;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "scheduler/cli/run/run_folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,77 +8,132 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/core/fd.h"
+#include "runtime/loop/random.h"
 #include "scheduler/cli/output.h"
 
 namespace shoal::scheduler::cli {
 
 namespace {
 
-constexpr const char* kMeetingFile = "/meeting.json";
+constexpr const char* kMeetingFile = "meeting.json";
+constexpr const char* kCheckpointFile = "checkpoint";
+constexpr std::size_t kMostBytes = 1 << 20;
 
-Result<void> write_whole(const std::string& path, const std::string& text) {
-  const std::string half = path + "." + std::to_string(getpid());
-  {
-    const Fd file(open(half.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-    if (!file) return fail(from_errno(errno, half));
-    for (std::size_t at = 0; at < text.size();) {
-      const auto n = write(file.get(), text.data() + at, text.size() - at);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return fail(from_errno(errno, half));
-      at += static_cast<std::size_t>(n);
-    }
-    if (fsync(file.get()) != 0) return fail(from_errno(errno, half));
+std::string exit_file(std::uint32_t host) { return host == 0 ? "exit.json" : "exit-" + std::to_string(host) + ".json"; }
+
+Result<void> write_all(const Fd& file, const std::string& text, const std::string& name) {
+  for (std::size_t at = 0; at < text.size();) {
+    const auto n = write(file.get(), text.data() + at, text.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return fail(from_errno(errno, name));
+    at += static_cast<std::size_t>(n);
   }
-  if (rename(half.c_str(), path.c_str()) != 0) return fail(from_errno(errno, path));
+  if (fsync(file.get()) != 0) return fail(from_errno(errno, name));
   return {};
 }
 
-std::string read_whole(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string read_all(const Fd& file) {
+  std::string out;
+  char part[4096];
+  while (out.size() < kMostBytes) {
+    const auto n = read(file.get(), part, sizeof part);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    out.append(part, static_cast<std::size_t>(n));
+  }
+  return out;
+}
+
+// NFS remembers for a while that a file is not there. A listing of the folder makes it look again.
+void list(const Fd& folder) {
+  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const all = again < 0 ? nullptr : fdopendir(again);
+  if (all == nullptr) return;
+  while (readdir(all) != nullptr) {
+  }
+  closedir(all);
 }
 
 }  // namespace
 
 Result<RunFolder> RunFolder::make(const std::string& path) {
+  const char* const hint = "name another one: --run-folder DIR";
   std::error_code error;
-  const auto whole = std::filesystem::absolute(path, error);
+  auto whole = std::filesystem::absolute(path, error).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();  // a slash at the end would follow a link
   std::filesystem::create_directories(whole.parent_path(), error);
-  if (mkdir(whole.c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail(Error(from_errno(errno, "the run's folder " + whole.string())).with_hint("name another one: --run-folder DIR"));
-  }
-  return RunFolder(whole);
+  const std::string name = "the run's folder " + whole.string();
+  if (mkdir(whole.c_str(), 0700) != 0 && errno != EEXIST) return fail(Error(from_errno(errno, name)).with_hint(hint));
+  Fd folder(open(whole.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder) return fail(Error(from_errno(errno, name)).with_hint(hint));
+  struct stat seen {};
+  if (fstat(folder.get(), &seen) != 0) return fail(from_errno(errno, name));
+  if (seen.st_uid != geteuid() || (seen.st_mode & 022) != 0)
+    return fail(invalid_argument(name + " belongs to another user, or others can write to it").with_hint(hint));
+  return RunFolder(whole, std::move(folder));
 }
 
-Result<void> RunFolder::write_meeting(const Meeting& meeting) const {
-  const nlohmann::json out = {
-      {"schema", "shoal.meeting/1"}, {"address", meeting.address}, {"token", meeting.token}, {"ca_fingerprint", meeting.fingerprint}};
-  return write_whole(path_ + kMeetingFile, out.dump() + "\n");
+Result<void> RunFolder::write_whole(const std::string& name, const std::string& text) const {
+  // Hosts that share the folder may have the same process numbers.
+  const auto random = runtime::make_real_random();
+  const std::string half = fmt::format(".{}.{:016x}", name, random->next());
+  const std::string where = path_ + "/" + name;
+  {
+    const Fd file(openat(folder_.get(), half.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!file) return fail(from_errno(errno, where));
+    if (const auto written = write_all(file, text, where); !written) {
+      unlinkat(folder_.get(), half.c_str(), 0);
+      return fail(written.error());
+    }
+  }
+  if (renameat(folder_.get(), half.c_str(), folder_.get(), name.c_str()) == 0) return {};
+  const auto why = from_errno(errno, where);
+  unlinkat(folder_.get(), half.c_str(), 0);
+  return fail(why);
+}
+
+Fd RunFolder::open_file(const char* name) const { return Fd(openat(folder_.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)); }
+
+void RunFolder::forget_earlier_run(std::uint32_t host) const {
+  unlinkat(folder_.get(), exit_file(host).c_str(), 0);
+  if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
+}
+
+Result<void> RunFolder::write_meeting(const Meeting& meeting) {
+  run_ = fmt::format("{:016x}", runtime::make_real_random()->next());
+  const nlohmann::json out = {{"schema", "shoal.meeting/1"},
+                              {"run", run_},
+                              {"address", meeting.address},
+                              {"token", meeting.token},
+                              {"ca_fingerprint", meeting.fingerprint}};
+  return write_whole(kMeetingFile, out.dump() + "\n");
 }
 
 Result<std::optional<Meeting>> RunFolder::read_meeting() const {
-  std::error_code ignored;
-  // NFS remembers for a while that a file is not there. A listing of the folder makes it look again.
-  for (const auto& entry : std::filesystem::directory_iterator(path_, ignored)) (void)entry;
-  const std::string path = path_ + kMeetingFile;
+  list(folder_);
+  const Fd file = open_file(kMeetingFile);
+  if (!file && errno != ELOOP) return std::optional<Meeting>();
   struct stat seen {};
-  if (stat(path.c_str(), &seen) != 0) return std::optional<Meeting>();
-  if (seen.st_uid != geteuid() || (seen.st_mode & 077) != 0) {
-    return fail(
-        invalid_argument(path + " is not this user's alone, so its secret is none").with_hint("name another folder: --run-folder DIR"));
+  if (!file || fstat(file.get(), &seen) != 0 || !S_ISREG(seen.st_mode) || seen.st_uid != geteuid() || (seen.st_mode & 077) != 0) {
+    return fail(invalid_argument(path_ + "/" + kMeetingFile + " is not this user's alone, so its secret is none")
+                    .with_hint("name another folder: --run-folder DIR"));
   }
-  const auto said = nlohmann::json::parse(read_whole(path), nullptr, false);
+  const auto said = nlohmann::json::parse(read_all(file), nullptr, false);
   if (!said.is_object()) return std::optional<Meeting>();
   const auto text = [&](const char* key) { return said.contains(key) && said[key].is_string() ? said[key].get<std::string>() : ""; };
   return std::optional(Meeting{text("address"), text("token"), text("ca_fingerprint")});
 }
 
-void RunFolder::remove_meeting() const { unlink((path_ + kMeetingFile).c_str()); }
+void RunFolder::remove_meeting() const {
+  if (run_.empty()) return;
+  const auto said = nlohmann::json::parse(read_all(open_file(kMeetingFile)), nullptr, false);
+  if (said.is_object() && said.contains("run") && said["run"] == run_) unlinkat(folder_.get(), kMeetingFile, 0);
+}
 
 Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host) const {
   nlohmann::json out = {{"schema", "shoal.exit/1"},
@@ -87,12 +143,11 @@ Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host)
                         {"retryable", record.retryable},
                         {"checkpoint", record.checkpoint.empty() ? nlohmann::json() : nlohmann::json(record.checkpoint)},
                         {"unix_s", record.unix_s}};
-  return write_whole(path_ + (host == 0 ? "/exit.json" : "/exit-" + std::to_string(host) + ".json"),
-                     out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  return write_whole(exit_file(host), out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 std::string RunFolder::newest_checkpoint() const {
-  auto text = read_whole(path_ + "/checkpoint");
+  auto text = read_all(open_file(kCheckpointFile));
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text;
 }

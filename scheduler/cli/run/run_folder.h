@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "runtime/core/fd.h"
 #include "runtime/core/result.h"
 
 namespace shoal::scheduler::cli {
@@ -28,14 +30,18 @@ struct ExitRecord {
 
 class RunFolder {
  public:
-  // Makes the folder, with mode 0700.
+  // Makes the folder, with mode 0700. InvalidArgument if there is one already that belongs to another user, or to which others can write.
   static Result<RunFolder> make(const std::string& path);
   const std::string& path() const { return path_; }
 
+  // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint.
+  void forget_earlier_run(std::uint32_t host) const;
+
   // The file appears with all of its content.
-  Result<void> write_meeting(const Meeting& meeting) const;
+  Result<void> write_meeting(const Meeting& meeting);
   // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.
   Result<std::optional<Meeting>> read_meeting() const;
+  // Leaves the file of another run alone.
   void remove_meeting() const;
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
@@ -44,8 +50,12 @@ class RunFolder {
   std::string newest_checkpoint() const;
 
  private:
-  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  RunFolder(std::string path, Fd folder) : path_(std::move(path)), folder_(std::move(folder)) {}
+  Result<void> write_whole(const std::string& name, const std::string& text) const;
+  Fd open_file(const char* name) const;
   std::string path_;
+  std::string run_;  // distinguishes this run's meeting from another's; "": none is written
+  Fd folder_;        // stays the same folder if another process renames the path
 };
 
 // Writes the record to `file` as torch's error files have it; for $TORCHELASTIC_ERROR_FILE.

@@ -35,11 +35,14 @@ namespace {
 constexpr const char* kHostLabel = "shoal.io/run-host";  // a node's label: the number of its host
 constexpr const char* kRankResource = "shoal_rank";      // a node has one per rank that may run there
 constexpr const char* kJobPrefix = "run:";               // the beginning of the name of the run's job
+constexpr const char* kNoSecret = "NoSecret";            // the given token or its file is wrong, which no repetition mends
 constexpr std::uint16_t kSecretPort = 7460;              // the head's, where no file names it
 constexpr auto kStartLimit = seconds(40);
 constexpr auto kTick = milliseconds(100);
 constexpr auto kFarewell = seconds(10);  // the first host waits so long for the others, which read the script's exit code from its head
 constexpr auto kNews = seconds(15);
+constexpr auto kEndLimit = seconds(20);
+constexpr double kEndOfRanksS = 6;  // SIGTERM, three seconds, SIGKILL, and the end of the cluster
 
 volatile std::sig_atomic_t leave_signal = 0, end_signal = 0, num_end_signals = 0;
 
@@ -140,8 +143,9 @@ class Part {
   Result<std::string> secret() const {
     Target target = common_.target;
     target.fingerprint.clear();
-    SHOAL_TRY(const auto credentials, credentials_of(target));
-    return credentials.token.hex();
+    const auto credentials = credentials_of(target);
+    if (!credentials) return fail(Error(credentials.error()).with_reason(kNoSecret));
+    return credentials->token.hex();
   }
   std::uint16_t port() const { return options_.port != 0 || !has_secret() ? options_.port : kSecretPort; }
   std::vector<std::string> without_secret() const {
@@ -181,10 +185,18 @@ class Part {
     head_.reset();
     if (!cluster_) return;
     cluster_->signal(SIGHUP);
-    if (cluster_->ends_within(seconds(20))) return;
-    cluster_->signal(SIGKILL);
-    if (session_) (void)stop_session(*session_, 1);
+    // Before its report only the command itself knows the roles that it has started, so it gets the time to end them.
+    std::chrono::nanoseconds limit = session_ ? kEndLimit : 2 * kEndLimit;
+    if (leave_by_) limit = std::clamp<std::chrono::nanoseconds>(*leave_by_ - clock_->now(), seconds(2), limit);
+    if (!cluster_->ends_within(limit)) cluster_->signal(SIGKILL);
+    if (session_ && owns_session() && !session_->processes().empty()) (void)stop_session(*session_, 1);
   }
+
+  // False: this host had a part in the cluster before, which goes on.
+  bool owns_session() const { return !said_.contains("new_session") || said_["new_session"] == true; }
+
+  // The ranks' part of the grace: the rest is for those that do not end by themselves, and for the cluster.
+  double ranks_grace_s() const { return std::max(options_.grace_s / 2, options_.grace_s - kEndOfRanksS); }
 
   void tick() {
     context_->run_until([] { return end_signal != 0; }, kTick);
@@ -211,7 +223,7 @@ class Part {
   }
 
   Result<void> drain(const NodeRow& node) {
-    const actors::SetNodeScheduling wish{node.id, actors::NodeScheduling::kDraining, static_cast<std::uint64_t>(options_.grace_s * 1000)};
+    const actors::SetNodeScheduling wish{node.id, actors::NodeScheduling::kDraining, static_cast<std::uint64_t>(ranks_grace_s() * 1000)};
     SHOAL_TRY(const auto answer, head_->request(Method::kSetNodeScheduling, to_bytes(wish)));
     (void)answer;
     return {};
@@ -229,6 +241,10 @@ class Part {
 
   // The run fails on this host for a reason of its own.
   int fail_with(const Error& error, int code, bool retryable) {
+    if (error.code() == Code::kInvalidArgument || error.reason() == kNoSecret) {
+      code = kDoNotRetry;
+      retryable = false;
+    }
     if (error.reason() != "NotStarted") print_error(error, common_.json);
     end();
     record({code, error.message(), {}, retryable, host_.folder.newest_checkpoint()});
@@ -253,6 +269,7 @@ class Part {
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
   std::optional<Child> cluster_;  // shoal start --block
   nlohmann::json said_;
+  std::optional<runtime::TimePoint> leave_by_;  // a signal asked this host to leave
   std::optional<SessionFolder> session_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<Client> head_;
@@ -275,7 +292,10 @@ class FirstHost final : public Part {
       add_address(words, *address);
     }
     if (!alone && options_.data_tls) words.push_back("--data-tls");
-    if (!alone && has_secret()) words.push_back("--from-token");
+    if (!alone && has_secret()) {
+      if (const auto given = secret(); !given) return fail_with(given.error(), kDoNotRetry, false);
+      words.push_back("--from-token");
+    }
     if (const auto begun = begin(std::move(words), alone ? without_secret() : with_secret()); !begun)
       return fail_with(begun.error(), kSubmitOther, true);
     if (!alone && !has_secret()) {
@@ -372,7 +392,7 @@ class FirstHost final : public Part {
     words.insert(words.end(), options_.words.begin(), options_.words.end());
     auto script = Child::start(common_, std::move(words), script_environment(host_), false);
     if (!script) return fail_with(script.error(), kSubmitOther, true);
-    follow(*script);
+    const int ended_by = follow(*script);
     const int code = script->code();
     const auto row = job();
     host_.folder.remove_meeting();
@@ -384,39 +404,43 @@ class FirstHost final : public Part {
       record({refused ? kDoNotRetry : code, "the script was not started", {}, !refused, ""});
       return refused ? kDoNotRetry : code;
     }
-    const int whole = end_signal != 0 ? 128 + end_signal : code;
+    const int whole = ended_by != 0 ? 128 + ended_by : code;
     record(record_of(**row, whole));
     return whole;
   }
 
-  // Waits until the script has ended.
-  void follow(Child& script) {
+  // Waits until the script has ended. Returns the signal that ended it; 0: it has ended by itself.
+  int follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
-    int stopped = 0;
+    int stopped = 0, ended_by = 0;
     bool alone = false;
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
-        deadline = after(options_.grace_s);
+        deadline = after(ranks_grace_s());
+        leave_by_ = after(options_.grace_s);
         print(stderr, "shoal: {}: the script has {:g} s to save and end, because this host has the head\n",
-              runtime::signal_name(leave_signal), options_.grace_s);
+              runtime::signal_name(leave_signal), ranks_grace_s());
         const auto here = nodes();
         for (const auto& [number, node] : here ? *here : std::map<std::uint32_t, NodeRow>()) (void)drain(node);
       }
       const bool late = deadline && clock_->now() >= *deadline;
-      if (late && stopped == 0) end_signal = leave_signal;
-      if (end_signal != 0 && stopped < std::max(1, static_cast<int>(num_end_signals))) {
+      if (stopped < num_end_signals + (late ? 1 : 0)) {
         script.signal(SIGHUP);  // the first one stops the job, the next one kills it
         ++stopped;
+        ended_by = num_end_signals > 0 ? end_signal : leave_signal;
       }
       if (cluster_->ended() && !std::exchange(alone, true)) script.signal(SIGHUP);
       context_->run_until([] { return false; }, kTick);
     }
+    return ended_by;
   }
 
   // Waits until the others have read the end of the job, and left.
   void say_farewell() {
-    const auto end = clock_->now() + kFarewell;
-    while (clock_->now() < end) {
+    auto end = clock_->now() + kFarewell;
+    if (leave_by_) end = std::min(end, *leave_by_);
+    const auto before = num_end_signals;
+    while (clock_->now() < end && num_end_signals == before) {
       const auto here = nodes();
       if (!here || here->size() <= 1) return;
       context_->run_until([] { return false; }, kTick);
@@ -539,9 +563,11 @@ class FurtherHost final : public Part {
         }
       }
       if (leave_signal != 0 && !std::exchange(leaves, true)) leave();
-      if (cluster_->ended()) {
+      // Without this host a run with a fixed number of ranks ends, too, and its result is this host's.
+      if (cluster_->ended() && !(leaves && !allocation_.elastic)) {
         if (leaves) {
           print(stderr, "shoal: this host has left the run\n");
+          end();
           record({0, "", {}, false, host_.folder.newest_checkpoint()});
           return 0;
         }
@@ -559,8 +585,9 @@ class FurtherHost final : public Part {
   }
 
   void leave() {
+    leave_by_ = after(options_.grace_s);
     print(stderr, "shoal: {}: this host leaves the run; its ranks have {:g} s to save and end\n", runtime::signal_name(leave_signal),
-          options_.grace_s);
+          ranks_grace_s());
     const auto here = nodes();
     if (!here) return;
     if (const auto own = here->find(allocation_.node_rank); own != here->end()) (void)drain(own->second);
@@ -600,6 +627,9 @@ void watch_run_signals() {
   }
 }
 
-int run_host(const RunHost& host) { return host.allocation.leads() ? FirstHost(host).run() : FurtherHost(host).run(); }
+int run_host(const RunHost& host) {
+  host.folder.forget_earlier_run(host.allocation.node_rank);
+  return host.allocation.leads() ? FirstHost(host).run() : FurtherHost(host).run();
+}
 
 }  // namespace shoal::scheduler::cli

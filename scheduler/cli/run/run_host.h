@@ -19,7 +19,7 @@ struct RunOptions {
   std::string folder;           // the run's; "": by the run's name
   bool trainer = false;         // the script makes a Trainer, and runs once
   double join_timeout_s = 300;  // until all hosts are there
-  double grace_s = 30;          // from a signal to the end of this host's ranks
+  double grace_s = 20;          // from a signal to the end of this command; schedulers often kill after 30
   bool data_tls = false;
   bool dry_run = false, list_variables = false;
   std::vector<std::string> words;  // SCRIPT [ARGS], or CMD
@@ -37,7 +37,7 @@ struct RunHost {
   const RunOptions& options;
   const Allocation& allocation;
   std::uint32_t num_ranks;  // on this host
-  const RunFolder& folder;
+  RunFolder& folder;
   bool name_resolves;  // this host's name resolves to an address of it that others reach
 };
 

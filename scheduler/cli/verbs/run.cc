@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
@@ -61,6 +62,8 @@ OwnNames own_names(const LaunchOptions& options) {
     }
     freeifaddrs(all);
   }
+  // A resolver may take seconds per name, so it is asked only where no text says which host this is.
+  if (std::any_of(options.nodes.begin(), options.nodes.end(), [&](const auto& node) { return names_host(node, out); })) return out;
   std::vector<std::uint32_t> own;
   for (std::uint32_t i = 0; i < options.nodes.size(); ++i) {
     if (resolves_to(options.nodes[i], out.addresses)) own.push_back(i);
@@ -120,6 +123,7 @@ std::string folder_of(const RunOptions& options, const Allocation& allocation) {
 }
 
 int run(const Common& common, const RunOptions& given) {
+  std::signal(SIGCHLD, SIG_DFL);  // some supervisors let it be ignored, and then no child has an exit code
   if (given.list_variables) return list_variables(common);
   if (given.words.empty() && !given.dry_run)
     return refuse(
@@ -152,7 +156,7 @@ int run(const Common& common, const RunOptions& given) {
   if (allocation->elastic && allocation->leads())
     print(stderr,
           "shoal: hosts may come and go if the script has an elastic Trainer; a script that is started once per rank cannot be elastic\n");
-  const auto folder = RunFolder::make(folder_path);
+  auto folder = RunFolder::make(folder_path);
   if (!folder) return refuse(common, folder.error());
   watch_run_signals();
   return run_host({common, options, *allocation, num_ranks, *folder, resolves_to(own.host, own.addresses)});
@@ -194,7 +198,9 @@ void add_run(CommandLine& line) {
   verb->add_option("--join-timeout", options.join_timeout_s, "Seconds until all hosts have to be there")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--grace", options.grace_s, "Seconds that a host's ranks have to save and end after SIGTERM, SIGUSR1 or SIGUSR2")
+  verb->add_option("--grace", options.grace_s,
+                   "Seconds from SIGTERM, SIGUSR1 or SIGUSR2 to the end of this command; the ranks have all but the last 6 of them (at "
+                   "least half) to save")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_flag("--dry-run", options.dry_run, "Print what this host would be, and end");

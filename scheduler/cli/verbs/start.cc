@@ -87,12 +87,20 @@ Result<actors::StartedRole> start_node(const Common& common, const SessionFolder
   return start_role(common, folder, std::move(words));
 }
 
+volatile std::sig_atomic_t block_ended = 0;
+
+// For --block, before the first role starts: a signal during the start must not leave roles behind.
+void watch_signals() {
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    if (!runtime::is_ignored(number)) std::signal(number, [](int) { block_ended = 1; });
+  }
+  std::signal(SIGPIPE, SIG_IGN);  // the reader of the report may be gone, and the roles have to end in order
+}
+
+Error interrupted() { return cancelled("a signal ended the start"); }
+
 // Runs until this host's node ends or a signal arrives. `whole`: then ends the rest of the session, too.
 int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t node, bool whole) {
-  static volatile std::sig_atomic_t signalled = 0;
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
-    if (!runtime::is_ignored(number)) std::signal(number, [](int) { signalled = 1; });
-  }
   if (!common.json) print(stdout, "It ends with this command (--block): Ctrl-C or SIGTERM.\n");
   std::fflush(stdout);
   const auto there = [&] {
@@ -101,12 +109,12 @@ int run_until_node_ends(const Common& common, const SessionFolder& folder, pid_t
     const auto members = folder.processes();
     return std::any_of(members.begin(), members.end(), [&](const auto& p) { return p.pid == node; });
   };
-  while (!signalled && there()) usleep(50'000);
-  const bool in_order = signalled || folder.ending();
+  while (!block_ended && there()) usleep(50'000);
+  const bool in_order = block_ended || folder.ending();
   Result<Stopped> ended;
   if (whole) {
     ended = stop_session(folder, 5);
-  } else if (signalled) {
+  } else if (block_ended) {
     kill(node, SIGINT);  // it may ignore SIGTERM
     for (int i = 0; i < 100 && there(); ++i) usleep(50'000);
     if (there()) kill(node, SIGKILL);
@@ -207,6 +215,7 @@ Result<void> wait_until_registered(const SessionFolder& folder, const actors::Se
   };
   const auto end = context.clock->now() + std::chrono::seconds(10);
   while (!registered()) {
+    if (block_ended) return fail(interrupted());
     if (context.clock->now() >= end) {
       return fail(deadline_exceeded("the node did not register with the head").with_hint("see " + folder.logs()));
     }
@@ -273,8 +282,10 @@ int start_head(const Common& common, const StartOptions& options, const actors::
   };
   const auto info = folder.info();
   if (!info) return give_up(info.error());
+  if (block_ended) return give_up(interrupted());
   const auto node = start_node(common, folder, info->way(), resources, options, true);
   if (!node) return give_up(node.error());
+  if (block_ended) return give_up(interrupted());
   if (const auto ready = wait_until_registered(folder, *info, node->id); !ready) return give_up(ready.error());
   print_head(common, *session, *head, resources);
   return options.block ? run_until_node_ends(common, folder, node->pid, true) : kOk;
@@ -340,7 +351,8 @@ int start_joining(const Common& common, const StartOptions& options, const actor
                 {"address", found->endpoint},
                 {"node", node->id},
                 {"network", over_hosts ? network_of(*credentials) : json()},
-                {"session", folder->path()}});
+                {"session", folder->path()},
+                {"new_session", !found->folder.has_value()}});
   } else {
     print(stdout, "Node {} joined {} with {}.\n", node->id, found->endpoint, resources.to_string());
     if (over_hosts) print(stdout, "  network  {}\n", describe_network(*credentials));
@@ -450,6 +462,7 @@ int start(const Common& common, const StartOptions& options) {
     print_error(resources.error(), common.json);
     return kUsage;
   }
+  if (options.block) watch_signals();
   return options.head ? start_head(common, options, *resources) : start_joining(common, options, *resources);
 }
 
