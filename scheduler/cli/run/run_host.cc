@@ -171,7 +171,12 @@ class Part {
     SHOAL_TRY(auto child, Child::start(common_, std::move(words), std::move(env), true));
     cluster_ = std::move(child);
     SHOAL_TRY(said_, cluster_->report());
-    SHOAL_TRY(const auto folder, SessionFolder::open(field(said_, "session")));
+    const auto path = field(said_, "session");
+    if (path.empty()) {
+      return fail(invalid_argument("this host's part has no session folder in SHOAL_HOME=" + common_.environment.get("SHOAL_HOME"))
+                      .with_hint("set SHOAL_HOME to an absolute path that no other host of the run uses, or leave it out"));
+    }
+    SHOAL_TRY(const auto folder, SessionFolder::open(path));
     session_ = folder;
     SHOAL_TRY(const auto credentials, folder.credentials());
     SHOAL_TRY(const auto info, folder.info());
