@@ -403,13 +403,18 @@ class FirstHost final : public Part {
     host_.folder.remove_meeting();
     say_farewell();
     end();
-    if (!row || !*row) {  // submit has refused it, and printed why
+    const int whole = ended_by != 0 ? 128 + ended_by : code;
+    if (!row) {  // the head is leaving, too
+      const bool again = whole != 0 && whole != kDoNotRetry;
+      record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
+      return whole;
+    }
+    if (!*row) {  // submit has refused it, and printed why
       const bool refused = code == kSubmitUsage || code == kSubmitVersion || code == kSubmitAuth || code == kSubmitDoesNotFit ||
                            code == kSubmitCannotRun || code == kSubmitNotFound;
       record({refused ? kDoNotRetry : code, "the script was not started", {}, !refused, ""});
       return refused ? kDoNotRetry : code;
     }
-    const int whole = ended_by != 0 ? 128 + ended_by : code;
     record(record_of(**row, whole));
     return whole;
   }
