@@ -133,5 +133,6 @@ def test_the_death_of_the_first_host_ends_the_others(hosts, tmp_path):
     pids = {p for job in (first, second) for p in descendants(job.pid)}
     first.signal(signal.SIGKILL)
     first.code()
-    assert second.code() == 124, second.err
+    # 143: the head has ended the ranks before its own end.
+    assert second.code() in (124, 143), second.err
     wait_until(lambda: not any(alive(p) for p in pids), LIMIT_S, "the end of all")
