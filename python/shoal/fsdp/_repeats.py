@@ -62,21 +62,23 @@ class Repeats:
         out: list[torch.Tensor] = []
         device = self._state.data.device
         buffers = _Buffers(self._model)
-        while (phase := self._agree(_Phase.NONE)) is not _Phase.NONE:
-            self._state.settings.repeats = True
-            with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-                if phase is _Phase.BACKWARD:
-                    torch.autograd.backward(out, [torch.zeros_like(t) for t in out])
-                else:
-                    with torch.set_grad_enabled(phase is _Phase.FORWARD):
-                        out = self._repeated()
-            if phase is not _Phase.FORWARD:  # its backward may need the buffers as they are
-                buffers.restore()
-            if phase is _Phase.BACKWARD and any(r.reduces for r in self._rules):
-                after_pass()
-        buffers.restore()
-        for r, values in zip(self._rules, before, strict=True):
-            _set_rules(r, values)
+        try:
+            while (phase := self._agree(_Phase.NONE)) is not _Phase.NONE:
+                self._state.settings.repeats = True
+                with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+                    if phase is _Phase.BACKWARD:
+                        torch.autograd.backward(out, [torch.zeros_like(t) for t in out])
+                    else:
+                        with torch.set_grad_enabled(phase is _Phase.FORWARD):
+                            out = self._repeated()
+                if phase is not _Phase.FORWARD:  # its backward may need the buffers as they are
+                    buffers.restore()
+                if phase is _Phase.BACKWARD and any(r.reduces for r in self._rules):
+                    after_pass()
+        finally:
+            buffers.restore()
+            for r, values in zip(self._rules, before, strict=True):
+                _set_rules(r, values)
 
     def _repeated(self) -> list[torch.Tensor]:
         """Runs the forward on the last batch. Returns its outputs with gradients."""
