@@ -166,7 +166,7 @@ void MemoryTable::mark_gone(WorkerId worker, const std::string& cause) {
   }
   held_.erase(worker);
   leave_groups(worker);
-  for (auto it = made_by_.lower_bound({worker, {}}); it != made_by_.end() && it->first == worker; it = made_by_.erase(it)) {
+  for (auto it = by_maker_.lower_bound({worker, {}}); it != by_maker_.end() && it->first == worker; it = by_maker_.erase(it)) {
     Object& object = objects_.at(it->second);
     object.orphan = true;
     orphaned_bytes_ += object.bytes;
@@ -258,7 +258,7 @@ Result<void> MemoryTable::put(JobId job, ObjectId id, Result<Fd> memory, std::op
     if (object.orphan) {
       orphaned_bytes_ += object.bytes;
     } else {
-      made_by_.emplace(object.maker, Key{job, id});
+      by_maker_.emplace(object.maker, Key{job, id});
     }
   }
   objects_.emplace(std::pair{job, id}, std::move(object));  // an error is stored as well, for later gets
@@ -292,7 +292,7 @@ void MemoryTable::settled(Objects::iterator it) {
   Object& object = it->second;
   if (object.order != 0) {
     movable_.erase(object.order);
-    made_by_.erase({object.maker, it->first});
+    by_maker_.erase({object.maker, it->first});
   }
   if (object.orphan) orphaned_bytes_ -= object.bytes;
   object.order = 0;
@@ -312,9 +312,9 @@ Result<void> MemoryTable::move(JobId job, ObjectId id, Fd file) {
   return {};
 }
 
-std::optional<MemoryTable::Idle> MemoryTable::next_idle(std::size_t& looks) {
-  while (looks > 0 && !movable_.empty()) {
-    --looks;
+std::optional<MemoryTable::Idle> MemoryTable::next_idle(std::size_t& num_checks) {
+  while (num_checks > 0 && !movable_.empty()) {
+    --num_checks;
     const auto [order, key] = *movable_.begin();
     Object& object = objects_.at(key);
     if (!runtime::has_readers(*object.memory)) {

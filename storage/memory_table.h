@@ -80,15 +80,15 @@ class MemoryTable {
   // Replaces an object's memory by a file with the same bytes. No effect if the object is absent or in a file already. Returns
   // InvalidArgument if `file` is no file or has another size; the object then stays in memory.
   Result<void> move(JobId job, ObjectId id, Fd file);
-  // The least recently put or checked large object in memory without readers. `looks` limits the number of checks, and receives the checks
-  // left over. Idle::memory is a duplicate.
+  // The least recently put or checked large object in memory without readers. `num_checks` limits the number of checks, and receives the
+  // checks left over. Idle::memory is a duplicate.
   struct Idle {
     JobId job;
     ObjectId id;
     Fd memory;
     std::uint64_t bytes = 0;
   };
-  std::optional<Idle> next_idle(std::size_t& looks);
+  std::optional<Idle> next_idle(std::size_t& num_checks);
   // Replaces the object's memory by `file`, to which the node has written it. Returns false if the object is gone or has readers by now.
   bool move_idle(JobId job, ObjectId id, Fd file);
   // The bytes of those objects that are in files because of move_idle().
@@ -163,8 +163,8 @@ class MemoryTable {
   std::uint64_t bytes_ = 0, orphaned_bytes_ = 0, filed_bytes_ = 0;
   std::map<std::uint64_t, std::pair<JobId, ObjectId>> movable_;  // least recently put or checked first
   std::uint64_t next_order_ = 1;
-  std::set<std::pair<WorkerId, Key>> made_by_;  // movable objects of living makers
-  std::set<JobId> ended_;                       // ended jobs that are remembered
+  std::set<std::pair<WorkerId, Key>> by_maker_;  // movable objects of living makers
+  std::set<JobId> ended_;                        // ended jobs that are remembered
   std::deque<JobId> ended_order_;
   std::set<Key> refused_;  // objects for which the table had no room; at most max_entries
   std::set<Key> freed_;

@@ -16,12 +16,12 @@ std::optional<std::uint64_t> ReplicaTable::transfer(Object object) const {
   return it == replicas_.end() ? std::nullopt : std::optional(it->second.transfer);
 }
 
-void ReplicaTable::begun(Object object, std::uint64_t bytes, std::uint64_t here, std::vector<Object> contains) {
+void ReplicaTable::begun(Object object, std::uint64_t bytes, std::uint64_t arrived, std::vector<Object> contains) {
   const auto it = replicas_.find(object);
   if (it == replicas_.end()) return;
   Replica& r = it->second;
   r.bytes = bytes;
-  r.requested = r.here = std::min(here, bytes);
+  r.requested = r.arrived = std::min(arrived, bytes);
   r.contains = std::move(contains);
   if (r.requested < bytes) homes_[object.home].begun[r.transfer] = object;
 }
@@ -48,8 +48,8 @@ bool ReplicaTable::arrived(const Piece& piece) {
   forget_if_idle(piece.object.home);
   const auto it = replicas_.find(piece.object);
   if (it == replicas_.end() || it->second.transfer != piece.transfer) return false;
-  it->second.here += piece.bytes;
-  return it->second.here == *it->second.bytes;
+  it->second.arrived += piece.bytes;
+  return it->second.arrived == *it->second.bytes;
 }
 
 void ReplicaTable::forget_if_idle(NodeId home) {
@@ -65,7 +65,7 @@ std::uint64_t ReplicaTable::under_way() const {
 
 bool ReplicaTable::complete(Object object) const {
   const auto it = replicas_.find(object);
-  return it != replicas_.end() && it->second.bytes && it->second.here == *it->second.bytes;
+  return it != replicas_.end() && it->second.bytes && it->second.arrived == *it->second.bytes;
 }
 
 bool ReplicaTable::is_wanted(Object object, WorkerId by) const {

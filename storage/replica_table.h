@@ -29,8 +29,8 @@ class ReplicaTable {
   bool wanted(Object object, WorkerId by);
   // The number of the object's transfer, which no earlier transfer had. nullopt: no process wants the object.
   std::optional<std::uint64_t> transfer(Object object) const;
-  // The object has `bytes` bytes, of which the first `here` have arrived.
-  void begun(Object object, std::uint64_t bytes, std::uint64_t here, std::vector<Object> contains);
+  // The object has `bytes` bytes, of which the first `arrived` have arrived.
+  void begun(Object object, std::uint64_t bytes, std::uint64_t arrived, std::vector<Object> contains);
   struct Piece {
     Object object;
     std::uint64_t transfer = 0;
@@ -65,7 +65,7 @@ class ReplicaTable {
     std::uint64_t transfer = 0;
     std::set<WorkerId> wanted_by;
     std::optional<std::uint64_t> bytes;  // set by begun()
-    std::uint64_t requested = 0, here = 0;
+    std::uint64_t requested = 0, arrived = 0;
     std::vector<Object> contains;
   };
   void forget_if_idle(NodeId home);

@@ -36,7 +36,7 @@ struct Environment {
   std::map<std::string, std::string> set;  // set by a worker's launch (kEnvNames)
   std::uint32_t restarts = 0;              // SHOAL_RESTARTS: the actor's
   std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
-  bool self_made = false;                  // SHOAL_SELF_MADE: the head keeps its creation spec
+  bool keeps_spec = false;                 // SHOAL_SELF_MADE: the head keeps its creation spec
   std::optional<std::string> build_id;     // SHOAL_BUILD_ID: the build that a worker of this binary must have
   bool from_node() const { return !node.empty() && !worker.empty(); }
   bool native_worker() const { return from_node() && build_id; }
@@ -59,7 +59,7 @@ Environment read_environment() {
   if (std::getenv("SHOAL_BUILD_ID") != nullptr) e.build_id = env("SHOAL_BUILD_ID");
   e.name_space = env("SHOAL_NAMESPACE");
   e.restarts = static_cast<std::uint32_t>(std::strtoul(env("SHOAL_RESTARTS").c_str(), nullptr, 10));
-  e.self_made = !env("SHOAL_SELF_MADE").empty();
+  e.keeps_spec = !env("SHOAL_SELF_MADE").empty();
   e.retry_delay_ms = env("SHOAL_TASK_RETRY_DELAY_MS");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
@@ -188,7 +188,7 @@ int run_worker(const Environment& e, const fs::path& path, const Program& progra
   options.num_restarts = e.restarts;
   options.env = e.set;
   Context context(*std::move(session), std::move(options));
-  return serve(context, program.classes, e.restarts > 0 || e.self_made);
+  return serve(context, program.classes, e.restarts > 0 || e.keeps_spec);
 }
 
 int run_driver(Result<std::unique_ptr<Session>> session, Context::Options options, const std::function<int(Context&)>& run,

@@ -82,12 +82,12 @@ class FakeCluster final : public runtime::PeerHandler {
   // Waits until the node has received a sum of `references` in the reported changes.
   bool has_counted(std::int64_t references) {
     return loop_thread_.wait([&] { return counted_ == references; }, std::chrono::steady_clock::now() + 60s) ==
-           runtime::LoopThread::Woken::kDone;
+           runtime::LoopThread::Woken::kReady;
   }
   // Waits until the head has received `removals` of placement groups in all.
   bool has_removed(int removals) {
     return loop_thread_.wait([&] { return removed_ == removals; }, std::chrono::steady_clock::now() + 60s) ==
-           runtime::LoopThread::Woken::kDone;
+           runtime::LoopThread::Woken::kReady;
   }
   // Sets an actor's state at the fake head, which reports it only when a process asks.
   void set(ActorId id, ActorState state) {

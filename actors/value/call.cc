@@ -44,8 +44,8 @@ Result<void> attach(runtime::Message& message, bool local, const Value& first, s
       SHOAL_TRY(Fd fd, memory->descriptor());
       message.fds.push_back(std::move(fd));
     } else if (v.shared()) {
-      SHOAL_TRY(const auto here, v.pin());
-      for (const auto& piece : here.pieces) {
+      SHOAL_TRY(const auto pinned, v.pin());
+      for (const auto& piece : pinned.pieces) {
         if (!piece.empty()) std::memcpy(message.payload.data() + at, piece.data(), piece.size());
         at += piece.size();
       }

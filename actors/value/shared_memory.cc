@@ -53,16 +53,16 @@ Result<Fd> SharedMemory::descriptor() const {
 // The file is written without the lock: a mapping made meanwhile keeps the memory. spill_to_file maps it anew, since mapping_
 // may have private writes.
 Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
-  const auto stays = [this] { return spilled_ || keeps_mapped_ || mapping_.use_count() > 1; };
+  const auto in_use = [this] { return spilled_ || keeps_mapped_ || mapping_.use_count() > 1; };
   Fd memory;
   {
     const std::lock_guard lock(mutex_);
-    if (stays()) return false;
+    if (in_use()) return false;
     SHOAL_TRY(memory, runtime::duplicate(memory_));
   }
   SHOAL_TRY(Fd file, runtime::spill_to_file(memory, bytes_, folder, stop));
   const std::lock_guard lock(mutex_);
-  if (stays()) return false;
+  if (in_use()) return false;
   memory_ = std::move(file);
   mapping_.reset();
   spilled_ = true;

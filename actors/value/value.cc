@@ -132,8 +132,8 @@ Result<Value> Value::make_many(const std::vector<Pieces>& values, ValueMemory* m
 }
 
 Result<std::vector<Value>> Value::split(std::size_t count) const {
-  SHOAL_TRY(const auto here, pin());
-  const Pieces& all = here.pieces;
+  SHOAL_TRY(const auto pinned, pin());
+  const Pieces& all = pinned.pieces;
   const auto bad = [] { return fail(invalid_argument("an answer has another number of values than the call expects")); };
   if (all.empty() || all[0].size() != count * sizeof(std::uint32_t)) return bad();
   std::vector<Value> out;
@@ -149,7 +149,7 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     const auto bytes = std::accumulate(own.begin(), own.end(), std::size_t{0}, [](std::size_t n, const auto& p) { return n + p.size(); });
     if (shared() && bytes > kMaxInlineBytes) {
       part.more().memory = memory();
-      part.more().start = static_cast<std::size_t>(own[0].data() - here.base);
+      part.more().start = static_cast<std::size_t>(own[0].data() - pinned.base);
       part.more().own = std::make_shared<Own>();
       part.set_sizes(sizes_of(own));
     } else {
@@ -169,8 +169,9 @@ Result<std::shared_ptr<SharedMemory>> Value::own_memory(ValueMemory* memory) con
     const std::lock_guard lock(own.mutex);
     if (own.memory) return own.memory;
   }
-  SHOAL_TRY(const auto here, pin());
-  SHOAL_TRY(const Value copy, make_shared(here.pieces, kind_, memory));  // without the lock, since waiting for room must not block the loop
+  SHOAL_TRY(const auto pinned, pin());
+  SHOAL_TRY(const Value copy,
+            make_shared(pinned.pieces, kind_, memory));  // without the lock, since waiting for room must not block the loop
   const std::lock_guard lock(own.mutex);
   if (!own.memory) own.memory = copy.memory();
   return own.memory;
@@ -250,9 +251,9 @@ Result<Value::Pinned> Value::pin() const {
 
 Value::Pieces Value::pieces() const {
   if (shared()) memory()->keep_mapped();
-  auto here = pin();
+  auto pinned = pin();
   // pin() fails only if the memory, which is not mapped now, cannot be mapped again. Then all pieces are empty.
-  return here ? std::move(here->pieces) : Pieces(num_pieces());
+  return pinned ? std::move(pinned->pieces) : Pieces(num_pieces());
 }
 
 std::span<const std::byte> Value::head() const {

@@ -35,14 +35,14 @@ struct Traffic {
 class HastyClock final : public runtime::Clock {
  public:
   explicit HastyClock(std::shared_ptr<Clock> clock) : clock_(std::move(clock)) {}
-  runtime::TimePoint now() const override { return clock_->now() + 100ms * looks_++; }
+  runtime::TimePoint now() const override { return clock_->now() + 100ms * num_reads_++; }
   std::int64_t unix_millis() const override { return clock_->unix_millis(); }
   runtime::Timer after(runtime::Duration delay, std::function<void()> fn) override { return clock_->after(delay, std::move(fn)); }
-  int looks() const { return looks_; }
+  int num_reads() const { return num_reads_; }
 
  private:
   const std::shared_ptr<Clock> clock_;
-  mutable std::atomic<int> looks_{0};
+  mutable std::atomic<int> num_reads_{0};
 };
 
 class CountedLayer final : public runtime::MessageLayer {

@@ -11,7 +11,7 @@ namespace {
 using Channel = runtime::MessageLayer::Channel;
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 1s;               // interval at which a link without messages looks for lost connections
+constexpr auto kCheckInterval = 1s;      // interval at which a link without messages looks for lost connections
 constexpr auto kLosing = 20ms;           // the same, once a connection has ended or the link ends
 constexpr auto kFlush = 1s;              // how long the end of a link waits until its last messages have arrived
 constexpr auto kLeaving = 60s;           // how long the end of a link waits for rows and sums under way
@@ -29,8 +29,8 @@ HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer
       lost_since_(static_cast<std::size_t>(model.grid.world_size)),
       reported_(static_cast<std::size_t>(model.grid.world_size)) {
   for (int r = 0; r < model_.grid.world_size; ++r) {
-    const bool reports_here = model_.remote(r) ? model_.hosts.partner(r, model_.host()) == model_.rank : r != model_.rank;
-    if (!reports_here) continue;
+    const bool reports = model_.remote(r) ? model_.hosts.partner(r, model_.host()) == model_.rank : r != model_.rank;
+    if (!reports) continue;
     sources_.push_back(std::make_unique<Source>());
     sources_.back()->rank = r;
     sources_.back()->message.resize(kMaxUpdateBytes);
@@ -161,7 +161,7 @@ bool HostLink::take_updates() {
   for (auto& source : sources_) {
     while (!source->ended && source->transfer.state != Transfer::State::kPending) {
       any = true;
-      if (!source->transfer.done()) {
+      if (!source->transfer.complete()) {
         source->ended = true;
         break;
       }
@@ -227,7 +227,7 @@ void HostLink::run() {
       if (idle() || now >= *leave_by) break;
     }
     const bool losing = std::ranges::any_of(lost_since_, [](const auto& since) { return since.has_value(); });
-    if (!progress) layer_->wait(losing || leaving_ ? runtime::Duration(kLosing) : runtime::Duration(kLook));
+    if (!progress) layer_->wait(losing || leaving_ ? runtime::Duration(kLosing) : runtime::Duration(kCheckInterval));
   }
   layer_->flush(kFlush);
 }

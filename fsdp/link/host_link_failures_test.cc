@@ -8,7 +8,9 @@ TEST_F(HostLinkTest, DataThatAreLongUnderWayAreNoDeadlock) {
   model_clock_ = clock;
   // Rows and sums wait until every rank has looked for seconds of this clock, several times as long as the proof of a deadlock.
   const int until = 120;
-  traffic_.held = [&](Channel channel) { return (channel == Channel::kData || channel == Channel::kResults) && clock->looks() < until; };
+  traffic_.held = [&](Channel channel) {
+    return (channel == Channel::kData || channel == Channel::kResults) && clock->num_reads() < until;
+  };
   on_ranks({2, 1}, {0, 1}, [&](ShardedModel& model) {
     ASSERT_TRUE(model.enter(true));
     const auto read = model.unshard(0);
@@ -31,7 +33,7 @@ TEST_F(HostLinkTest, ARankThatEndsInBackwardHoldsUpNoOther) {
     ASSERT_FALSE(ended);
     EXPECT_NE(ended.error().message().find("rank"), std::string::npos);
   });
-  EXPECT_LT(clock->looks(), 600);  // the links' ends did not wait for sums that can never be made
+  EXPECT_LT(clock->num_reads(), 600);  // the links' ends did not wait for sums that can never be made
 }
 
 TEST_F(HostLinkTest, DifferentModelsAreAnErrorOnEveryRank) {

@@ -90,7 +90,7 @@ bool StreamSender::advance() {
   }
   const auto pending = [](const Transfer& t) { return t.state == Transfer::State::kPending; };
   while (ended_ < begun_ && !pending(sent_[ended_ % kAtOnce])) {
-    if (!sent_[ended_ % kAtOnce].done()) begun_ = messages_.size();  // the rank cannot be reached: what was begun has to end
+    if (!sent_[ended_ % kAtOnce].complete()) begun_ = messages_.size();  // the rank cannot be reached: what was begun has to end
     ++ended_;
     progress = true;
   }
@@ -135,7 +135,7 @@ void StreamReceiver::finish_message(const Message& message, const std::vector<st
 
 bool StreamReceiver::take_header() {
   if (header_received_.state == Transfer::State::kPending) return false;
-  auto pieces = header_received_.done() ? handler_.on_header(std::span(header_).first(header_received_.bytes)) : std::nullopt;
+  auto pieces = header_received_.complete() ? handler_.on_header(std::span(header_).first(header_received_.bytes)) : std::nullopt;
   if (!pieces) {
     state_ = State::kEnded;
     return true;
@@ -162,7 +162,7 @@ bool StreamReceiver::advance() {
       const std::size_t k = ended_ % received_.size();
       if (received_[k].state == Transfer::State::kPending) return progress;
       progress = true;
-      if (!received_[k].done() || received_[k].bytes != bytes_of(messages_[ended_])) {
+      if (!received_[k].complete() || received_[k].bytes != bytes_of(messages_[ended_])) {
         state_ = State::kEnded;
         return progress;
       }

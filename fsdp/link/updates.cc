@@ -39,7 +39,7 @@ bool take(std::span<const std::byte>& from, T& value) {
 
 Words Words::load(const Control::RankWords& w) {
   return {w.fingerprint.load(), w.entered.load(), w.left.load(),     w.published.load(),
-          w.consumed.load(),    w.waiting.load(), w.looks.load(),    w.joined.load(),
+          w.consumed.load(),    w.waiting.load(), w.checks.load(),   w.joined.load(),
           w.place.load(),       w.summed.load(),  w.recorded.load(), {w.parts[0].load(), w.parts[1].load()}};
 }
 
@@ -50,7 +50,7 @@ void Words::store(Control::RankWords& w) const {
   w.parts[0].store(parts[0]);
   w.parts[1].store(parts[1]);
   w.waiting.store(waiting);
-  w.looks.store(looks);
+  w.checks.store(checks);
   w.consumed.store(consumed);
   w.published.store(published);
   w.entered.store(entered);

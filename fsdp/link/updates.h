@@ -16,7 +16,7 @@ enum class UpdateKind : std::uint32_t { kWords, kPublication, kStuck, kGone, kPu
 
 // A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write.
 struct Words {
-  std::uint64_t fingerprint = 0, entered = 0, left = 0, published = 0, consumed = 0, waiting = 0, looks = 0, joined = 0, place = 0,
+  std::uint64_t fingerprint = 0, entered = 0, left = 0, published = 0, consumed = 0, waiting = 0, checks = 0, joined = 0, place = 0,
                 summed = 0, recorded = 0;
   std::uint64_t parts[2] = {0, 0};
   bool operator==(const Words&) const = default;

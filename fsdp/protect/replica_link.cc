@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr Channel kAnswers = Channel::kResults;
 constexpr std::uint64_t kNoMore = ~std::uint64_t{0};  // all waits end, after an error
-constexpr auto kLook = 1s;                            // the thread sleeps no longer without a message
+constexpr auto kMaxSleep = 1s;                        // the thread sleeps no longer without a message
 
 ReplicaAnswer refusal(const Replica& of) { return {ReplicaAnswer::Kind::kRefused, 0, of.number(), 0, 0}; }
 
@@ -79,8 +79,8 @@ Result<void> ReplicaLink::send(Request request) {
   }
   options_.layer->wake();
   const auto began = options_.clock->now();
-  const auto done = [&] { return got_.load(std::memory_order_acquire) >= sent_->number; };
-  const auto waited = options_.wait(done, fmt::format("its replica of step {}", request.step), options_.buddy);
+  const auto received = [&] { return got_.load(std::memory_order_acquire) >= sent_->number; };
+  const auto waited = options_.wait(received, fmt::format("its replica of step {}", request.step), options_.buddy);
   const std::lock_guard lock(mutex_);
   if (request.kind == ReplicaHeader::Kind::kStep) costs_.waited_s += std::chrono::duration<double>(options_.clock->now() - began).count();
   if (!waited) return waited;
@@ -130,10 +130,10 @@ bool ReplicaLink::send_requested() {
       request->kind == ReplicaHeader::Kind::kContents || request->with_contents || source_.rows_hash() != ready_->rows_hash;
   if (request->kind == ReplicaHeader::Kind::kContents) {
     out = source_.contents(request->number, request->step);
-  } else if (auto made = source_.step(request->number, request->step, contents)) {
-    out = *std::move(made);
+  } else if (auto contents_of_step = source_.step(request->number, request->step, contents)) {
+    out = *std::move(contents_of_step);
   } else {
-    fail_sends(made.error());
+    fail_sends(contents_of_step.error());
     return true;
   }
   {
@@ -201,7 +201,7 @@ void ReplicaLink::run() {
     progress |= send_requested();
     for (auto& held : held_) progress |= serve(*held);
     progress |= drop_sent();
-    if (!progress) options_.layer->wait(kLook);
+    if (!progress) options_.layer->wait(kMaxSleep);
   }
 }
 

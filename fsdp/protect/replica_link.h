@@ -36,8 +36,8 @@ class ReplicaLink {
     std::shared_ptr<runtime::Clock> clock;
     int buddy = -1;  // -1: this rank has none
     std::vector<Ward> wards = {};
-    // Waits in the main thread until `done`, or fails because a rank is gone. `missing`: the awaited rank.
-    std::function<Result<void>(const std::function<bool()>& done, const std::string& for_what, int missing)> wait = {};
+    // Waits in the main thread until `ready`, or fails because a rank is gone. `missing`: the awaited rank.
+    std::function<Result<void>(const std::function<bool()>& ready, const std::string& for_what, int missing)> wait = {};
     std::function<void()> changed = {};  // lets wait() look again; any thread
   };
   struct Costs {

@@ -33,7 +33,7 @@ class Control {
     std::atomic<std::uint64_t> published;    // number of publications, above its attempt's first number (reducer.h)
     std::atomic<std::uint64_t> consumed;     // number of reductions as owner of its rows, above its attempt's first number
     std::atomic<std::uint64_t> waiting;      // number of the rank's current wait, from 1; 0 when it does not wait
-    std::atomic<std::uint64_t> looks;        // number of fruitless checks in waits: shows that the rank is alive
+    std::atomic<std::uint64_t> checks;       // number of fruitless checks in waits: shows that the rank is alive
     std::atomic<std::uint64_t> stuck;        // set by a rank that has proven that this one's wait cannot end
     std::atomic<std::uint64_t> joined;       // how often the rank ran out of batches and began to serve the others
     std::atomic<std::uint64_t> place;        // position of the rank's program, for ranks that wait for it (encode_place)

@@ -12,8 +12,8 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // interval at which a waiting compute lane polls for signals
-constexpr double kForget = 0.3;                        // weight of the latest step in an estimate
+constexpr auto kPollInterval = std::chrono::milliseconds(50);  // interval at which a waiting compute lane polls for signals
+constexpr double kForget = 0.3;                                // weight of the latest step in an estimate
 
 bool has_any(const StepGraph& graph, Op op) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& n) { return n.op == op; });
@@ -45,9 +45,9 @@ double StepRunner::now() const { return std::chrono::duration<double, std::micro
 
 Result<void> StepRunner::run(StepProgram& program) {
   if (lost_) return fail(*lost_);
-  auto done = run_lanes(program);
-  if (!done) {
-    lost_ = std::move(done).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
+  auto result = run_lanes(program);
+  if (!result) {
+    lost_ = std::move(result).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
     // If a peer died, the membership page already names it as the cause. Otherwise mark_gone() comes before reset(), so that other ranks
     // see this error, not a step that was started over.
     if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
@@ -96,7 +96,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
 // Waits until another lane has made progress. Returns false when a signal ended the wait.
 bool StepRunner::wait_for_other_lane(std::unique_lock<std::mutex>& lock, Lane lane) {
   if (lane != Lane::kCompute) return changed_.wait(lock), true;
-  if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout || !options_.interrupted) return true;
+  if (changed_.wait_for(lock, kPollInterval) == std::cv_status::no_timeout || !options_.interrupted) return true;
   lock.unlock();
   const bool interrupted = options_.interrupted();
   lock.lock();
@@ -121,13 +121,13 @@ void StepRunner::run_lane(Lane lane, const Perform& perform) {
     span.start = now();
     changed_.notify_all();
     lock.unlock();
-    auto done = perform(node);
+    auto result = perform(node);
     lock.lock();
     span.end = now();
-    if (done) {
+    if (result) {
       progress_->end(*next);
     } else if (!failure_) {
-      failure_ = std::move(done).error().in(fmt::format("node {} {}", node.id, graph_.label(node)));
+      failure_ = std::move(result).error().in(fmt::format("node {} {}", node.id, graph_.label(node)));
       stopping_ = true;
     }
     changed_.notify_all();

@@ -6,9 +6,9 @@ namespace shoal::fsdp {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait polls for signals
-constexpr auto kProof = std::chrono::seconds(1);           // time without any change in all ranks' waits before they count as stuck
-constexpr auto kDepartureGrace = std::chrono::seconds(1);  // time from a rank's leave until its process's end is known
+constexpr auto kPollInterval = std::chrono::milliseconds(50);  // interval at which a sleeping wait polls for signals
+constexpr auto kProof = std::chrono::seconds(1);               // time without any change in all ranks' waits before they count as stuck
+constexpr auto kDepartureGrace = std::chrono::seconds(1);      // time from a rank's leave until its process's end is known
 
 const char* doing_name(Doing d) {
   switch (d) {
@@ -46,13 +46,13 @@ class WaitingWord {
     if (link_ != nullptr) link_->update();
   }
   // Records a fruitless check of this wait. The first one counts the wait in `num_waits`.
-  void looked(std::uint64_t& num_waits) {
+  void count_check(std::uint64_t& num_waits) {
     if (!set_) {
       words_.stuck.store(0, std::memory_order_release);
       words_.waiting.store(++num_waits, std::memory_order_release);
       set_ = true;
     }
-    words_.looks.fetch_add(1, std::memory_order_release);
+    words_.checks.fetch_add(1, std::memory_order_release);
     if (link_ != nullptr) link_->update();
   }
 
@@ -153,17 +153,17 @@ Error Peers::lost(int rank) const {
 
 // ---- waiting -----------------------------------------------------------------------------------------------------------------------
 
-Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiting) {
+Result<void> Peers::wait(const std::function<bool()>& ready, const Waiting& waiting) {
   const auto began = clock_->now();
-  Watch watch{waiting, done, began, began + kProof, began + options_.warn_after};
+  Watch watch{waiting, ready, began, began + kProof, began + options_.warn_after};
   WaitingWord word(control_.rank(rank_), link_);
-  const auto due = [&] { return done() || first_lost() >= 0 || reducer_.can_serve(); };
+  const auto due = [&] { return ready() || first_lost() >= 0 || reducer_.can_serve(); };
   while (true) {
     SHOAL_OK(check());
-    if (done()) return {};
+    if (ready()) return {};
     SHOAL_TRY(const bool served, serve());
     if (served) continue;
-    if (control_.membership_page().wait_until(due, kLook, options_.spins) == runtime::MembershipPage::WaitResult::kDone) continue;
+    if (control_.membership_page().wait_until(due, kPollInterval, options_.spins) == runtime::MembershipPage::WaitResult::kReady) continue;
     const auto& interrupted = interrupt_by_ ? interrupt_by_ : options_.interrupted;
     if (interrupted && interrupted()) return fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
     const auto now = clock_->now();
@@ -171,7 +171,7 @@ Result<void> Peers::wait(const std::function<bool()>& done, const Waiting& waiti
       word.clear();
       link_->wake();  // it may wait for a word that another rank of this host has stored
     } else {
-      word.looked(num_waits_);
+      word.count_check(num_waits_);
     }
     SHOAL_OK(check_stuck(watch, now));
     SHOAL_OK(check_left(watch, now));
@@ -186,9 +186,9 @@ bool Peers::all_stuck(Watch& watch) const {
   bool all = static_cast<int>(before.size()) == hosts_.world_size();
   for (int r = 0; r < hosts_.world_size(); ++r) {
     const auto& words = control_.rank(r);
-    const auto wait = words.waiting.load(std::memory_order_acquire), looks = words.looks.load(std::memory_order_acquire);
-    now.emplace_back(wait, looks);
-    all = all && wait != 0 && wait == before[static_cast<std::size_t>(r)].first && looks > before[static_cast<std::size_t>(r)].second;
+    const auto wait = words.waiting.load(std::memory_order_acquire), checks = words.checks.load(std::memory_order_acquire);
+    now.emplace_back(wait, checks);
+    all = all && wait != 0 && wait == before[static_cast<std::size_t>(r)].first && checks > before[static_cast<std::size_t>(r)].second;
   }
   before = std::move(now);
   return all;
@@ -197,10 +197,10 @@ bool Peers::all_stuck(Watch& watch) const {
 // Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. Waits serve due reductions, so none of them
 // ends a wait later.
 Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
-  if (now < watch.look_at) return {};
-  watch.look_at = now + kProof;
+  if (now < watch.check_at) return {};
+  watch.check_at = now + kProof;
   const bool proven = control_.rank(rank_).stuck.exchange(0, std::memory_order_acq_rel) != 0;  // proven by another rank
-  if (!proven && (!all_stuck(watch) || watch.done())) return {};
+  if (!proven && (!all_stuck(watch) || watch.ready())) return {};
   std::string others;
   for (int r = 0; r < hosts_.world_size(); ++r) {
     if (r == rank_) continue;
@@ -225,7 +225,7 @@ Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   const int reporter = reporter_of(missing);
   const bool unreported = reporter != missing && has_left(reporter) && control_.rank(reporter).linked.load(std::memory_order_acquire) == 0;
   if (!has_left(missing) && !unreported) return {};
-  if (watch.waiting.missing() != missing || watch.done()) return {};
+  if (watch.waiting.missing() != missing || watch.ready()) return {};
   if (!has_left(missing)) missing = reporter;
   if (!watch.left_since) watch.left_since = now;
   const bool ended = control_.membership_page().is_gone(static_cast<std::uint32_t>(missing));

@@ -43,7 +43,7 @@ class Peers {
   Peers(Control& control, int rank, const Hosts& hosts, const Units& units, Reducer& reducer, const Stepper& stepper, HostLink* link,
         std::shared_ptr<runtime::Clock> clock, Options options);
 
-  Result<void> wait(const std::function<bool()>& done, const Waiting& waiting);
+  Result<void> wait(const std::function<bool()>& ready, const Waiting& waiting);
   // Serves a reduction, if one is due. Returns true after progress.
   Result<bool> serve();
   // Fails if a rank is gone without a call of leave(), and in a forked child.
@@ -80,8 +80,8 @@ class Peers {
   // The state of one wait: its times, and all ranks' waits at its last check.
   struct Watch {
     const Waiting& waiting;
-    const std::function<bool()>& done;
-    runtime::TimePoint began, look_at, warn_at;
+    const std::function<bool()>& ready;
+    runtime::TimePoint began, check_at, warn_at;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> waits = {};  // by rank: number of its wait, and of its fruitless checks
     std::optional<runtime::TimePoint> left_since = {};                // since this time the awaited rank has been seen to have left
   };

@@ -130,11 +130,11 @@ Result<std::shared_ptr<ShardedUnit>> ShardActor::add_unit(std::string name, std:
   const int shard = grid().shard_of(options_.rank);
   const auto rows = layout.owned_rows(grid().shards(), shard);
   const auto bytes = layout.owned_bytes(grid().shards(), shard);
-  SHOAL_TRY(std::unique_ptr<ShardedUnit> made, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options,
-                                                                 before != nullptr && before->arena_key() == key ? before : nullptr));
-  made->set_arena_key(key);
-  if (arena_key.empty()) populate_share(made->memory());
-  std::shared_ptr<ShardedUnit> unit(made.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
+  SHOAL_TRY(std::unique_ptr<ShardedUnit> owned, ShardedUnit::make(std::move(name), std::move(layout), arena, options_.rank, grid(), options,
+                                                                  before != nullptr && before->arena_key() == key ? before : nullptr));
+  owned->set_arena_key(key);
+  if (arena_key.empty()) populate_share(owned->memory());
+  std::shared_ptr<ShardedUnit> unit(owned.release(), [actor = weak_from_this(), key, rows, bytes](ShardedUnit* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, rows, bytes);
   });
@@ -174,9 +174,9 @@ Result<std::shared_ptr<ShardedModel>> ShardActor::make_model(Units units, int sl
   ++num_models_;
   // Ranks that outnumber the cores must not spin.
   if (hosts.ranks(hosts.host_of(options_.rank)).size() > static_cast<std::size_t>(runtime::usable_cpus())) options.waits.spins = 0;
-  auto made = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
-                                             clock_, std::move(options));
-  std::shared_ptr<ShardedModel> model(made.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
+  auto owned = std::make_unique<ShardedModel>(options_.rank, grid(), std::move(units), std::move(control_memory), std::move(slot_memory),
+                                              clock_, std::move(options));
+  std::shared_ptr<ShardedModel> model(owned.release(), [actor = weak_from_this(), key](ShardedModel* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key + "/control", key + "/gradients"}, 0, 0);
   });
@@ -195,9 +195,9 @@ Result<std::shared_ptr<SharedArrays>> ShardActor::share_arrays(const Units& unit
   if (!options_.model.host_of_rank.empty() || !SharedArrays::possible(units)) return std::shared_ptr<SharedArrays>();
   const std::string name = key.empty() ? fmt::format("{}/arrays-{}", memory_name(), num_shared_++) : key;
   const auto open = [this](const std::string& k, std::size_t bytes) { return open_lasting(k, bytes); };
-  SHOAL_TRY(auto made, SharedArrays::open(units, std::move(states), name, before, open));
-  if (key.empty()) made->populate(units);
-  return std::shared_ptr<SharedArrays>(made.release(), [actor = weak_from_this(), name](SharedArrays* gone) {
+  SHOAL_TRY(auto owned, SharedArrays::open(units, std::move(states), name, before, open));
+  if (key.empty()) owned->populate(units);
+  return std::shared_ptr<SharedArrays>(owned.release(), [actor = weak_from_this(), name](SharedArrays* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({name}, 0, 0);
   });
@@ -211,9 +211,9 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
     SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
     give_back({unit->arena_key()}, 0, 0);
   }
-  SHOAL_TRY(auto made, ProtectedShard::make(model.units(), states, step, fmt::format("{}/protected-{}", memory_name(), num_protected_++),
-                                            std::move(shared), open));
-  return std::shared_ptr<ProtectedShard>(made.release(), [actor = weak_from_this()](ProtectedShard* gone) {
+  SHOAL_TRY(auto owned, ProtectedShard::make(model.units(), states, step, fmt::format("{}/protected-{}", memory_name(), num_protected_++),
+                                             std::move(shared), open));
+  return std::shared_ptr<ProtectedShard>(owned.release(), [actor = weak_from_this()](ProtectedShard* gone) {
     const std::string key = gone->key();
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back({key}, 0, 0);
@@ -238,12 +238,12 @@ Result<std::shared_ptr<ReplicaLink>> ShardActor::replicate(const std::shared_ptr
     options.wards.push_back({rank, std::move(mapped), std::move(spec)});
   }
   SHOAL_TRY(options.layer, options_.open_layer(fmt::format("{}/replicas-{}", options_.gang, num_protected_)));
-  options.wait = [model](const std::function<bool()>& done, const std::string& for_what, int missing) {
-    return model->peers().wait(done, {for_what, [missing] { return missing; }, /*for_link=*/true});
+  options.wait = [model](const std::function<bool()>& ready, const std::string& for_what, int missing) {
+    return model->peers().wait(ready, {for_what, [missing] { return missing; }, /*for_link=*/true});
   };
   options.changed = [model] { model->peers().wake(); };
-  auto made = std::make_unique<ReplicaLink>(shard->update().step_record(), shard->arenas(), std::move(options));
-  std::shared_ptr<ReplicaLink> link(made.release(), [actor = weak_from_this(), keys, shard](ReplicaLink* gone) {
+  auto owned = std::make_unique<ReplicaLink>(shard->update().step_record(), shard->arenas(), std::move(options));
+  std::shared_ptr<ReplicaLink> link(owned.release(), [actor = weak_from_this(), keys, shard](ReplicaLink* gone) {
     delete gone;
     if (const auto alive = actor.lock()) alive->give_back(keys, 0, 0);
   });

@@ -212,7 +212,7 @@ int ShardedModel::first_behind_join() const {
 
 Result<ShardedModel::Service> ShardedModel::next_service() {
   Service out;
-  const auto look = [&] {
+  const auto due = [&] {
     // This is checked first: once all ranks have joined, a faster one may publish for its next loop, which this call must not answer.
     if (first_behind_join() < 0) return true;
     if (const int unit = reducer_.awaited_unit(); unit >= 0) {
@@ -225,7 +225,7 @@ Result<ShardedModel::Service> ShardedModel::next_service() {
     }
     return false;
   };
-  SHOAL_OK(peers_.wait(look, {"the ranks that still have batches", [this] { return first_behind_join(); }}));
+  SHOAL_OK(peers_.wait(due, {"the ranks that still have batches", [this] { return first_behind_join(); }}));
   return out;
 }
 

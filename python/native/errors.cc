@@ -6,8 +6,8 @@ namespace {
 
 // shoal.exceptions.from_error, set at import. Module state: there is one interpreter and one module.
 nb::object& factory() {
-  static nb::object* const made = new nb::object();  // never destroyed: the interpreter may end first
-  return *made;
+  static nb::object* const object = new nb::object();  // never destroyed: the interpreter may end first
+  return *object;
 }
 
 }  // namespace

@@ -25,9 +25,9 @@ struct Series {
 
 Metric metric(const std::string& kind, const std::string& name, const std::string& help, std::vector<double> bounds) {
   const auto which = kind == "counter" ? MetricKind::kCounter : kind == "gauge" ? MetricKind::kGauge : MetricKind::kHistogram;
-  const auto made = recorder().metric(which, name, help, std::move(bounds));
-  if (!made) throw nb::value_error(made.error().message().c_str());
-  return {*made};
+  const auto series = recorder().metric(which, name, help, std::move(bounds));
+  if (!series) throw nb::value_error(series.error().message().c_str());
+  return {*series};
 }
 
 }  // namespace

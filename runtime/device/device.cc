@@ -44,25 +44,25 @@ Result<std::shared_ptr<Device>> Device::open(const CudaApi& api, int ordinal) {
     return fail(invalid_argument(fmt::format("there is no device {}: this process sees {}", ordinal, num_devices))
                     .with_hint("CUDA_VISIBLE_DEVICES decides which devices a process sees"));
   }
-  std::shared_ptr<Device> made(new Device(api, ordinal));
+  std::shared_ptr<Device> device(new Device(api, ordinal));
   const auto what = fmt::format("opening device {}", ordinal);
-  SHOAL_OK(check_cuda(api, api.device_get(&made->device_, ordinal), what));
+  SHOAL_OK(check_cuda(api, api.device_get(&device->device_, ordinal), what));
   char name[128] = {};
-  SHOAL_OK(check_cuda(api, api.device_name(name, sizeof name - 1, made->device_), what));
-  made->name_ = name;
-  SHOAL_OK(check_cuda(api, api.device_uuid(&made->uuid_, made->device_), what));
+  SHOAL_OK(check_cuda(api, api.device_name(name, sizeof name - 1, device->device_), what));
+  device->name_ = name;
+  SHOAL_OK(check_cuda(api, api.device_uuid(&device->uuid_, device->device_), what));
   int major = 0, minor = 0;
-  SHOAL_OK(check_cuda(api, api.device_attribute(&major, cuda::kAttributeMajor, made->device_), what));
-  SHOAL_OK(check_cuda(api, api.device_attribute(&minor, cuda::kAttributeMinor, made->device_), what));
-  SHOAL_OK(check_cuda(api, api.device_attribute(&made->num_multiprocessors_, cuda::kAttributeMultiprocessors, made->device_), what));
-  made->compute_capability_ = 10 * major + minor;
+  SHOAL_OK(check_cuda(api, api.device_attribute(&major, cuda::kAttributeMajor, device->device_), what));
+  SHOAL_OK(check_cuda(api, api.device_attribute(&minor, cuda::kAttributeMinor, device->device_), what));
+  SHOAL_OK(check_cuda(api, api.device_attribute(&device->num_multiprocessors_, cuda::kAttributeMultiprocessors, device->device_), what));
+  device->compute_capability_ = 10 * major + minor;
   int words = 0;  // an older driver does not know the attribute
-  const bool known = api.device_attribute(&words, cuda::kAttributeStreamMemory64, made->device_) == cuda::kSuccess;
-  made->orders_by_words_ = known && words != 0 && api.stream_wait_value != nullptr && api.stream_write_value != nullptr;
+  const bool known = api.device_attribute(&words, cuda::kAttributeStreamMemory64, device->device_) == cuda::kSuccess;
+  device->orders_by_words_ = known && words != 0 && api.stream_wait_value != nullptr && api.stream_write_value != nullptr;
   CudaContext context = nullptr;
-  SHOAL_OK(check_cuda(api, api.context_retain(&context, made->device_), what));
-  made->context_ = context;
-  return made;
+  SHOAL_OK(check_cuda(api, api.context_retain(&context, device->device_), what));
+  device->context_ = context;
+  return device;
 }
 
 Device::~Device() {

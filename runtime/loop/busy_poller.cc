@@ -30,7 +30,7 @@ bool BusyPoller::poll_rings() {
     Awake& awake = awake_[next_];
     const auto polled = awake.polled;
     ++awake.idle;
-    const bool rare = awake_.size() > kFew && awake.idle > kIdleLooks;
+    const bool rare = awake_.size() > kFew && awake.idle > kIdlePolls;
     if (polled->poll()) {
       if (next_ < awake_.size() && awake_[next_].polled == polled) awake_[next_].idle = 0;
       return true;

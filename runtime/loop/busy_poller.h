@@ -39,7 +39,7 @@ class BusyPoller {
   // Polls up to kAtOnce awake rings, continuing after the one polled last, until one had work. Returns false if none had. Sockets are
   // polled by busy_poll() only.
   bool poll_rings();
-  // Polls repeatedly while that pays (Spin). Ends once something had work. `between` runs every few looks, or at each look if there is
+  // Polls repeatedly while that pays (Spin). Ends once something had work. `between` runs every few polls, or at each poll if there is
   // nothing to poll; when it returns true, the polling ends, too.
   template <class Between>
   bool busy_poll(Between&& between, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
@@ -47,11 +47,11 @@ class BusyPoller {
     if (!memory && !sockets) return between_spin_.should_spin() && between_spin_.run(between, at_most);
     Spin& spin = memory ? spin_ : socket_spin_;
     if (!spin.should_spin()) return false;
-    const int every = memory ? kLooksBetween : kSocketLooksBetween;
-    int looks = memory ? 0 : every - 1;  // a socket gets the first look
+    const int every = memory ? kPollsBetween : kSocketPollsBetween;
+    int num_polls = memory ? 0 : every - 1;  // a socket gets the first poll
     return spin.run(
         [&] {
-          const bool due = ++looks % every == 0;
+          const bool due = ++num_polls % every == 0;
           return poll_rings() || (due && between()) || (sockets && (due || !memory) && poll_next_socket());
         },
         at_most);
@@ -61,15 +61,15 @@ class BusyPoller {
 
  private:
   static constexpr int kAtOnce = 8;  // rings polled by one poll_rings()
-  static constexpr int kLooksBetween = 32;
-  static constexpr int kSocketLooksBetween = 8;
+  static constexpr int kPollsBetween = 32;
+  static constexpr int kSocketPollsBetween = 8;
   static constexpr std::size_t kFewSockets = 8;  // sockets that are polled; with more of them, epoll is as fast
   static constexpr std::size_t kFew = 16;        // awake rings; if there are more, idle ones are put to sleep one by one
-  static constexpr std::uint32_t kIdleLooks = 1000;
+  static constexpr std::uint32_t kIdlePolls = 1000;
 
   struct Awake {
     std::shared_ptr<PollSource> polled;
-    std::uint32_t idle = 0;  // consecutive looks without work
+    std::uint32_t idle = 0;  // consecutive polls without work
   };
   void remove(std::size_t index);
   bool poll_next_socket();
@@ -79,8 +79,8 @@ class BusyPoller {
   Spin spin_;
   std::vector<std::shared_ptr<PollSource>> sockets_;
   std::size_t next_socket_ = 0;
-  Spin socket_spin_{{.looks = 2, .looks_between = 2}};
-  Spin between_spin_{{.looks = 2, .looks_between = 2}};
+  Spin socket_spin_{{.polls_per_check = 2, .polls_per_offer = 2}};
+  Spin between_spin_{{.polls_per_check = 2, .polls_per_offer = 2}};
 };
 
 }  // namespace shoal::runtime

@@ -97,7 +97,7 @@ TEST(LoopThread, AWaitingThreadRunsTheHandlersItself) {
       done = true;
     });
   });
-  EXPECT_EQ(host.wait([&] { return done; }, LoopThread::kForever), LoopThread::Woken::kDone);
+  EXPECT_EQ(host.wait([&] { return done; }, LoopThread::kForever), LoopThread::Woken::kReady);
   EXPECT_EQ(ran_on, std::this_thread::get_id());
 }
 
@@ -159,10 +159,10 @@ TEST(LoopThread, AThreadThatAsksWithoutWaitingStarvesNoHandler) {
   loop.post([&] { chain.step(); });
   const auto end = std::chrono::steady_clock::now() + 10s;
   auto woken = LoopThread::Woken::kDeadline;
-  while (woken != LoopThread::Woken::kDone && std::chrono::steady_clock::now() < end) {
+  while (woken != LoopThread::Woken::kReady && std::chrono::steady_clock::now() < end) {
     woken = host.wait([&] { return chain.left == 0; }, std::chrono::steady_clock::now());
   }
-  EXPECT_EQ(woken, LoopThread::Woken::kDone);
+  EXPECT_EQ(woken, LoopThread::Woken::kReady);
 }
 
 // Threads that wait for one flag each.
@@ -171,7 +171,7 @@ class Waiters {
   Waiters(LoopThread& host, std::size_t count) : host_(host), flags_(count) {
     for (auto& flag : flags_)
       threads_.emplace_back(
-          [this, &flag] { woken_ += host_.wait([&] { return flag; }, LoopThread::kForever) == LoopThread::Woken::kDone; });
+          [this, &flag] { woken_ += host_.wait([&] { return flag; }, LoopThread::kForever) == LoopThread::Woken::kReady; });
   }
   void set_from(Loop& loop, std::size_t k) {
     loop.post([this, k] { flags_[k] = true; });
@@ -226,7 +226,7 @@ TEST(LoopThread, AServingThreadMayBeInterruptedAndWaitAgainInside) {
           loop.post([&] { flag = true; });
         });
         if (i % 7 == t) (void)host.wait([&] { return flag; }, std::chrono::steady_clock::now() + 500us, interrupted);
-        good += host.wait([&] { return flag; }, std::chrono::steady_clock::now() + 60s, interrupted) == LoopThread::Woken::kDone;
+        good += host.wait([&] { return flag; }, std::chrono::steady_clock::now() + 60s, interrupted) == LoopThread::Woken::kReady;
       }
     });
   }

@@ -13,8 +13,8 @@ constexpr int kHandlersAtOnce = 64;  // handlers that poll_some() runs at most
 }  // namespace
 
 struct LoopThread::Waiter {
-  enum class Wakeup { kNothing, kDone, kLead };
-  const std::function<bool()>& done;
+  enum class Wakeup { kNothing, kReady, kLead };
+  const std::function<bool()>& ready;
   std::condition_variable woken = {};
   Wakeup reported = Wakeup::kNothing;  // guarded by mutex_ while this waiter follows a leader
 };
@@ -81,17 +81,17 @@ void LoopThread::hand_over() {
   wake_background_.notify_one();
 }
 
-LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
+LoopThread::Woken LoopThread::wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline,
                                    const std::function<bool()>& interrupted) {
   using std::chrono::steady_clock;
-  auto next_look = interrupted ? steady_clock::now() + options_.interrupt_period : kForever;
+  auto next_check = interrupted ? steady_clock::now() + options_.interrupt_period : kForever;
   struct Counted {
     explicit Counted(std::atomic<int>& c) : count(c) { count.fetch_add(1); }
     ~Counted() { count.fetch_sub(1); }
     std::atomic<int>& count;
   };
   std::optional<Counted> counted(waits_);
-  Waiter self{done};
+  Waiter self{ready};
   const auto leave = [&](Woken how) {
     step_down(self);
     counted.reset();
@@ -100,23 +100,23 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
   };
   acquire();
   while (true) {
-    if (done()) return leave(Woken::kDone);
+    if (ready()) return leave(Woken::kReady);
     const auto now = steady_clock::now();
     if (now >= deadline) {
       poll_some();
-      return leave(done() ? Woken::kDone : Woken::kDeadline);
+      return leave(ready() ? Woken::kReady : Woken::kDeadline);
     }
-    if (now >= next_look) {
+    if (now >= next_check) {
       step_down(self);  // interrupted() may be slow, or call wait() itself
       release();
       if (interrupted()) return Woken::kInterrupted;
-      next_look = steady_clock::now() + options_.interrupt_period;
+      next_check = steady_clock::now() + options_.interrupt_period;
       acquire();
       continue;
     }
     if (leader_ != nullptr && leader_ != &self) {
-      follow(self, std::min(deadline, next_look));
-      if (self.reported == Waiter::Wakeup::kDone) return Woken::kDone;  // then no list refers to `self` any more
+      follow(self, std::min(deadline, next_check));
+      if (self.reported == Waiter::Wakeup::kReady) return Woken::kReady;  // then no list refers to `self` any more
       continue;
     }
     leader_ = &self;
@@ -127,7 +127,7 @@ LoopThread::Woken LoopThread::wait(const std::function<bool()>& done, std::chron
       acquire();
       continue;
     }
-    const auto until = std::min(deadline, next_look);
+    const auto until = std::min(deadline, next_check);
     loop_.run_one(until == kForever ? std::chrono::hours(1) : std::chrono::nanoseconds(until - now), Loop::Idle::kSpin);
     served_ = now;  // a handler ran at this time, or a moment later
   }
@@ -146,18 +146,18 @@ void LoopThread::follow(Waiter& self, std::chrono::steady_clock::time_point unti
     } else {
       self.woken.wait_until(lock, until, is_reported);
     }
-    if (self.reported == Wakeup::kDone) return;
+    if (self.reported == Wakeup::kReady) return;
   }
   acquire();
   std::erase(followers_, &self);
-  if (self.reported == Wakeup::kDone) release();  // set between the timeout and acquire()
+  if (self.reported == Wakeup::kReady) release();  // set between the timeout and acquire()
 }
 
 void LoopThread::notify_followers() {
   std::erase_if(followers_, [this](Waiter* w) {
-    if (!w->done()) return false;
+    if (!w->ready()) return false;
     const std::lock_guard lock(mutex_);
-    w->reported = Waiter::Wakeup::kDone;
+    w->reported = Waiter::Wakeup::kReady;
     w->woken.notify_one();
     return true;
   });

@@ -49,11 +49,11 @@ class LoopThread {
     return fn();
   }
 
-  enum class Woken { kDone, kDeadline, kInterrupted };
-  // Serves the loop until done() returns true. Only a thread that owns the loop calls done(): this one, or the leader. So done() may read
-  // the state of the loop's handlers. It is not called again after it returned true. `interrupted`, if not empty, is called without
+  enum class Woken { kReady, kDeadline, kInterrupted };
+  // Serves the loop until ready() returns true. Only a thread that owns the loop calls ready(): this one, or the leader. So ready() may
+  // read the state of the loop's handlers. It is not called again after it returned true. `interrupted`, if not empty, is called without
   // ownership every interrupt_period, so that the caller can check for signals.
-  Woken wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline,
+  Woken wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline,
              const std::function<bool()>& interrupted = {});
 
   // For a thread that is about to sleep on something else that a handler sets (a descriptor). If no thread serves the loop, the background

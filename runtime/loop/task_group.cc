@@ -16,8 +16,8 @@ struct TaskGroup::Running {
 
 Task<void> sleep(Clock& clock, Duration delay) {
   auto timer = std::make_shared<Timer>();
-  std::function<void(std::function<void(Result<void>)>)> start = [&clock, delay, timer](std::function<void(Result<void>)> done) {
-    *timer = clock.after(delay, [done] { done(Result<void>()); });
+  std::function<void(std::function<void(Result<void>)>)> start = [&clock, delay, timer](std::function<void(Result<void>)> on_end) {
+    *timer = clock.after(delay, [on_end] { on_end(Result<void>()); });
   };
   co_return co_await suspend<void>(std::move(start));
 }
@@ -75,8 +75,8 @@ void TaskGroup::stop(std::function<void()> drained) {
 }
 
 Task<void> TaskGroup::stop() {
-  std::function<void(std::function<void(Result<void>)>)> start = [this](std::function<void(Result<void>)> done) {
-    stop([done] { done(Result<void>()); });
+  std::function<void(std::function<void(Result<void>)>)> start = [this](std::function<void(Result<void>)> on_end) {
+    stop([on_end] { on_end(Result<void>()); });
   };
   co_return co_await suspend<void>(std::move(start));
 }

@@ -56,9 +56,9 @@ std::array<std::uint8_t, kMacBytes> mac(const Token& token, const HelloBinding& 
   if (binding) end = std::copy(binding->begin(), binding->end(), end);
   std::array<std::uint8_t, kMacBytes> out{};
   unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(),
-                          static_cast<std::size_t>(end - text.begin()), out.data(), &length);
-  SHOAL_CHECK(made != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
+  const auto* written = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), text.data(),
+                             static_cast<std::size_t>(end - text.begin()), out.data(), &length);
+  SHOAL_CHECK(written != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
   return out;
 }
 

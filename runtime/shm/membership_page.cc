@@ -51,18 +51,18 @@ void MembershipPage::notify_all() {
   if (page_->waiters.load() > 0) syscall(SYS_futex, &page_->bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-MembershipPage::WaitResult MembershipPage::wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins) {
+MembershipPage::WaitResult MembershipPage::wait_until(const std::function<bool()>& ready, std::chrono::nanoseconds limit, int spins) {
   for (int i = 0; i < spins; ++i) {
-    if (done()) return WaitResult::kDone;
+    if (ready()) return WaitResult::kReady;
     cpu_relax();
   }
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (true) {
     page_->waiters.fetch_add(1);
     const std::uint32_t received = page_->bell.load();
-    if (done()) {
+    if (ready()) {
       page_->waiters.fetch_sub(1);
-      return WaitResult::kDone;
+      return WaitResult::kReady;
     }
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= std::chrono::nanoseconds(0)) {

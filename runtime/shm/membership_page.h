@@ -36,10 +36,10 @@ class MembershipPage {
   // Wakes all waiters. Call it after storing the data that they wait for.
   void notify_all();
 
-  enum class WaitResult { kDone, kTimeout };
-  // Returns kDone once done() holds, and kTimeout after `limit`. It checks done() `spins` times without a sleep, and then at each
+  enum class WaitResult { kReady, kTimeout };
+  // Returns kReady once ready() holds, and kTimeout after `limit`. It checks ready() `spins` times without a sleep, and then at each
   // notify_all().
-  WaitResult wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit, int spins);
+  WaitResult wait_until(const std::function<bool()>& ready, std::chrono::nanoseconds limit, int spins);
 
  private:
   struct Member {

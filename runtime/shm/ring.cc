@@ -140,14 +140,14 @@ Result<std::optional<std::span<const std::byte>>> RingReader::peek() {
     written_ = written;
   }
   while (true) {
-    const auto at = offset(read_), here = std::min(written_ - read_, capacity_ - at);
+    const auto at = offset(read_), room = std::min(written_ - read_, capacity_ - at);
     const std::uint64_t length = word_at(data_ + at).load(std::memory_order_relaxed);
     if (length == kPad) {
       if (written_ - read_ <= capacity_ - at) return fail(broken("last record"));
       read_ += capacity_ - at;
       continue;
     }
-    if (length > max_record(capacity_) || room_for(length) > here) return fail(broken("record's length"));
+    if (length > max_record(capacity_) || room_for(length) > room) return fail(broken("record's length"));
     next_ = read_ + room_for(length);
     return std::span<const std::byte>(data_ + at + 8, length);
   }

@@ -357,7 +357,7 @@ class SpinTest : public ::testing::Test {
       if (!spin_.should_spin()) continue;
       ++count;
       int looks = 0;
-      EXPECT_EQ(spin_.run([&] { return ++looks > options().looks && comes; }), comes);
+      EXPECT_EQ(spin_.run([&] { return ++looks > options().polls_per_check && comes; }), comes);
     }
     return count;
   }
@@ -404,13 +404,13 @@ TEST(Spin, YieldsTheCoreToOtherThreads) {
   const auto options = taken(100);
   Spin late(options);
   looks = 0;
-  EXPECT_TRUE(late.run([&] { return ++looks > options.looks + options.looks_between; }));
+  EXPECT_TRUE(late.run([&] { return ++looks > options.polls_per_check + options.polls_per_offer; }));
   EXPECT_FALSE(late.should_spin());
   Spin brief(taken(100));
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(brief.should_spin());
     looks = 0;
-    EXPECT_TRUE(brief.run([&] { return ++looks > options.looks; }));
+    EXPECT_TRUE(brief.run([&] { return ++looks > options.polls_per_check; }));
   }
   EXPECT_FALSE(brief.should_spin());
 }
@@ -421,7 +421,7 @@ TEST(Spin, LooksForAsLongAsMayBeWaited) {
   Spin spin(options);
   int looks = 0;
   EXPECT_FALSE(spin.run([&] { return ++looks < 0; }, 0ns));
-  EXPECT_EQ(looks, options.looks + 1);
+  EXPECT_EQ(looks, options.polls_per_check + 1);
 }
 
 // One long absence does not end the spin, and time spent in look() itself is not a loss.
@@ -439,7 +439,7 @@ TEST(Spin, GoesOnAfterAPauseOfTheMachineItself) {
     ASSERT_TRUE(works.should_spin());
     int looks = 0;
     EXPECT_TRUE(works.run([&] {
-      if (++looks <= options.looks) return false;
+      if (++looks <= options.polls_per_check) return false;
       usleep(2000);
       return true;
     }));

@@ -68,8 +68,8 @@ Result<std::optional<Fd>> SegmentPool::fill_again(std::size_t bytes, std::span<c
 
 std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  std::size_t looks = 0;
-  for (std::size_t k = std::min(segments_.size(), kMaxTurned); k > 0 && looks < options_.max_looks; --k) {
+  std::size_t num_checks = 0;
+  for (std::size_t k = std::min(segments_.size(), kMaxTurned); k > 0 && num_checks < options_.max_checks; --k) {
     Segment segment = std::move(segments_.front());
     segments_.pop_front();
     const bool fits = segment.bytes >= bytes && segment.bytes / 2 <= bytes;
@@ -77,7 +77,7 @@ std::optional<SegmentPool::Segment> SegmentPool::take_idle(std::size_t bytes) {
       bytes_ -= segment.bytes;
       return segment;
     }
-    looks += fits;
+    num_checks += fits;
     segments_.push_back(std::move(segment));
   }
   return std::nullopt;

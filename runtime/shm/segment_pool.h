@@ -27,7 +27,7 @@ class SegmentPool {
     std::size_t max_idle_bytes = std::size_t{4} << 30;                   // upper limit for memories without readers
     std::chrono::steady_clock::duration idle = std::chrono::seconds(5);  // time without readers before a memory is freed
     std::size_t max_segments = 0;                                        // kept at a time; 0: as the descriptor limit allows
-    std::size_t max_looks = 8;                                           // checks for an idle memory per fill
+    std::size_t max_checks = 8;                                          // checks for an idle memory per fill
   };
   struct Part {
     std::size_t offset = 0;

@@ -40,7 +40,7 @@ class SegmentPoolTest : public testing::Test {
     EXPECT_EQ(pread(fd.get(), &out, 1, 0), 1);
     return out;
   }
-  SegmentPool pool_{{.min_bytes = 1000, .max_idle_bytes = 1'000'000, .idle = 5s, .max_segments = 10, .max_looks = 4}};
+  SegmentPool pool_{{.min_bytes = 1000, .max_idle_bytes = 1'000'000, .idle = 5s, .max_segments = 10, .max_checks = 4}};
   SegmentPool::TimePoint now_{};
 };
 

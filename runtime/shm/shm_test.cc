@@ -169,7 +169,7 @@ TEST_F(MembershipPageTest, EveryRingWakesAcrossProcesses) {
   const pid_t child = fork();
   if (child == 0) {
     for (int i = 0; i < kRounds; ++i) {
-      if (membership_page_.wait_until([&] { return word->load() == 2 * i + 1; }, 10s, 50) != MembershipPage::WaitResult::kDone) _exit(1);
+      if (membership_page_.wait_until([&] { return word->load() == 2 * i + 1; }, 10s, 50) != MembershipPage::WaitResult::kReady) _exit(1);
       word->store(2 * i + 2);
       membership_page_.notify_all();
     }
@@ -178,7 +178,7 @@ TEST_F(MembershipPageTest, EveryRingWakesAcrossProcesses) {
   for (int i = 0; i < kRounds; ++i) {
     word->store(2 * i + 1);
     membership_page_.notify_all();
-    ASSERT_EQ(membership_page_.wait_until([&] { return word->load() == 2 * i + 2; }, 10s, 50), MembershipPage::WaitResult::kDone);
+    ASSERT_EQ(membership_page_.wait_until([&] { return word->load() == 2 * i + 2; }, 10s, 50), MembershipPage::WaitResult::kReady);
   }
   int status = 0;
   waitpid(child, &status, 0);
@@ -191,7 +191,7 @@ TEST_F(MembershipPageTest, ADeathWakesAllWaiters) {
     membership_page_.mark_gone(1, "killed by signal 9");
   });
   EXPECT_EQ(membership_page_.wait_until([this] { return membership_page_.first_gone(2) == 1; }, 10s, 10),
-            MembershipPage::WaitResult::kDone);
+            MembershipPage::WaitResult::kReady);
   node.join();
 }
 

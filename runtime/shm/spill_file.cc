@@ -68,10 +68,10 @@ Result<void> room_on_disk(std::size_t bytes, const std::string& folder) {
   }
   struct statvfs blocks {};  // statvfs, because statfs lacks f_frsize, the unit of the counts
   if (statvfs(folder.c_str(), &blocks) != 0) return fail(from_errno(errno, "cannot create a file for an object in " + folder));
-  const std::uint64_t available = blocks.f_bavail * blocks.f_frsize, stays = kept_free(blocks.f_blocks * blocks.f_frsize);
-  if (available < stays || available - stays < bytes) {
+  const std::uint64_t available = blocks.f_bavail * blocks.f_frsize, reserve = kept_free(blocks.f_blocks * blocks.f_frsize);
+  if (available < reserve || available - reserve < bytes) {
     return fail(resource_exhausted("no room for " + std::to_string(bytes) + " bytes of an object in " + folder + ": its disk has " +
-                                   std::to_string(available) + " bytes left, of which " + std::to_string(stays) + " stay free")
+                                   std::to_string(available) + " bytes left, of which " + std::to_string(reserve) + " stay free")
                     .with_reason("DiskFull")
                     .with_hint(kHint));
   }

@@ -25,7 +25,7 @@ void Spin::begin(std::chrono::nanoseconds at_most) {
   begun_ = Clock::now();
   away_ = {};
   at_most_ = at_most;
-  looks_ = options_.looks;
+  batch_ = options_.polls_per_check;
   batches_ = 0;
 }
 
@@ -46,7 +46,7 @@ bool Spin::goes_on() {
   if (since >= at_most_) return false;
   if (since < options_.alone) return true;
   options_.yield_to_others();
-  looks_ = options_.looks_between;
+  batch_ = options_.polls_per_offer;
   const auto back = Clock::now();
   return !preempted(back - now, back);
 }

@@ -33,11 +33,11 @@ class Spin {
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);        // from the start of a run to the first offer of the core
     std::chrono::nanoseconds preempted = std::chrono::microseconds(500);  // an absence from the core that counts as a loss
     int backoff = 30;               // pause after two losses in a row, as a multiple of the second one
-    int max_credit = 16;            // largest credit; a run that finds something after its first looks earns 1
+    int max_credit = 16;            // largest credit; a run that finds something after its first polls earns 1
     int miss_costs = 4;             // credit that a run costs which finds nothing up to its limit
     std::uint32_t probe_every = 8;  // without credit, one run in this many tries again
-    int looks = 16;                 // looks per check of the clock
-    int looks_between = 4;          // looks per offer of the core, after the first offer
+    int polls_per_check = 16;       // polls per check of the clock
+    int polls_per_offer = 4;        // polls per offer of the core, after the first offer
     void (*yield_to_others)() = &yield_core;
   };
   Spin() : Spin(Options()) {}
@@ -51,7 +51,7 @@ class Spin {
   bool run(Poll&& poll, std::chrono::nanoseconds at_most = std::chrono::nanoseconds::max()) {
     begin(at_most);
     do {
-      for (int i = 0; i < looks_; ++i) {
+      for (int i = 0; i < batch_; ++i) {
         if (poll()) return found();
         cpu_relax();
       }
@@ -74,7 +74,7 @@ class Spin {
   bool was_preempted_ = false;  // true if the last offer of the core was a loss
   // State of the current run.
   std::chrono::nanoseconds at_most_{};
-  int looks_ = 0;
+  int batch_ = 0;
   std::uint32_t batches_ = 0;
   Clock::time_point begun_{};
   Clock::duration away_{};  // total time of the run's losses

@@ -130,13 +130,13 @@ void wide_copy(std::span<std::byte> to, std::span<const std::byte> from) {
 
 Result<void> wide_fill(std::span<std::byte> to, std::span<const std::byte> from) {
   std::atomic<int> failed = 0;
-  by_several(to, from, [&failed](std::span<std::byte> there, std::span<const std::byte> here) {
-    while (!here.empty() && failed == 0) {
-      const std::size_t n = std::min(here.size(), kPortion);
-      if (const int error = populate(there.first(n)); error != 0) return failed.store(error);
-      copy(there.first(n), here.first(n));
-      there = there.subspan(n);
-      here = here.subspan(n);
+  by_several(to, from, [&failed](std::span<std::byte> into, std::span<const std::byte> left) {
+    while (!left.empty() && failed == 0) {
+      const std::size_t n = std::min(left.size(), kPortion);
+      if (const int error = populate(into.first(n)); error != 0) return failed.store(error);
+      copy(into.first(n), left.first(n));
+      into = into.subspan(n);
+      left = left.subspan(n);
     }
   });
   if (failed == 0) return {};

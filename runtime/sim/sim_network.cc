@@ -142,12 +142,12 @@ Result<std::unique_ptr<Listener>> SimFabric::listen(const std::shared_ptr<sim::P
   }
   if (!endpoint.is_unix() && endpoint.port == 0) actual.port = next_port_++;
   if (listening(process->host, actual)) return fail(from_errno(EADDRINUSE, "listen on " + actual.to_string()));
-  auto made = std::make_shared<sim::Listening>(sim::Listening{process, actual, std::move(accepted)});
-  listening_[{process->host, actual.to_string()}] = made;
+  auto listener = std::make_shared<sim::Listening>(sim::Listening{process, actual, std::move(accepted)});
+  listening_[{process->host, actual.to_string()}] = listener;
   if (actual.is_both()) {
-    for (const auto& way : {actual.on_its_host(), actual.from_elsewhere()}) listening_[{process->host, way.to_string()}] = made;
+    for (const auto& way : {actual.on_its_host(), actual.from_elsewhere()}) listening_[{process->host, way.to_string()}] = listener;
   }
-  return std::make_unique<SimListener>(std::move(made));
+  return std::make_unique<SimListener>(std::move(listener));
 }
 
 void SimFabric::connect(const std::shared_ptr<sim::Process>& process, const Endpoint& endpoint, Role role, Duration timeout,

@@ -9,10 +9,10 @@ SimWorld::SimWorld(const Options& options)
 
 SimWorld::~SimWorld() = default;
 
-bool SimWorld::run_until(const std::function<bool()>& done, Duration limit) {
+bool SimWorld::run_until(const std::function<bool()>& ended, Duration limit) {
   const TimePoint end = clock_.now() + limit;
   std::uint64_t at_once = 0;
-  while (!done()) {
+  while (!ended()) {
     SHOAL_CHECK(at_once++ < options_.max_events_at_once, "events repeat without end while no time passes");
     if (loop_.poll_one()) continue;
     if (clock_.next() > end) {

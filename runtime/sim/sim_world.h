@@ -26,9 +26,9 @@ class SimWorld {
   explicit SimWorld(const Options& options);
   ~SimWorld();
 
-  // Runs until done(), checked after each event, returns true; returns false if `limit` passes first. Time advances only when no
+  // Runs until ended(), checked after each event, returns true; returns false if `limit` passes first. Time advances only when no
   // handler is ready.
-  bool run_until(const std::function<bool()>& done, Duration limit);
+  bool run_until(const std::function<bool()>& ended, Duration limit);
   void run_for(Duration time);
 
   Loop& loop() { return loop_; }

@@ -12,7 +12,7 @@ namespace {
 class FailedWork final : public Work {
  public:
   explicit FailedWork(Error error) : error_(std::move(error)) {}
-  bool done() const override { return true; }
+  bool ended() const override { return true; }
   Result<void> wait() override { return fail(error_); }
 
  private:
@@ -23,8 +23,8 @@ class FailedWork final : public Work {
 class AllOf final : public Work {
  public:
   explicit AllOf(std::vector<WorkPtr> works) : works_(std::move(works)) {}
-  bool done() const override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->done(); });
+  bool ended() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->ended(); });
   }
   Result<void> wait() override {
     for (const auto& work : works_) SHOAL_OK(work->wait());
@@ -52,7 +52,7 @@ Result<void> check_all_reduce(std::size_t input, std::size_t output, DType dtype
 
 WorkPtr failed_work(Error error) { return std::make_shared<FailedWork>(std::move(error)); }
 
-Error made_in_forked_child() {
+Error forked_child_error() {
   return unavailable("this process was forked from one that is a rank of the group")
       .with_reason("Forked")
       .with_hint("make the calls in the parent");

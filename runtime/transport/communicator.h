@@ -58,7 +58,7 @@ struct CollectiveSpec {
 class Work {
  public:
   virtual ~Work() = default;
-  virtual bool done() const = 0;
+  virtual bool ended() const = 0;
   // Waits until the operation is done, and returns its result. After Cancelled/Interrupted the operation is still pending.
   virtual Result<void> wait() = 0;
 };
@@ -154,6 +154,6 @@ class Communicator {
 // Returns a Work that failed before it began.
 WorkPtr failed_work(Error error);
 // The error of a call in a child that was forked from a rank's process.
-Error made_in_forked_child();
+Error forked_child_error();
 
 }  // namespace shoal::runtime

@@ -21,10 +21,10 @@ class MessageLayer {
 
   // A send or receive under way. Its owner keeps it at one address, and keeps its memory, until it has ended.
   struct Transfer {
-    enum class State : std::uint8_t { kIdle, kPending, kDone, kFailed } state = State::kIdle;
+    enum class State : std::uint8_t { kIdle, kPending, kComplete, kFailed } state = State::kIdle;
     std::size_t bytes = 0;    // size of the received message
     void* request = nullptr;  // the layer's own
-    bool done() const { return state == State::kDone; }
+    bool complete() const { return state == State::kComplete; }
   };
 
   virtual ~MessageLayer() = default;

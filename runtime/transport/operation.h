@@ -25,8 +25,8 @@ class Operation {
 
   const Call& call() const { return call_; }
   TimePoint began() const { return began_; }
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  void set_done() { done_.store(true, std::memory_order_release); }
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  void set_ended() { ended_.store(true, std::memory_order_release); }
   // True once wait() has reported a failure: the caller may have freed the buffers. Guarded by the mutex of PendingOperations.
   bool abandoned() const { return abandoned_; }
   void abandon() { abandoned_ = true; }
@@ -34,7 +34,7 @@ class Operation {
  private:
   const Call call_;
   const TimePoint began_;
-  std::atomic<bool> done_{false};
+  std::atomic<bool> ended_{false};
   bool abandoned_ = false;
 };
 using OperationPtr = std::shared_ptr<Operation>;

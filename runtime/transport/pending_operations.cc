@@ -57,13 +57,13 @@ void PendingOperations::submitted(Lock lock, const Operation& operation) {
 void PendingOperations::await_turn(Lock& lock) { changed_->wait_for(lock, kTurn); }
 
 Result<void> PendingOperations::wait(const OperationPtr& operation) {
-  if (operation->done()) return {};
-  if (forked()) return fail(made_in_forked_child());
+  if (operation->ended()) return {};
+  if (forked()) return fail(forked_child_error());
   auto lock = this->lock();
   count_wait(lock, 1);
   Result<void> out;
   bool drove = false;
-  while (out && !operation->done() && !driver_.over(drove)) {
+  while (out && !operation->ended() && !driver_.over(drove)) {
     if (driving_ || driver_.wanted()) {
       await_turn(lock);
       lock.unlock();
@@ -75,7 +75,7 @@ Result<void> PendingOperations::wait(const OperationPtr& operation) {
     }
   }
   count_wait(lock, -1);
-  if (!out || operation->done()) return out;
+  if (!out || operation->ended()) return out;
   abandon(lock, *operation);
   return fail(driver_.failure_in(operation->what()));
 }
@@ -147,7 +147,7 @@ void PendingOperations::finish(const OperationPtr& operation) {
     if (operation->call().background) --num_background_;
     queues_changed_.store(true, std::memory_order_release);
   }
-  operation->set_done();
+  operation->set_ended();
   changed_->notify_all();
 }
 

@@ -15,9 +15,9 @@ Context::~Context() {
   run_until([&] { return drained; }, std::chrono::seconds(1));
 }
 
-bool Context::run_until(const std::function<bool()>& done, runtime::Duration limit) {
+bool Context::run_until(const std::function<bool()>& ended, runtime::Duration limit) {
   const auto end = clock->now() + limit;
-  while (!done()) {
+  while (!ended()) {
     const auto left = end - clock->now();
     if (left <= runtime::Duration(0)) return false;
     loop.run_one(left);

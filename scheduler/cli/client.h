@@ -27,8 +27,8 @@ class Context {
   std::unique_ptr<runtime::Random> random = runtime::make_real_random();
   runtime::SocketNetwork network;
 
-  // Runs the loop until done() or `limit`; true when done.
-  bool run_until(const std::function<bool()>& done, runtime::Duration limit);
+  // Runs the loop until ended() or `limit`; true when done.
+  bool run_until(const std::function<bool()>& ended, runtime::Duration limit);
 };
 
 class Client final : public runtime::PeerHandler {

@@ -41,9 +41,9 @@ namespace {
 
 constexpr double kElectionSeconds = 10;  // a lease of a head, an election and the reading of the stored rows, on a loaded machine
 
-bool wait_for(const std::function<bool()>& done, double seconds, unsigned pause_us = 2'000) {
+bool wait_for(const std::function<bool()>& ended, double seconds, unsigned pause_us = 2'000) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (!done()) {
+  while (!ended()) {
     if (std::chrono::steady_clock::now() >= end) return false;
     usleep(pause_us);
   }
@@ -57,7 +57,7 @@ bool has_head(const SessionFolder& folder) {
 
 // Asks the leading head to end the cluster, again if none answers: another of several heads may be about to lead. Returns true once a head
 // has answered, and false when none can any more, or when the time is over.
-bool ask_to_end(const SessionFolder& folder, const actors::Credentials& credentials) {
+bool request_end(const SessionFolder& folder, const actors::Credentials& credentials) {
   Context context(credentials);
   bool answered = false;
   (void)wait_for(
@@ -81,7 +81,7 @@ Result<Stopped> stop_session(const SessionFolder& folder, double grace_s, bool f
   const auto known = folder.info();
   if (!force && ((known && !known->head_local.empty()) || has_head(folder))) {
     const auto credentials = folder.credentials();
-    out.in_order = credentials && ask_to_end(folder, *credentials);
+    out.in_order = credentials && request_end(folder, *credentials);
     // The head ends last: it waits for nodes that are about to join it again.
     if (out.in_order) (void)wait_for([&] { return !has_head(folder); }, grace_s);
   }

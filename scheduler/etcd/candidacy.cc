@@ -95,8 +95,8 @@ class EtcdCandidacy final : public Candidacy {
 
   Result<void> end_cluster() override {
     for (int attempt = 1;; ++attempt) {
-      auto done = announce_end();
-      if (done || attempt == kMaxAnnouncements) return done;
+      auto announced = announce_end();
+      if (announced || attempt == kMaxAnnouncements) return announced;
     }
   }
   std::int64_t since() const override { return since_; }

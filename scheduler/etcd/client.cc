@@ -91,7 +91,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
 }
 
 // Returns true for a loopback address, and for the one name that needs no resolver.
-bool is_here(std::string host) {
+bool is_local(std::string host) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   unsigned char bytes[16];
   const bool address = inet_pton(AF_INET, host.c_str(), bytes) == 1 || inet_pton(AF_INET6, host.c_str(), bytes) == 1;
@@ -136,7 +136,7 @@ Result<Address> Address::parse(const std::string& text, const Access& access) {
     const std::string server = text.substr(from, end - from);
     const auto endpoint = runtime::parse_endpoint(server);
     if (!endpoint || endpoint->is_unix()) return wrong("has an invalid server: '" + server + "'");
-    if (!tls && !access.in_clear_text && !is_here(endpoint->host)) {
+    if (!tls && !access.in_clear_text && !is_local(endpoint->host)) {
       return fail(
           invalid_argument("the store '" + text + "' has a server beyond this host's loopback, '" + server +
                            "', and no TLS: every process that reaches that etcd could run programs in this cluster")

@@ -13,14 +13,14 @@ Compactor::~Compactor() {
 
 // A head that leads no more writes nothing. Then `written` stays the same, and nothing is compacted.
 void Compactor::run() {
-  for (std::int64_t next = written_(), done = 0;;) {
+  for (std::int64_t next = written_(), last = 0;;) {
     {
       std::unique_lock lock(mutex_);
       if (woken_.wait_for(lock, every_, [this] { return over_; })) return;
     }
-    if (next > done) {
+    if (next > last) {
       if (const auto compacted = client_->compact(next)) {
-        done = next;
+        last = next;
       } else {
         log_->warn("etcd: not compacted: {}", compacted.error().message());
       }

@@ -243,7 +243,7 @@ class EtcdStore final : public Store {
     woken_.notify_one();
   }
 
-  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
+  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> on_end) override {
     std::map<std::pair<TableName, std::uint64_t>, const Record*> last;
     for (const auto& r : records) last[{r.table, r.id}] = &r;
     std::deque<Ops> all(1);
@@ -268,11 +268,11 @@ class EtcdStore final : public Store {
       }
       if (all.size() == 1) break;
     }
-    if (all.size() == 1 && all.front().list.empty()) return done({});
+    if (all.size() == 1 && all.front().list.empty()) return on_end({});
     const std::lock_guard lock(mutex_);
-    SHOAL_CHECK(!done_, "a commit begins before the previous one has ended");
+    SHOAL_CHECK(!on_end_, "a commit begins before the previous one has ended");
     pieces_ = std::move(all);
-    done_ = std::move(done);
+    on_end_ = std::move(on_end);
     work_ = true;
     woken_.notify_one();
   }
@@ -301,9 +301,9 @@ class EtcdStore final : public Store {
       loop_.post([this, alive = alive_, result] {
         if (!*alive) return;
         std::unique_lock lock(mutex_);
-        const auto done = std::exchange(done_, {});
+        const auto on_end = std::exchange(on_end_, {});
         lock.unlock();
-        done(std::move(*result));
+        on_end(std::move(*result));
       });
     }
   }
@@ -316,7 +316,7 @@ class EtcdStore final : public Store {
   std::condition_variable woken_;
   bool work_ = false, over_ = false;
   std::deque<Ops> pieces_;
-  std::function<void(Result<void>)> done_;
+  std::function<void(Result<void>)> on_end_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // loop thread only
   runtime::SideThread thread_;                                        // last member, so it ends first
 };

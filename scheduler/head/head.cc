@@ -30,7 +30,7 @@ Head::Head(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
           log_->error("client={} notice={} not sent: {}", client, number(method), sent.error().message());
         }
       }),
-      node_watch_(network, state_, {options_.listen, options_.look_timeout, options_.watch_process},
+      node_watch_(network, state_, {options_.listen, options_.probe_timeout, options_.watch_process},
                   {[this](NodeId node) { return links_.contains(node); },
                    [this](NodeId node) { happened(NodeLost{node, unavailable("its node's process ended").with_reason("NodeLost")}); }}),
       commits_(clock, state_, store, fence_, log_, options_.commits, [this](const Action& action) { perform(action); }),

@@ -37,7 +37,7 @@ class Head final : public runtime::PeerHandler {
     std::string session;  // the session folder, sent to nodes and drivers that join
     pid_t pid = 0;
     std::uint32_t heartbeat_ms = 500;
-    runtime::Duration look_timeout = std::chrono::seconds(1);  // time limit of a connection that checks whether a node still listens
+    runtime::Duration probe_timeout = std::chrono::seconds(1);  // time limit of a connection that checks whether a node still listens
     runtime::Duration tick = std::chrono::milliseconds(200);
     runtime::Duration call_timeout = std::chrono::seconds(30);  // time limit of a node's answer
     // Time limit of the start of a process, which may import much.

@@ -43,8 +43,8 @@ void Head::answer_cluster() {
     return {};
   });
   methods_.on<Method::kList>([this](Client&, const actors::ListRequest& request) { return state_.list(request); });
-  methods_.on<Method::kStatus>([this](Client&, const std::optional<actors::JobRef>& asking) {
-    if (asking) return state_.resources(asking->job);  // jobs ask for their resources often
+  methods_.on<Method::kStatus>([this](Client&, const std::optional<actors::JobRef>& requester) {
+    if (requester) return state_.resources(requester->job);  // jobs ask for their resources often
     auto status = state_.status();
     status.session = options_.session;
     status.head_pid = options_.pid;

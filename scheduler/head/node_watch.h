@@ -18,7 +18,7 @@ class NodeWatch {
  public:
   struct Options {
     std::vector<runtime::Endpoint> listen;  // the endpoints of the head
-    runtime::Duration look_timeout{};       // time limit of a connection that checks whether a node still listens
+    runtime::Duration probe_timeout{};      // time limit of a connection that checks whether a node still listens
     // Calls the function when a process of this host ends. May be empty.
     std::function<std::shared_ptr<void>(pid_t, std::function<void()>)> watch_process;
   };
@@ -46,7 +46,7 @@ class NodeWatch {
   const Options options_;
   const Events events_;
   std::set<NodeId> missing_;                           // nodes whose connection broke
-  std::set<NodeId> looked_for_;                        // those of missing_ that are being checked
+  std::set<NodeId> probed_;                            // those of missing_ that are being checked
   std::map<NodeId, std::shared_ptr<void>> processes_;  // watches, each of which outlives its node's connection
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -141,11 +141,11 @@ Result<HasPackage> Packages::put(std::uint64_t from, const PackagePart& part) {
 Result<void> Packages::write(std::uint64_t from, const PackagePart& part, Coming& coming) {
   const Fd fd(::open(path(from, part.name).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (part.offset == 0 ? O_TRUNC : 0), 0600));
   if (!fd) return fail(from_errno(errno, "a package cannot be written to " + options_.folder));
-  for (std::size_t done = 0; done < part.data.size();) {
-    const ssize_t n = pwrite(fd.get(), part.data.data() + done, part.data.size() - done, static_cast<off_t>(part.offset + done));
+  for (std::size_t moved = 0; moved < part.data.size();) {
+    const ssize_t n = pwrite(fd.get(), part.data.data() + moved, part.data.size() - moved, static_cast<off_t>(part.offset + moved));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return fail(from_errno(n < 0 ? errno : ENOSPC, "a package cannot be written to " + options_.folder));
-    done += static_cast<std::size_t>(n);
+    moved += static_cast<std::size_t>(n);
   }
   coming.bytes += part.data.size();
   coming.digest.add(std::as_bytes(std::span(part.data)));
@@ -181,14 +181,15 @@ Result<PackagePart> Packages::get(const PackagePart& request) {
   PackagePart out{request.name, it->second.bytes, request.offset,
                   std::string(std::min<std::uint64_t>(PackagePart::kMaxBytes, it->second.bytes - request.offset), '\0')};
   const Fd fd(::open(path(request.name).c_str(), O_RDONLY | O_CLOEXEC));
-  for (std::size_t done = 0; done < out.data.size();) {
-    const ssize_t n = fd ? pread(fd.get(), out.data.data() + done, out.data.size() - done, static_cast<off_t>(request.offset + done)) : -1;
+  for (std::size_t moved = 0; moved < out.data.size();) {
+    const ssize_t n =
+        fd ? pread(fd.get(), out.data.data() + moved, out.data.size() - moved, static_cast<off_t>(request.offset + moved)) : -1;
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {  // the file was removed or cannot be read
       kept_.erase(it);
       return fail(lacks(request.name));
     }
-    done += static_cast<std::size_t>(n);
+    moved += static_cast<std::size_t>(n);
   }
   return out;
 }

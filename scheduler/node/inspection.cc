@@ -81,7 +81,7 @@ void join_objects(actors::NodeReport& node) {
 
 void Inspection::request_report(runtime::Peer& peer, actors::ProcessReport who) {
   ++waiting_;
-  ++asked_processes_;
+  ++num_processes_;
   peer.call(actors::number(actors::Method::kInspect), {to_bytes(request_), {}, {}},
             request_.what == actors::Inspect::What::kMetrics ? kMetricsPatience : kPatience,
             [self = shared_from_this(), who = std::move(who)](Result<runtime::Message> answer) mutable {
@@ -96,7 +96,7 @@ void Inspection::received(actors::ProcessReport who, Result<runtime::Message> an
     who.objects = std::move(said->objects);
     who.left_out = said->left_out;
     who.forgotten = said->forgotten;
-    if (rows_ + who.tasks.size() + who.objects.size() > kMaxRows) leave(who, kMaxRows / asked_processes_);
+    if (rows_ + who.tasks.size() + who.objects.size() > kMaxRows) leave(who, kMaxRows / num_processes_);
     rows_ += who.tasks.size() + who.objects.size();
     who.metrics = std::move(said->metrics);
     if (each_) each_(who);

@@ -60,7 +60,7 @@ class Inspection : public std::enable_shared_from_this<Inspection> {
   std::function<void(actors::NodeReport&)> all_;
   // Number of things for which the answer still waits: processes, functions of expect(), and sent_to_all().
   std::size_t waiting_ = 1;
-  std::size_t asked_processes_ = 0;
+  std::size_t num_processes_ = 0;
   std::size_t rows_ = 0;
 };
 

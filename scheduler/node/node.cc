@@ -59,7 +59,7 @@ HeadLink::Events Node::head_events() {
           },
       .registered =
           [this] {
-            objects_.peer_nodes().head_is_here();
+            objects_.peer_nodes().head_registered();
             if (options_.events.on_registered) options_.events.on_registered();
           },
       .fenced =
@@ -202,7 +202,7 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
 // Succeeds if the process or the home is gone, since then there is no call to cancel.
 void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
   const NodeId home = cancel.object.home;
-  if (!home || home == id_) return cancel_here(cancel, std::move(responder));
+  if (!home || home == id_) return cancel_own(cancel, std::move(responder));
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));
   objects_.peer_nodes().call(home, Method::kCancelResult, to_bytes(cancel), [shared](Result<Message> r) {
     if (!r && r.error().reason() == "OwnerDied") return shared->reply(Message());
@@ -210,7 +210,7 @@ void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder 
   });
 }
 
-void Node::cancel_here(const actors::CancelResult& cancel, runtime::Responder responder) {
+void Node::cancel_own(const actors::CancelResult& cancel, runtime::Responder responder) {
   const Worker* const owner = workers_.find(cancel.owner);
   if (owner == nullptr || owner->peer == nullptr) return responder.reply(Message());
   auto shared = std::make_shared<runtime::Responder>(std::move(responder));

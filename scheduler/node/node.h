@@ -110,7 +110,7 @@ class Node final : public runtime::PeerHandler {
   Result<actors::WithExtras<actors::Attached>> attach(const Sender& sender, const actors::Attach& attach);
   // Cancels the call behind an object: here, if this node is the object's home, else through the home.
   void cancel_result(const actors::CancelResult& cancel, runtime::Responder responder);
-  void cancel_here(const actors::CancelResult& cancel, runtime::Responder responder);
+  void cancel_own(const actors::CancelResult& cancel, runtime::Responder responder);
   void worker_ended(const Worker& worker, const actors::WorkerUpdate& exit);
   void become(NodeId id);
   void check_owner();

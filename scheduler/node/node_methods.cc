@@ -71,7 +71,7 @@ void Node::answer_head() {
   methods_.of_head.on<Method::kKillHosted>([this](Sender&, const actors::KillHosted& kill) -> Result<void> {
     const Worker* const w = workers_.find(kill.worker);
     if (w == nullptr || w->peer == nullptr) return fail(not_found("no process " + to_string(kill.worker)));
-    w->peer->notify(number(Method::kKillHere), {to_bytes(kill), {}, {}});
+    w->peer->notify(number(Method::kKillInProcess), {to_bytes(kill), {}, {}});
     return {};
   });
   methods_.of_head.on<Method::kFreePort>([this](Sender&, Empty) -> Result<actors::FreePort> {
@@ -94,7 +94,7 @@ void Node::answer_nodes() {
   methods_.of_nodes.on<Method::kCountObjects>(
       [this](Sender& sender, const actors::CountObjects& counts) { objects_.reported(sender.client->node, counts); });
   methods_.of_nodes.on<Method::kCancelResult>([this](Sender&, const actors::CancelResult& cancel, Responder& responder) -> Result<void> {
-    cancel_here(cancel, std::move(responder));
+    cancel_own(cancel, std::move(responder));
     return {};
   });
   methods_.of_nodes.on<Method::kPullObject>(

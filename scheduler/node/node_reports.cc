@@ -49,9 +49,9 @@ void NodeReports::measure(Inspection& inspection) {
   inspection.pass_through(received, all);
   if (!measure_) return;
   // The wait ends with the measurement, or with its time limit if that comes first.
-  const auto done = std::make_shared<std::function<void()>>(inspection.expect());
-  const auto finish = [done] {
-    if (const auto once = std::exchange(*done, {})) once();
+  const auto measured_once = std::make_shared<std::function<void()>>(inspection.expect());
+  const auto finish = [measured_once] {
+    if (const auto once = std::exchange(*measured_once, {})) once();
   };
   const auto late = std::make_shared<runtime::Timer>(clock_.after(Inspection::kMetricsPatience, finish));
   measure_([machine, finish, late](std::vector<actors::MetricFamily> measured) {

@@ -53,16 +53,16 @@ std::string spill_folder(const std::string& reported, const std::string& session
 }
 
 // Measures the machine in a side thread; requests that arrive meanwhile share the result.
-class Looks {
+class Measurement {
  public:
-  explicit Looks(runtime::Loop& loop) : side_(loop) {}
+  explicit Measurement(runtime::Loop& loop) : side_(loop) {}
   void run(const std::string& folder, NodeReports::Measured measured) {
     waiting_.push_back(std::move(measured));
     if (waiting_.size() > 1) return;
     const auto seen = std::make_shared<Machine>();
     side_.run([seen, folder] { *seen = read_machine(folder); },
               [this, seen] {
-                for (const auto& tell : std::exchange(waiting_, {})) tell(metrics_of(*seen));
+                for (const auto& measured : std::exchange(waiting_, {})) measured(metrics_of(*seen));
               });
   }
 
@@ -145,8 +145,8 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
   };
   o.objects.parts.aside = [&side = process.side](auto work, auto then) { side.run(std::move(work), std::move(then)); };
   // A GPU driver may take long or hang: at most one measurement runs, in its own thread.
-  o.measure = [looks = std::make_shared<Looks>(process.loop), folder = o.session](NodeReports::Measured measured) {
-    looks->run(folder, std::move(measured));
+  o.measure = [measurement = std::make_shared<Measurement>(process.loop), folder = o.session](NodeReports::Measured measured) {
+    measurement->run(folder, std::move(measured));
   };
   return o;
 }
@@ -170,13 +170,13 @@ int run_node(const NodeRole& role) {
   auto launcher = make_posix_launcher(w.loop, *w.random, w.log, {role.python});
   std::unique_ptr<HeadKeeper> keeper;
   if (role.keeps_head) {
-    auto made = HeadKeeper::make(w.loop, *w.clock, w.log, w.folder);
-    if (!made) return refuse_role(role.ready_fd, made.error());
-    keeper = *std::move(made);
+    auto keeping = HeadKeeper::make(w.loop, *w.clock, w.log, w.folder);
+    if (!keeping) return refuse_role(role.ready_fd, keeping.error());
+    keeper = *std::move(keeping);
   }
-  auto made = node_options(w, role, *std::move(heads), role.keeps_head);
-  if (!made) return refuse_role(role.ready_fd, made.error());
-  Node::Options& options = *made;
+  auto opts = node_options(w, role, *std::move(heads), role.keeps_head);
+  if (!opts) return refuse_role(role.ready_fd, opts.error());
+  Node::Options& options = *opts;
   options.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
   options.order = role.order;
   if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
@@ -231,9 +231,9 @@ int run_local(const LocalRole& role) {
     }
     if (const auto written = w.folder.write_info(info); !written) return refuse_role(role.ready_fd, written.error());
 
-    auto made = node_options(w, role, {head.endpoints()[0]}, true);
-    if (!made) return refuse_role(role.ready_fd, made.error());
-    Node::Options& node_opts = *made;
+    auto opts = node_options(w, role, {head.endpoints()[0]}, true);
+    if (!opts) return refuse_role(role.ready_fd, opts.error());
+    Node::Options& node_opts = *opts;
     node_opts.objects.spill_folder = spill_folder(role.spill_folder, w.folder.path());
     if (role.owner != 0) node_opts.owner = role.owner;
     node_opts.workers.stop_grace = std::chrono::milliseconds(500);

@@ -60,7 +60,7 @@ void end_without_room(Parts& s, const actors::GangSpec& spec) {
 // Makes `to` the creator of the gangs that `from` made. Two kinds stay with `from` and end with it. Workers of functions are one, but what
 // they made goes to `to`. The other are gangs that have not finished starting: `from` has not sent their constructor calls yet.
 void hand_on(Parts& s, WorkerId from, WorkerId to) {
-  for (const GangId id : s.gangs.take_made_by(from)) {
+  for (const GangId id : s.gangs.take_created_by(from)) {
     const auto& members = s.gangs.at(id).spec.actors;
     const bool functions = actors::is_function_class(members[0].class_name);
     const bool lives = std::all_of(members.begin(), members.end(), [&](const auto& a) {

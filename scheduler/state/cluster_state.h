@@ -55,7 +55,7 @@ class ClusterState {
   // A page of rows ordered by id, after `request.after`.
   actors::ListReply list(const actors::ListRequest& request) const;
   actors::ClusterStatus status() const;
-  actors::ClusterStatus resources(JobId asking) const;  // without the parts of status() that visit every row
+  actors::ClusterStatus resources(JobId requester) const;  // without the parts of status() that visit every row
   // Returns true if a request waits that goes before this job's workers of remote functions, and would fit in their place (queue.h).
   bool wanted_back(JobId job) const;
   // Rows by state, and resources by node.

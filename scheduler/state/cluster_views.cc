@@ -88,7 +88,7 @@ actors::ListReply ClusterState::list(const actors::ListRequest& request) const {
   return out;
 }
 
-actors::ClusterStatus ClusterState::resources(JobId asking) const {
+actors::ClusterStatus ClusterState::resources(JobId requester) const {
   actors::ClusterStatus out;
   ResourceSums total, available;
   for (const auto& [id, n] : parts_.nodes) {
@@ -104,7 +104,7 @@ actors::ClusterStatus ClusterState::resources(JobId asking) const {
     out.available.set_units(name, 0);
     ++out.resources_left_out;
   }
-  out.wanted_back = asking && wanted_back(asking);
+  out.wanted_back = requester && wanted_back(requester);
   return out;
 }
 
@@ -259,14 +259,14 @@ void ClusterState::check_invariants() const {
     if (a.state == ActorState::kAlive)
       SHOAL_CHECK(parts_.workers.at(a.worker).row.state != WorkerState::kExited, "an actor lives in a dead process");
   }
-  std::map<WorkerId, std::set<GangId>> made_by;
+  std::map<WorkerId, std::set<GangId>> by_creator;
   for (const auto& [id, g] : parts_.gangs) {
     if (!g.spec.creator) continue;
-    made_by[g.spec.creator].insert(id);
+    by_creator[g.spec.creator].insert(id);
     const auto w = parts_.workers.find(g.spec.creator);
     SHOAL_CHECK(w != parts_.workers.end() && w->second.row.state != WorkerState::kExited, "an actor lives without its creator");
   }
-  SHOAL_CHECK(made_by == parts_.gangs.by_creator(), "the actors by creator do not add up");
+  SHOAL_CHECK(by_creator == parts_.gangs.by_creator(), "the actors by creator do not add up");
   for (const auto& [name, who] : parts_.actors.names()) {
     const auto a = parts_.actors.find(who);
     SHOAL_CHECK(a != parts_.actors.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
@@ -282,7 +282,7 @@ void ClusterState::check_invariants() const {
 std::set<std::string> ClusterState::mentioned(const std::set<std::string>& packages) const {
   constexpr std::size_t kDigits = 64;  // digits of a package's name
   std::set<std::string> out;
-  const auto look_in = [&](const actors::Launch& launch) {
+  const auto search = [&](const actors::Launch& launch) {
     for (const auto& [name, text] : launch.env) {
       std::size_t digits = 0;  // length of the run of digits up to `end`
       for (std::size_t end = 1; end <= text.size(); ++end) {
@@ -292,9 +292,9 @@ std::set<std::string> ClusterState::mentioned(const std::set<std::string>& packa
       }
     }
   };
-  for (const auto& [id, gang] : parts_.gangs) look_in(gang.spec.launch);
+  for (const auto& [id, gang] : parts_.gangs) search(gang.spec.launch);
   for (const auto& [id, job] : parts_.jobs) {
-    if (!ended(job.row.state)) look_in(job.launch);
+    if (!ended(job.row.state)) search(job.launch);
   }
   return out;
 }

@@ -83,8 +83,8 @@ bool end_actors_in(Parts& s, const Worker& worker, std::int32_t shell_code, cons
   return restarts;
 }
 
-void end_made_by(Parts& s, const Worker& worker, const Error& why) {
-  const auto created = s.gangs.take_made_by(worker.row.id);
+void end_created_by(Parts& s, const Worker& worker, const Error& why) {
+  const auto created = s.gangs.take_created_by(worker.row.id);
   if (created.empty()) return;
   const auto creator = s.actors.find(worker.actor);
   const Error over = creator_ended(creator == s.actors.end() ? nullptr : &creator->second, why);
@@ -135,7 +135,7 @@ void worker_exited(Parts& s, WorkerId id, std::int32_t shell_code, const std::op
 
   const Error why = cause.value_or(unavailable("its process ended").with_reason("WorkerExited"));
   const bool restarts = end_actors_in(s, worker, shell_code, why);
-  end_made_by(s, worker, why);  // first, before any actor is placed again
+  end_created_by(s, worker, why);  // first, before any actor is placed again
   if (const Job* const job = s.jobs.living(worker.row.job)) {
     if (std::ranges::count(job->processes, id) > 0) {
       job_process_exited(s, worker, shell_code, cause);

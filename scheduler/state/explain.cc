@@ -17,7 +17,7 @@ using rows::Group;
 
 namespace {
 
-constexpr int kMaxLooks = 20;  // searches of all nodes per tick
+constexpr int kMaxSearches = 20;  // searches of all nodes per tick
 
 std::string group_lacks(const Parts& s, const Group& group) {
   const auto& index = s.nodes.index();
@@ -118,7 +118,7 @@ std::string why(const Parts& s, const Pending& p) {
   return std::string(utf8_prefix(lacks, kMax - unschedulable.size())) + unschedulable;
 }
 
-// Entries beyond the first kMaxLooks have the reasons of their rows, because a search for each would take long.
+// Entries beyond the first kMaxSearches have the reasons of their rows, because a search for each would take long.
 std::vector<std::string> summed_reasons(const Parts& s) {
   const auto& options = s.turn.options;
   std::vector<std::string> out;
@@ -127,9 +127,9 @@ std::vector<std::string> summed_reasons(const Parts& s) {
   std::size_t others = 0;
   GangId before{};
   std::string reason;
-  int looks = 0;
+  int num_searches = 0;
   for (const auto& p : s.queue.entries) {
-    if (!p.like || p.like != before) reason = ++looks <= kMaxLooks ? why(s, p) : known_reason(s, p);
+    if (!p.like || p.like != before) reason = ++num_searches <= kMaxSearches ? why(s, p) : known_reason(s, p);
     before = p.like;
     std::string text = name_of(s, p) + ": " + reason;
     const auto known = index.find(text);
@@ -155,12 +155,12 @@ std::vector<std::string> summed_reasons(const Parts& s) {
 void explain_pending(Parts& s) {
   GangId before{};
   std::string reason;
-  s.queue.looks = 0;
+  s.queue.num_searches = 0;
   for (auto& p : s.queue.entries) {
     const bool warns = s.turn.now - p.since >= s.turn.options.warn_after;
     if (p.shown == Pending::Shown::kWarning || s.turn.now < p.not_before || (p.shown == Pending::Shown::kReason && !warns)) continue;
     if (!p.like || p.like != before) {
-      if (++s.queue.looks > kMaxLooks) break;
+      if (++s.queue.num_searches > kMaxSearches) break;
       reason = why(s, p);
     }
     before = p.like;
@@ -177,8 +177,8 @@ void explain_newcomer(Parts& s) {
   const Pending* const before = p.like && entries.size() > 1 ? &entries[entries.size() - 2] : nullptr;
   if (before != nullptr && before->like == p.like && before->shown != Pending::Shown::kNothing) {
     set_reason(s, p, s.actors.at(s.gangs.at(before->gang).spec.actors[0].id).pending_reason);
-  } else if (s.queue.looks < kMaxLooks) {
-    ++s.queue.looks;
+  } else if (s.queue.num_searches < kMaxSearches) {
+    ++s.queue.num_searches;
     set_reason(s, p, why(s, p));
   } else {
     return;  // left to the next tick

@@ -14,13 +14,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   auto store = scheduler::open_sqlite_store(argv[1]);
-  std::optional<Result<void>> done = store ? std::nullopt : std::optional<Result<void>>(fail(store.error()));
+  std::optional<Result<void>> outcome = store ? std::nullopt : std::optional<Result<void>>(fail(store.error()));
   if (store) {
     const auto records =
         scheduler::many_rows({.node_state = actors::NodeState::kDead, .job_state = actors::JobState::kPending, .owner = JobId{*job}});
-    (*store)->commit(records, [&done](Result<void> stored) { done = std::move(stored); });
+    (*store)->commit(records, [&outcome](Result<void> stored) { outcome = std::move(stored); });
   }
-  if (done && *done) return 0;
-  std::fprintf(stderr, "fill_store: %s\n", done ? done->error().message().c_str() : "the commit did not end");
+  if (outcome && *outcome) return 0;
+  std::fprintf(stderr, "fill_store: %s\n", outcome ? outcome->error().message().c_str() : "the commit did not end");
   return 1;
 }

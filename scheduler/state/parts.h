@@ -92,7 +92,7 @@ struct Window {
 struct Queue {
   std::deque<Pending> entries;
   std::optional<Window> window;
-  int looks = 0;         // searches of all nodes since the last tick, to explain entries
+  int num_searches = 0;  // searches of all nodes since the last tick, to explain entries
   bool put_off = false;  // place_after() runs
 };
 

@@ -14,7 +14,7 @@ using rows::Gang;
 
 namespace {
 
-constexpr int kMaxPendingLooks = 10;  // searches of all nodes per call
+constexpr int kMaxPendingSearches = 10;  // searches of all nodes per call
 
 JobId job_of(const Parts& s, const Pending& p) { return p.group ? s.groups.at(p.group).row.job : p.gang ? p.gang_job : p.job; }
 
@@ -93,12 +93,12 @@ void check_windows(Parts& s) {
     window.reset();
     place_pending(s);
   }
-  int looks = 0;
+  int num_searches = 0;
   GangId like{};  // `like` of the last entry that could never fit
   for (const auto& p : entries) {
     if (now - p.since < options.patience || now < p.rests_until || now < p.not_before || p.waits_in_group()) continue;
     if (p.like && p.like == like) continue;
-    if (++looks > kMaxPendingLooks) return;
+    if (++num_searches > kMaxPendingSearches) return;
     if (!fits(s, p, s.nodes.index().capacity())) {
       like = p.like;
       continue;
@@ -143,12 +143,12 @@ bool held_up(const Parts& s, const Pending& p) {
   const auto& window = s.queue.window;
   if (!window || window->whose.same_as(p) || p.waits_in_group()) return false;
   const auto theirs = wants_of(s, p);
-  const auto asks_for = [&](const std::string& name) {
+  const auto needs = [&](const std::string& name) {
     return std::any_of(theirs.begin(), theirs.end(), [&](const Resources& w) { return w.units(name) > 0; });
   };
   for (const auto& want : window->wants) {
     for (const auto& [name, units] : want.all()) {
-      if (asks_for(name)) return true;
+      if (needs(name)) return true;
     }
   }
   return false;
@@ -168,12 +168,12 @@ bool wanted_back(const Parts& s, JobId job) {
   }
   if (!lends) return false;
   const double ours = s.shares.dominant(job, s.nodes.index().all());
-  int looks = 0;
+  int num_searches = 0;
   return std::any_of(s.queue.entries.begin(), s.queue.entries.end(), [&](const Pending& p) {
-    if (p.waits_in_group() || s.turn.now < p.not_before || looks == kMaxPendingLooks) return false;
+    if (p.waits_in_group() || s.turn.now < p.not_before || num_searches == kMaxPendingSearches) return false;
     const JobId theirs = job_of(s, p);
     if (theirs != job && s.shares.dominant(theirs, s.nodes.index().all()) >= ours) return false;
-    ++looks;
+    ++num_searches;
     return fits(s, p, lent);
   });
 }

@@ -138,7 +138,8 @@ class Syncer {
     if (!db) return;
     const auto pages = checkpoint(db->get());
     if (!pages || *pages < long_pages_) return;
-    // SQLite syncs the database only when all of the log is copied. Done here, it costs the commit that copies the rest less time.
+    // SQLite syncs the database file once all of the log is copied to it, and a commit would wait for that. Most of it is on disk already
+    // if this thread syncs what it has copied.
     sqlite3_file* file = nullptr;
     if (sqlite3_file_control(db->get(), "main", SQLITE_FCNTL_FILE_POINTER, &file) == SQLITE_OK && file != nullptr)
       file->pMethods->xSync(file, SQLITE_SYNC_NORMAL);
@@ -198,16 +199,16 @@ class SqliteStore final : public Store {
     return {};
   }
 
-  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
-    if (!syncer_.has_copied() && log_pages_ * kPageBytes < options_.most_log_bytes) return done(commit_now(records));
+  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> on_end) override {
+    if (!syncer_.has_copied() && log_pages_ * kPageBytes < options_.most_log_bytes) return on_end(commit_now(records));
     auto result = std::make_shared<Result<void>>();
     const auto work = [this, &records, result] {
       (void)checkpoint(db_.get());
       *result = commit_now(records);
     };
-    if (options_.aside) return options_.aside(work, [result, done = std::move(done)] { done(std::move(*result)); });
+    if (options_.aside) return options_.aside(work, [result, on_end = std::move(on_end)] { on_end(std::move(*result)); });
     work();
-    done(std::move(*result));
+    on_end(std::move(*result));
   }
 
   Result<std::vector<Record>> load() override {

@@ -13,7 +13,7 @@ namespace {
 
 class MemoryStore final : public Store {
  public:
-  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) override {
+  void commit(const std::vector<Record>& records, std::function<void(Result<void>)> on_end) override {
     for (const auto& r : records) {
       if (r.bytes.empty()) {
         rows_.erase({r.table, r.id});
@@ -21,7 +21,7 @@ class MemoryStore final : public Store {
         rows_[{r.table, r.id}] = {r.table, r.id, r.name, r.state, r.bytes.clone()};
       }
     }
-    done({});
+    on_end({});
   }
   Result<std::vector<Record>> load() override {
     std::vector<Record> out;

@@ -28,9 +28,9 @@ struct Record {
 class Store {
  public:
   virtual ~Store() = default;
-  // Stores all records or none. `done` is called once, possibly before this returns. The caller keeps `records`, and begins no other
+  // Stores all records or none. `on_end` is called once, possibly before this returns. The caller keeps `records`, and begins no other
   // commit, until then.
-  virtual void commit(const std::vector<Record>& records, std::function<void(Result<void>)> done) = 0;
+  virtual void commit(const std::vector<Record>& records, std::function<void(Result<void>)> on_end) = 0;
   // All stored records, ordered by table and id.
   virtual Result<std::vector<Record>> load() = 0;
 };

@@ -14,11 +14,11 @@ namespace shoal::scheduler::web {
 
 std::string http_token(const runtime::Token& token) {
   constexpr std::string_view kPurpose = "shoal http";  // the same text as in python/shoal/_driver/http.py
-  std::array<std::uint8_t, 32> made{};
+  std::array<std::uint8_t, 32> digest{};
   const auto* const ok = HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(token.bytes().size()),
-                              reinterpret_cast<const unsigned char*>(kPurpose.data()), kPurpose.size(), made.data(), nullptr);
+                              reinterpret_cast<const unsigned char*>(kPurpose.data()), kPurpose.size(), digest.data(), nullptr);
   SHOAL_CHECK(ok != nullptr, "OpenSSL has no HMAC-SHA256");
-  return fmt::format("{:02x}", fmt::join(made, ""));
+  return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
 Guard::Guard(const runtime::Token& token, const std::string& host, std::uint16_t port) : token_(http_token(token)) {

@@ -128,16 +128,16 @@ Result<PlacementGroup> Context::placement_group(const std::vector<std::map<std::
   return PlacementGroup{spec.id, Future<void>(api::Reply(hub_, {}, "placement group", hub_.session.groups().ready(spec.id, nothing)))};
 }
 
-Result<void> Context::drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done,
+Result<void> Context::drive(asio::io_context& loop, asio::cancellation_signal& cancel, const std::function<bool()>& ready,
                             Duration timeout) {
   actors::Session& session = hub_.session;
   const auto deadline = session.loop().deadline_in(timeout);
-  const auto work = asio::make_work_guard(here);
+  const auto work = asio::make_work_guard(loop);
   Result<void> out;
   while (true) {
     const std::uint64_t seen = session.loop().own([this] { return hub_.wakeups; });
-    here.poll();
-    if (done()) return out;
+    loop.poll();
+    if (ready()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
     // After a cancellation this waits for the coroutine's end only.
     const auto waited = out ? hub_.wait(woken, deadline) : session.loop().wait(woken);

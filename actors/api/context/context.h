@@ -117,14 +117,14 @@ class Context {
   template <class T>
   Result<T> run(Task<T> task, Duration timeout = kForever) {
     std::optional<Result<T>> result;
-    asio::io_context here;
+    asio::io_context loop;
     asio::cancellation_signal cancel;
-    asio::co_spawn(here, std::move(task),
+    asio::co_spawn(loop, std::move(task),
                    asio::bind_cancellation_slot(cancel.slot(), [&result](std::exception_ptr thrown, Result<T> value) {
                      if (thrown) value = fail(actors::api::from_exception(thrown, internal, "the coroutine"));
                      result.emplace(std::move(value));
                    }));
-    const auto driven = drive(here, cancel, [&result] { return result.has_value(); }, timeout);
+    const auto driven = drive(loop, cancel, [&result] { return result.has_value(); }, timeout);
     if (!driven) return fail(driven.error());
     return *std::move(result);
   }
@@ -172,8 +172,8 @@ class Context {
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
-  // Runs handlers of `here` until done(). After `timeout` it cancels once, goes on until done(), and returns DeadlineExceeded.
-  Result<void> drive(asio::io_context& here, asio::cancellation_signal& cancel, const std::function<bool()>& done, Duration timeout);
+  // Runs handlers of `loop` until ready(). After `timeout` it cancels once, goes on until ready(), and returns DeadlineExceeded.
+  Result<void> drive(asio::io_context& loop, asio::cancellation_signal& cancel, const std::function<bool()>& ready, Duration timeout);
 
   const std::unique_ptr<actors::Session> session_;
   const Options options_;

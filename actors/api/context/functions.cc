@@ -243,8 +243,8 @@ void FunctionPools::see_off() {
   Session& session = hub_.session;
   using How = Leaving::How;
   // The time for which this process itself stood still is added to the deadlines of the workers that it has asked.
-  const auto looked_at = std::exchange(looked_at_, session.loop().deadline_in({}));
-  if (const auto still = looked_at_ - looked_at; still > options_.hand_over / 2) {
+  const auto last_check = std::exchange(checked_at_, session.loop().deadline_in({}));
+  if (const auto still = checked_at_ - last_check; still > options_.hand_over / 2) {
     for (Leaving& leaving : leaving_) leaving.until += still;
   }
   std::vector<Leaving> remaining;

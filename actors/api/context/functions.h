@@ -103,7 +103,7 @@ class FunctionPools {
   std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
-  std::mutex retiring_mutex_;  // guards the members from constructed_ to looked_at_
+  std::mutex retiring_mutex_;  // guards the members from constructed_ to checked_at_
   struct Leaving {
     ActorId worker;
     ValueFuture words;
@@ -118,7 +118,7 @@ class FunctionPools {
   std::size_t sweep_at_ = 64;
   std::vector<Leaving> leaving_;
   std::chrono::steady_clock::time_point again_at_;  // time before which ending workers is not tried again
-  std::chrono::steady_clock::time_point looked_at_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point checked_at_ = std::chrono::steady_clock::now();
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // false once this object is destroyed; set on the loop
   std::thread thread_;                                                // started with the first pool
 };

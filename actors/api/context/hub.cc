@@ -10,10 +10,10 @@ constexpr std::chrono::milliseconds kShortWait{2};  // a wait up to this length 
 
 }  // namespace
 
-Result<void> Hub::wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline) {
-  if (function_in != std::this_thread::get_id()) return session.loop().wait(done, deadline);
+Result<void> Hub::wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline) {
+  if (function_in != std::this_thread::get_id()) return session.loop().wait(ready, deadline);
   bool stopped = false;
-  const auto over = [&] { return done() || (stopped = cancelled.has(this_threads_call.key)); };
+  const auto over = [&] { return ready() || (stopped = cancelled.has(this_threads_call.key)); };
   const auto soon = std::min(deadline, session.loop().deadline_in(kShortWait));
   auto waited = session.loop().wait(over, soon);
   if (!waited && soon != deadline && waited.error().code() == Code::kDeadlineExceeded) {

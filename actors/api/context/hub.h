@@ -35,7 +35,7 @@ struct Hub {
   CancelledCalls cancelled = {};
 
   // SessionLoop::wait for user code. Returns Cancelled/TaskCancelled in a cancelled remote function.
-  Result<void> wait(const std::function<bool()>& done, std::chrono::steady_clock::time_point deadline);
+  Result<void> wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline);
   // Publishes a value of this process, ready or not. While a caller holds the returned Name, publishing the value again returns the same
   // one. `call`: the call that a cancellation of the object cancels.
   Name publish(const ValueFuture& future, const ValueFuture& call);

@@ -80,14 +80,14 @@ std::vector<Reply> Reply::split(std::size_t count) const {
 
 Result<void> Reply::cancel(CancelHow how) const {
   if (!is_borrowed() && ready()) return {};
-  Result<void> done;
+  Result<void> cancelled;
   if (origin_ != nullptr && origin_->name.object.id) {
-    done = hub_->session.objects().cancel(origin_->name.object, origin_->name.owner, how);
+    cancelled = hub_->session.objects().cancel(origin_->name.object, origin_->name.owner, how);
   } else {
     const ValueFuture call = origin_ ? origin_->call : future_;
-    done = hub_->session.calls().cancel({[call] { return call; }, [] {}}, how);
+    cancelled = hub_->session.calls().cancel({[call] { return call; }, [] {}}, how);
   }
-  if (!done) return fail(located(done.error()));
+  if (!cancelled) return fail(located(cancelled.error()));
   return {};
 }
 
@@ -140,20 +140,20 @@ Task<void> Reply::until_ready(Reply reply) {
   // A cancelled coroutine is destroyed before its future is ready, and must not be resumed then.
   struct Waiting {
     Session& session;
-    std::shared_ptr<bool> here = std::make_shared<bool>(true);
+    std::shared_ptr<bool> loop_owned = std::make_shared<bool>(true);
     ~Waiting() {
-      session.loop().own([this] { *here = false; });
+      session.loop().own([this] { *loop_owned = false; });
     }
   };
   Hub& hub = *reply.hub_;
   const Waiting waiting{hub.session};
   const auto executor = co_await asio::this_coro::executor;
-  std::function<void(std::function<void(Result<void>)>)> start = [&hub, executor, here = waiting.here,
-                                                                  future = reply.future()](std::function<void(Result<void>)> done) {
+  std::function<void(std::function<void(Result<void>)>)> start = [&hub, executor, loop_owned = waiting.loop_owned,
+                                                                  future = reply.future()](std::function<void(Result<void>)> on_end) {
     hub.session.loop().own([&] {
-      future.then([&hub, executor, here, done](const Result<Value>&) {
-        if (!*here) return;
-        asio::post(executor, [done] { done(Result<void>()); });
+      future.then([&hub, executor, loop_owned, on_end](const Result<Value>&) {
+        if (!*loop_owned) return;
+        asio::post(executor, [on_end] { on_end(Result<void>()); });
         ++hub.wakeups;
       });
     });

@@ -143,7 +143,7 @@ class Worker {
     leaving_.run([this] { has_left_ = session_.hosting().leave().has_value(); },
                  [this] {
                    if (!has_left_) {
-                     ask_again_ = session_.loop().clock()->after(kAgain, [this] { rule_out_restart(); });
+                     again_ = session_.loop().clock()->after(kAgain, [this] { rule_out_restart(); });
                      return;
                    }
                    while (!staying_.empty()) {
@@ -194,7 +194,7 @@ class Worker {
   std::unique_ptr<Execution> execution_;  // set from kServing on
   std::deque<Incoming> staying_;          // releases that the actor survives, until they are answered
   bool has_left_ = false;                 // the head has confirmed that the actor will not restart
-  runtime::Timer ask_again_;
+  runtime::Timer again_;
   runtime::SideWork leaving_{session_.loop().loop()};  // waits for the head
 };
 

@@ -17,7 +17,7 @@ struct RowBounds {
   // Resources of a node or a request, the bytes of a name, and an amount in units.
   static constexpr std::size_t kMaxResources = 1000, kMaxResourceName = 300;
   static constexpr std::int64_t kMaxUnits = std::int64_t{1} << 60;
-  // Resources of a job's processes together.
+  // Entries of resources that all processes of one submitted job request together.
   static constexpr std::size_t kMaxWants = 100'000;
   // Bytes of a row in a message, without its cause. A cause takes at most 330 KiB (runtime/wire/error_message.h).
   static constexpr std::size_t kMaxRow = 480 << 10;

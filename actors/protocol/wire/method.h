@@ -91,7 +91,7 @@ enum class Method : std::uint16_t {
   // Notices from a node to a client.
   kWorkerExited = 80,  // WorkerUpdate: a worker of the client's job has ended
   kLogLines = 81,
-  kKillHere = 82,  // KillHosted: kill the actor that the receiving process hosts
+  kKillInProcess = 82,  // KillHosted: kill the actor that the receiving process hosts
   // Sent to an actor's process.
   kCall = 100,
   kCancelCall = 101,  // a notice: cancel a call that came over this connection

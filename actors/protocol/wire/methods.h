@@ -144,7 +144,7 @@ SHOAL_METHOD(Method::kPullObject, Signature<PullObject, WithExtras<ObjectRef>>);
 // Sent by a node to a client.
 SHOAL_METHOD(Method::kWorkerExited, Signature<WorkerUpdate>);
 SHOAL_METHOD(Method::kLogLines, Signature<WithExtras<LogLines>>);
-SHOAL_METHOD(Method::kKillHere, Signature<KillHosted>);
+SHOAL_METHOD(Method::kKillInProcess, Signature<KillHosted>);
 
 // Sent to an actor's process, or by it to its callers (actors/value/call.h).
 SHOAL_METHOD(Method::kCall, Signature<Call, Value>);

@@ -14,8 +14,8 @@ TargetActions TargetState::step(const TargetEvent& event, Facts facts) {
 }
 
 void TargetState::on(const ActorRow& row, Facts facts) {
-  const bool stays = row.state == ActorState::kAlive && (endpoint_.empty() || endpoint_ == row.endpoint);
-  if (stays && phase_ != Phase::kEnding) return take(row, facts);
+  const bool same_endpoint = row.state == ActorState::kAlive && (endpoint_.empty() || endpoint_ == row.endpoint);
+  if (same_endpoint && phase_ != Phase::kEnding) return take(row, facts);
   if (!holds(row, facts)) take(row, facts);
 }
 

@@ -156,14 +156,14 @@ bool ActorClient::dead(ActorId actor) {
 // ---- loop only ----
 
 // Asks the head for reports on an actor, for as long as this connection lasts.
-void ActorClient::watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done) {
+void ActorClient::watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> on_answer) {
   head_.link().call(Method::kWatchActor, body(to_bytes(ActorRef{actor})), timeout,
-                    [this, actor, done = std::move(done)](const Result<Message>& reply) {
+                    [this, actor, on_answer = std::move(on_answer)](const Result<Message>& reply) {
                       const auto row = row_in(reply);
                       auto* const actors = calls_.by_actor();
                       if (row && actors) actors->updated(*row);
                       if (!row && actors && row.error().code() == Code::kNotFound) actors->unknown(actor, row.error());
-                      if (done) done(row ? Result<void>() : fail(row.error()));
+                      if (on_answer) on_answer(row ? Result<void>() : fail(row.error()));
                     });
 }
 

@@ -52,7 +52,7 @@ class ActorClient {
 
  private:
   Result<FoundActor> found(const Result<runtime::Message>& reply);
-  void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> done);
+  void watch(ActorId actor, runtime::Duration timeout, std::function<void(Result<void>)> on_answer);
   void watch_again();
   void lose_watch();
   ValueFuture release(ActorId actor);

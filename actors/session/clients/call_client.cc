@@ -58,7 +58,7 @@ Result<void> CallClient::cancel_now(const ToCancel& what, CancelHow how) {
                     .with_hint("cancel the call without force, or kill() the actor"));
   }
   // Called before the cancellation, which may run callbacks.
-  what.done();
+  what.on_cancel();
   if (!result.ready()) by_actor_->cancel(result, how);
   return {};
 }

@@ -16,11 +16,11 @@
 
 namespace shoal::actors {
 
-// How to cancel the call that makes a value: `answer` returns the call's future, and `done` runs just before the cancellation. Both run on
-// the loop.
+// How to cancel the call that makes a value: `answer` returns the call's future, and `on_cancel` runs just before the cancellation. Both
+// run on the loop.
 struct ToCancel {
   std::function<ValueFuture()> answer;
-  std::function<void()> done;
+  std::function<void()> on_cancel;
 };
 
 class CallClient {

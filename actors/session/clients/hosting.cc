@@ -18,7 +18,7 @@ Hosting::Hosting(SessionLoop& loop, runtime::Network& network, HeadClient& head,
     requests_.send_again(*head_.link().peer());
     if (blocked_) (void)head_.link().notify(Method::kWorkerBlocked, body(to_bytes(WorkerBlocked{self_.worker, true})));
   });
-  node.link().on_notice(Method::kKillHere, [this](const Message& message) {
+  node.link().on_notice(Method::kKillInProcess, [this](const Message& message) {
     if (const auto m = from_bytes<KillHosted>(message.body); m && actors_) {
       actors_->kill(m->actor, m->cause.value_or(unavailable("it was killed")));
     }

@@ -102,10 +102,10 @@ void ObjectClient::put(ObjectId id, const Result<Value>& value) {
     m.fds.push_back(std::move(fd));
     return node_.link().notify(Method::kPutObject, std::move(m));
   };
-  const auto done = shared();
-  if (done) return;
+  const auto published = shared();
+  if (published) return;
   Message m = body(to_bytes(ObjectRef{id, self_.job, 0, self_.worker, {}}));
-  m.payload = runtime::encode_error(Error(done.error()).in("an object that was to be shared"));
+  m.payload = runtime::encode_error(Error(published.error()).in("an object that was to be shared"));
   (void)node_.link().notify(Method::kPutObject, std::move(m));  // makes processes that wait for the object fail
 }
 

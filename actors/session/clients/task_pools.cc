@@ -16,7 +16,7 @@ std::shared_ptr<TaskPool> TaskPools::make(std::function<void()> wanted, Kind kin
     if (kind.spreads) pool->spread([this](ActorId worker) { return calls_.actors().node(worker); });
     if (kind.lends) {
       pool->lend({.lend = [this](ActorId worker) { lend(worker); },
-                  .resume = [this](ActorId worker, std::function<void(bool)> done) { resume(worker, done); }});
+                  .resume = [this](ActorId worker, std::function<void(bool)> on_answer) { resume(worker, on_answer); }});
     }
     pool->note_in(book_, self_.worker, next_task_);
     pools_.push_back(pool);
@@ -30,10 +30,10 @@ void TaskPools::lend(ActorId worker) {
 }
 
 // Requests the lent CPUs of a worker back. Without a head they are granted at once, since no others get them.
-void TaskPools::resume(ActorId worker, const std::function<void(bool)>& done) {
-  if (!head_.link().connected()) return loop_.post([done] { done(true); });
+void TaskPools::resume(ActorId worker, const std::function<void(bool)>& on_answer) {
+  if (!head_.link().connected()) return loop_.post([on_answer] { on_answer(true); });
   head_.call(Method::kWorkerBlocked, to_bytes(WorkerBlocked{calls_.actors().worker(worker), false}),
-             [done](const Result<runtime::Message>& reply) { done(reply || reply.error().code() != Code::kResourceExhausted); });
+             [on_answer](const Result<runtime::Message>& reply) { on_answer(reply || reply.error().code() != Code::kResourceExhausted); });
 }
 
 bool TaskPools::any_open() const {

@@ -39,7 +39,7 @@ class TaskPools {
 
  private:
   void lend(ActorId worker);
-  void resume(ActorId worker, const std::function<void(bool)>& done);
+  void resume(ActorId worker, const std::function<void(bool)>& on_answer);
 
   SessionLoop& loop_;
   HeadClient& head_;

@@ -163,9 +163,10 @@ std::string way_to(const std::string& root, const std::string& address) {
   }
   if (!others.empty()) out += "there is " + others + "; ";
   const auto at = runtime::parse_endpoints(address);
-  const bool here = at && std::all_of(at->begin(), at->end(), [](const auto& e) { return e.is_unix() || runtime::is_loopback(e.host); });
+  const bool loopback_only =
+      at && std::all_of(at->begin(), at->end(), [](const auto& e) { return e.is_unix() || runtime::is_loopback(e.host); });
   out +=
-      here
+      loopback_only
           ? "one of this host that was started elsewhere is joined with `shoal start --address " + address +
                 " --token-file FILE`, where FILE is `token` in its session's folder"
           : "if it is on other hosts: a command reaches it with --token-file FILE --ca-fingerprint sha256:.., a program runs on hosts that "

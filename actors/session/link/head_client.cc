@@ -44,10 +44,10 @@ Result<void> HeadClient::reach() {
 Result<void> HeadClient::retry(const std::function<Result<void>()>& attempt) {
   const auto end = loop_.deadline_in(options_.head_timeout);
   for (;;) {
-    const auto done = attempt();
-    if (done || done.error().reason() != "HeadGone" || loop_.clock()->now() >= end) return done;
+    const auto result = attempt();
+    if (result || result.error().reason() != "HeadGone" || loop_.clock()->now() >= end) return result;
     const auto waited = loop_.wait([this] { return !node_.link().connected(); }, loop_.deadline_in(kPause));
-    if (waited) return done;  // a process without a node waits for no restart of the head
+    if (waited) return result;  // a process without a node waits for no restart of the head
     if (waited.error().code() != Code::kDeadlineExceeded) return waited;
   }
 }

@@ -48,9 +48,9 @@ class HeadClient {
 
   // ---- only while the loop is owned ----
   Link& link() { return link_; }
-  // Sends a request. If no answer comes within control_timeout, `done` gets an error.
-  void call(Method method, Bytes bytes, runtime::Peer::Callback done) {
-    link_.call(method, body(std::move(bytes)), options_.control_timeout, std::move(done));
+  // Sends a request. If no answer comes within control_timeout, `on_answer` gets an error.
+  void call(Method method, Bytes bytes, runtime::Peer::Callback on_answer) {
+    link_.call(method, body(std::move(bytes)), options_.control_timeout, std::move(on_answer));
   }
   // Sets the handler of a notice from the head. Notices are dropped once this session ends the cluster (expect_end).
   template <class Notice>

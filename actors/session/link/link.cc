@@ -84,9 +84,9 @@ void Link::redial_later() {
   pause_ = std::min(2 * pause_, kLongestPause);
 }
 
-void Link::call(Method method, Message message, runtime::Duration timeout, Peer::Callback done) {
-  if (!connected()) return done(fail(options_.gone));
-  peer_->call(number(method), std::move(message), timeout, std::move(done));
+void Link::call(Method method, Message message, runtime::Duration timeout, Peer::Callback on_answer) {
+  if (!connected()) return on_answer(fail(options_.gone));
+  peer_->call(number(method), std::move(message), timeout, std::move(on_answer));
 }
 
 Result<void> Link::notify(Method method, Message message, runtime::Flush flush) {

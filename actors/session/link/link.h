@@ -54,8 +54,8 @@ class Link final : public runtime::PeerHandler {
   // Begins to connect. No effect while there is a connection or an attempt.
   void dial();
   bool connected() const { return peer_ && peer_->connected(); }
-  // Sends a request. Without a connection, `done` is called at once with the error.
-  void call(Method method, Message message, runtime::Duration timeout, runtime::Peer::Callback done);
+  // Sends a request. Without a connection, `on_answer` is called at once with the error.
+  void call(Method method, Message message, runtime::Duration timeout, runtime::Peer::Callback on_answer);
   // Returns Unavailable without a connection.
   Result<void> notify(Method method, Message message, runtime::Flush flush = runtime::Flush::kNow);
   // Null as soon as the connection is gone.

@@ -7,9 +7,9 @@ using runtime::LoopThread;
 SessionLoop::SessionLoop(LoopThread& thread, std::function<bool()> interrupted)
     : clock_(runtime::make_real_clock(loop_)), thread_(thread), interrupted_(std::move(interrupted)) {}
 
-Result<void> SessionLoop::wait(const std::function<bool()>& done, Deadline deadline) {
-  switch (thread_.wait(done, deadline, interrupted_)) {
-    case LoopThread::Woken::kDone:
+Result<void> SessionLoop::wait(const std::function<bool()>& ready, Deadline deadline) {
+  switch (thread_.wait(ready, deadline, interrupted_)) {
+    case LoopThread::Woken::kReady:
       return {};
     case LoopThread::Woken::kDeadline:
       return fail(deadline_exceeded("it was not ready in time"));

@@ -31,9 +31,9 @@ class SessionLoop {
   auto own(F&& fn) {
     return thread_.own(std::forward<F>(fn));
   }
-  // Waits until done() holds; done() is called while the loop is owned. Returns DeadlineExceeded after `deadline`, Cancelled/Interrupted if
-  // a signal ended the wait.
-  Result<void> wait(const std::function<bool()>& done, Deadline deadline = runtime::LoopThread::kForever);
+  // Waits until ready() holds; ready() is called while the loop is owned. Returns DeadlineExceeded after `deadline`, Cancelled/Interrupted
+  // if a signal ended the wait.
+  Result<void> wait(const std::function<bool()>& ready, Deadline deadline = runtime::LoopThread::kForever);
   // The time `limit` from now, for wait(). Duration::max() means no deadline.
   Deadline deadline_in(runtime::Duration limit) const;
   // To be called by a thread before it sleeps on a descriptor that a handler sets: another thread then runs the loop

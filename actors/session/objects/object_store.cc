@@ -13,11 +13,11 @@ namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
 // Pause before others are asked again: the time in which they can give back memory that one process released.
-constexpr auto kAskedAgain = std::chrono::milliseconds(100);
+constexpr auto kRequestInterval = std::chrono::milliseconds(100);
 // When two looks for room are further apart, the machine stood still.
-constexpr auto kLongLook = std::chrono::seconds(1);
+constexpr auto kLongPause = std::chrono::seconds(1);
 // Pause between looks for room that other processes make.
-constexpr auto kLooked = std::chrono::milliseconds(2);
+constexpr auto kShortPause = std::chrono::milliseconds(2);
 }  // namespace
 
 // Makes room for one value, in the thread that makes the value. It first trims the pool, then spills own values, then asks others.
@@ -35,7 +35,7 @@ class ObjectStore::MakingRoom {
   bool ends();
   // Memory in use on the node, and bytes in files of the other processes.
   runtime::UsageBoard::Usage others() const;
-  std::uint64_t kept_here() const { return store_.membership_page_->usage(store_.place_->member).kept; }
+  std::uint64_t own_kept() const { return store_.membership_page_->usage(store_.place_->member).kept; }
   std::uint64_t spill_step() {
     return store_.spill(step_, [this] { return ends(); });
   }
@@ -49,7 +49,7 @@ class ObjectStore::MakingRoom {
   // search.
   const std::uint64_t step_ = std::max(bytes_, std::min(limit_ / 64, kMovedAtOnce));
   const Steady::time_point start_ = Steady::now();
-  Steady::duration pause_ = kLooked;
+  Steady::duration pause_ = kShortPause;
   std::optional<Error> ended_;  // why the wait ends
 };
 
@@ -188,31 +188,31 @@ void ObjectStore::MakingRoom::spill_own() {
 
 // Waits until other processes make room. Patience counts only the time in which this thread ran, not gaps when the machine stood still.
 Result<void> ObjectStore::MakingRoom::wait_for_others() {
-  auto looked = Steady::now(), asked = looked - kAskedAgain;
+  auto checked = Steady::now(), requested = checked - kRequestInterval;
   Steady::duration waited{};
-  // Spilling memory that other processes hold frees nothing: after two such steps, the next one comes only after kLongLook.
+  // Spilling memory that other processes hold frees nothing: after two such steps, the next one comes only after kLongPause.
   int in_vain = 0;
-  auto moved = looked;
+  auto moved = checked;
   for (auto before = others(); !ended_ && !has_room();) {
     const auto now = Steady::now();
     const auto total = others();
-    const bool gave = total.kept < before.kept, asks = now - asked >= kAskedAgain;
-    waited += std::min<Steady::duration>(now - std::exchange(looked, now), kLongLook);
+    const bool gave = total.kept < before.kept, requests = now - requested >= kRequestInterval;
+    waited += std::min<Steady::duration>(now - std::exchange(checked, now), kLongPause);
     if (gave || total.spilled > before.spilled) waited = {};
     before = total;
     if (ends()) break;
     if (waited > store_.place_->patience) return fail(full(why_not()));
-    if (asks) {
+    if (requests) {
       store_.place_->request_room(bytes_);
-      asked = now;
+      requested = now;
     }
     std::this_thread::sleep_for(pause_);
-    if (in_vain < 2 ? asks || gave : now - moved > kLongLook) {
+    if (in_vain < 2 ? requests || gave : now - moved > kLongPause) {
       moved = now;
-      const std::uint64_t own = kept_here();
+      const std::uint64_t own = own_kept();
       spill_step();
       (void)has_room();
-      in_vain = kept_here() < own ? 0 : in_vain + 1;
+      in_vain = own_kept() < own ? 0 : in_vain + 1;
     }
   }
   if (ended_) return fail(*ended_);
@@ -224,7 +224,7 @@ bool ObjectStore::MakingRoom::has_room() {
   const auto begun = Steady::now();
   store_.pool_.trim();
   store_.notify_waiting();
-  pause_ = std::max<Steady::duration>(kLooked, 4 * (Steady::now() - begun));
+  pause_ = std::max<Steady::duration>(kShortPause, 4 * (Steady::now() - begun));
   return !store_.over(bytes_);
 }
 
@@ -256,7 +256,7 @@ Error ObjectStore::MakingRoom::full(const std::string& why) const {
   const auto total = store_.membership_page_->total();
   return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
                                         "{} lie in files; {}",
-                                        bytes_, total.kept, limit_, kept_here(), total.spilled, why))
+                                        bytes_, total.kept, limit_, own_kept(), total.spilled, why))
       .with_reason("ObjectStoreFull")
       .with_hint("release references and arrays that are not needed, or start with a larger object_store_memory");
 }
@@ -269,7 +269,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
   std::unique_lock one(spilling_, std::defer_lock);
   while (!one.try_lock()) {
     if (stop()) return 0;
-    std::this_thread::sleep_for(kLooked);
+    std::this_thread::sleep_for(kShortPause);
   }
   struct Spills {
     explicit Spills(std::atomic<std::thread::id>& t, std::thread::id self) : thread(t) { thread = self; }

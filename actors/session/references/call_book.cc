@@ -70,12 +70,12 @@ std::uint32_t CallBook::name_of_failure(std::string_view failure) {
 
 void CallBook::Ring::keep(const Record& record) {
   ++kept_;
-  if (records_.size() < kMaxDone) {
+  if (records_.size() < kMaxEnded) {
     records_.push_back(record);
     return;
   }
   records_[next_] = record;
-  next_ = (next_ + 1) % kMaxDone;
+  next_ = (next_ + 1) % kMaxEnded;
 }
 
 const CallBook::Record* CallBook::Ring::newest(std::size_t i) const {

@@ -22,7 +22,7 @@ namespace shoal::actors {
 
 class CallBook {
  public:
-  static constexpr std::size_t kMaxDone = 2048;  // ended calls that each Ring keeps; the oldest are dropped
+  static constexpr std::size_t kMaxEnded = 2048;  // ended calls that each Ring keeps; the oldest are dropped
   // Names of methods and functions, each up to kMaxNameBytes; calls with further names are listed without one
   static constexpr std::size_t kMaxNames = 1000;
   static constexpr std::size_t kMaxNameBytes = 1000;

@@ -67,10 +67,10 @@ TEST_F(CallBookTest, AHandedOverCallWaitsUntilItBegins) {
 }
 
 TEST_F(CallBookTest, OnlyTheLastAreKeptNewestFirst) {
-  for (std::uint64_t i = 1; i <= CallBook::kMaxDone + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
+  for (std::uint64_t i = 1; i <= CallBook::kMaxEnded + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
   const auto tasks = reported();
-  ASSERT_EQ(tasks.size(), CallBook::kMaxDone);
-  EXPECT_EQ(tasks.front().number, CallBook::kMaxDone + 10);
+  ASSERT_EQ(tasks.size(), CallBook::kMaxEnded);
+  EXPECT_EQ(tasks.front().number, CallBook::kMaxEnded + 10);
   EXPECT_EQ(tasks.back().number, 11u);
 }
 
@@ -79,12 +79,12 @@ TEST_F(CallBookTest, CallsThatFailedOutliveManyThatSucceed) {
   book_.ended(book_.taken(call_of("fails", 1), kCaller), kRaisedFailure);
   const std::uint64_t of_pool = std::uint64_t{1} << kPoolTaskBits;
   book_.over({of_pool, kCaller, ActorId{7}, book_.name("run", "half"), {}, world_.clock().now(), "WORKER_DIED"});
-  for (std::uint64_t i = 2; i <= 2 * CallBook::kMaxDone; ++i) {
+  for (std::uint64_t i = 2; i <= 2 * CallBook::kMaxEnded; ++i) {
     book_.ended(book_.taken(call_of("add", i), kCaller));
     book_.over({of_pool + i, kCaller, ActorId{7}, book_.name("run", "half"), {}, world_.clock().now(), {}});
   }
   const auto tasks = reported();
-  ASSERT_EQ(tasks.size(), 2 * CallBook::kMaxDone + 2);
+  ASSERT_EQ(tasks.size(), 2 * CallBook::kMaxEnded + 2);
   EXPECT_EQ(tasks[0].error, "TASK_EXECUTION_EXCEPTION");
   EXPECT_EQ(tasks[1].error, "WORKER_DIED");
 }
@@ -92,11 +92,11 @@ TEST_F(CallBookTest, CallsThatFailedOutliveManyThatSucceed) {
 TEST_F(CallBookTest, ReportsHaveTheNumberOfEndedCallsThatTheyOmit) {
   std::vector<TaskReport> out;
   EXPECT_EQ(book_.report_over(out, 10'000), 0u);
-  for (std::uint64_t i = 1; i <= CallBook::kMaxDone + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
+  for (std::uint64_t i = 1; i <= CallBook::kMaxEnded + 10; ++i) book_.ended(book_.taken(call_of("add", i), kCaller));
   book_.ended(book_.taken(call_of("add", 1), kCaller), kRaisedFailure);
   EXPECT_EQ(book_.report_over(out, 10'000), 10u);
   out.resize(1);
-  EXPECT_EQ(book_.report_over(out, 3), CallBook::kMaxDone + 9);  // 2 of them are reported
+  EXPECT_EQ(book_.report_over(out, 3), CallBook::kMaxEnded + 9);  // 2 of them are reported
 }
 
 TEST_F(CallBookTest, ReportsHaveTheNumberOfOmittedRunningCalls) {
@@ -121,14 +121,14 @@ TEST_F(CallBookTest, FrequentCallsEvictOnlyTheirOwnKind) {
   pass(1s);
   book_.ended(book_.taken(call_of("add", 1), kCaller));
   note(of_pool, {});
-  for (std::uint64_t i = 2; i <= CallBook::kMaxDone + 10; ++i) note(i, "ACTOR_DIED");
+  for (std::uint64_t i = 2; i <= CallBook::kMaxEnded + 10; ++i) note(i, "ACTOR_DIED");
   note(of_pool + 1, "WORKER_DIED");
   const auto tasks = reported();
-  ASSERT_EQ(tasks.size(), CallBook::kMaxDone + 3);
+  ASSERT_EQ(tasks.size(), CallBook::kMaxEnded + 3);
   EXPECT_EQ(tasks[0].number, of_pool + 1);
-  EXPECT_EQ(tasks[1].number, CallBook::kMaxDone + 10);
-  EXPECT_EQ(tasks[CallBook::kMaxDone + 1].number, of_pool);
-  EXPECT_EQ(tasks[CallBook::kMaxDone + 2].number, 1u);
+  EXPECT_EQ(tasks[1].number, CallBook::kMaxEnded + 10);
+  EXPECT_EQ(tasks[CallBook::kMaxEnded + 1].number, of_pool);
+  EXPECT_EQ(tasks[CallBook::kMaxEnded + 2].number, 1u);
 }
 
 TEST_F(CallBookTest, ADroppedCallHasFailedAndFreesItsPlace) {

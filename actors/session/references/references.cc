@@ -8,13 +8,13 @@
 namespace shoal::actors {
 
 struct References::State {
-  struct Here {
+  struct Count {
     std::int64_t holds = 0;
     std::int64_t counted = 0;  // references that the node counts for this process
   };
   const OwnerProcess process;
   std::mutex mutex;
-  std::map<ObjectKey, Here> here;
+  std::map<ObjectKey, Count> counts;
   std::vector<Change> unreported;
   std::function<void()> wake;  // empty once the session is over
 
@@ -32,10 +32,10 @@ struct References::Hold {
     if (state->process.forked()) return;
     const std::lock_guard lock(state->mutex);
     for (const ObjectKey& o : objects) {
-      const auto it = state->here.find(o);
+      const auto it = state->counts.find(o);
       if (--it->second.holds > 0) continue;
       state->report(o, {}, -it->second.counted);
-      state->here.erase(it);
+      state->counts.erase(it);
     }
   }
 };
@@ -65,12 +65,12 @@ std::shared_ptr<const void> References::taken(const std::vector<ObjectKey>& obje
   auto out = std::make_shared<Hold>();
   const std::lock_guard lock(state_->mutex);
   for (const ObjectKey& o : objects) {
-    auto& here = state_->here[o];
-    ++here.holds;
-    here.counted += counted;
-    if (here.counted > 0) continue;
+    auto& count = state_->counts[o];
+    ++count.holds;
+    count.counted += counted;
+    if (count.counted > 0) continue;
     // No sender has counted a reference for this process, so this process reports one.
-    here.counted = 1;
+    count.counted = 1;
     state_->report(o, {}, 1);
   }
   out->state = state_;

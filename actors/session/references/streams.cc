@@ -22,10 +22,10 @@ void Streams::follow(Id id, const runtime::Future<Value>& answer) {
     const auto it = *alive ? streams_.find(id) : streams_.end();
     if (!*alive || it == streams_.end()) return;
     it->second.over = true;
-    const auto asked = it->second.items.find(it->second.next);
-    if (asked != it->second.items.end())
+    const auto awaited = it->second.items.find(it->second.next);
+    if (awaited != it->second.items.end())
       // No effect on an item that was received.
-      end(it->second, it->second.next, runtime::Promise<Value>(asked->second));
+      end(it->second, it->second.next, runtime::Promise<Value>(awaited->second));
   });
 }
 

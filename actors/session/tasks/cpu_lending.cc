@@ -37,7 +37,7 @@ void CpuLending::resumed(ActorId id, bool has) {
     lend_soon();
   } else {
     w->pause = std::clamp(2 * w->pause, options_.resume_pause, options_.longest_resume_pause);
-    w->ask_after = clock_.now() + w->pause;
+    w->request_after = clock_.now() + w->pause;
     resume_later();
   }
   changed_();
@@ -47,7 +47,7 @@ void CpuLending::resume_later() {
   const auto now = clock_.now();
   std::optional<runtime::TimePoint> next;
   for (const auto& [id, w] : workers_.all()) {
-    if (w.cpus == Cpus::kRefused && w.ask_after > now) next = std::min(next.value_or(w.ask_after), w.ask_after);
+    if (w.cpus == Cpus::kRefused && w.request_after > now) next = std::min(next.value_or(w.request_after), w.request_after);
   }
   if (!next) return;
   resume_timer_ = clock_.after(*next - now, [this, alive = alive_] {

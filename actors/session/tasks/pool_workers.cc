@@ -35,7 +35,7 @@ void PoolWorkers::add(ActorId id, NodeId node) {
 void PoolWorkers::set_ready(ActorId id, PoolWorker& worker) {
   worker.state = State::kReady;
   if (node_) worker.node = node_(id);
-  worker.made_at = worker.idle_since = clock_.now();
+  worker.created_at = worker.idle_since = clock_.now();
   pause_ = {};
 }
 
@@ -52,7 +52,7 @@ PoolWorkers::Workers::iterator PoolWorkers::choose(double takes) {
   for (auto it = workers_.begin(); it != workers_.end(); ++it) {
     const PoolWorker& w = it->second;
     if (w.state != State::kReady || w.cpus == Cpus::kRequested) continue;
-    if (w.cpus == Cpus::kRefused && clock_.now() < w.ask_after) continue;
+    if (w.cpus == Cpus::kRefused && clock_.now() < w.request_after) continue;
     if (!w.in_flight.empty() && (w.expected + takes > pipelined || w.in_flight.size() >= options_.max_in_flight)) continue;
     if (best == workers_.end() || is_better(w, best->second)) best = it;
   }
@@ -114,12 +114,12 @@ void PoolWorkers::give_back(runtime::Duration lease) {
   PoolWorker* oldest = nullptr;
   bool idle = false;
   for (auto& [id, w] : workers_) {
-    if (w.state != State::kReady || w.made_at > over || w.cpus != Cpus::kHeld) continue;
+    if (w.state != State::kReady || w.created_at > over || w.cpus != Cpus::kHeld) continue;
     if (w.in_flight.empty()) {
       w.state = State::kRetired;
       idle = true;
     }
-    if (oldest == nullptr || w.made_at < oldest->made_at) oldest = &w;
+    if (oldest == nullptr || w.created_at < oldest->created_at) oldest = &w;
   }
   if (!idle && oldest != nullptr) oldest->state = State::kRetired;
 }

@@ -27,12 +27,12 @@ struct PoolWorker {
 
   State state = State::kStarting;
   Cpus cpus = Cpus::kHeld;
-  runtime::TimePoint ask_after;  // after kRefused: when to send the next request
-  runtime::Duration pause = {};  // after kRefused: the pause before the next request
+  runtime::TimePoint request_after;  // after kRefused: when to send the next request
+  runtime::Duration pause = {};      // after kRefused: the pause before the next request
   std::deque<PoolTaskPtr> in_flight;
   double expected = 0;    // expected seconds of all tasks in in_flight
   std::size_t again = 0;  // number of its tasks that were lost and wait again
-  runtime::TimePoint made_at, idle_since, last_done;
+  runtime::TimePoint created_at, idle_since, last_ended;
   std::map<std::uint64_t, std::uint32_t> calls;  // numbers of calls by function, for functions with max_calls
   NodeId node;                                   // set if tasks are spread
 };

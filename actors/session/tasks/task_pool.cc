@@ -176,7 +176,7 @@ void TaskPool::answered(ActorId id, const PoolTaskPtr& task, const Result<Value>
   const auto now = clock_.now();
   if (std::erase(w->in_flight, task) == 0) return;  // cancelled by force, and finished there
   // The worker began the task only when it had ended the one before.
-  task->sent = std::max(task->sent, w->last_done);
+  task->sent = std::max(task->sent, w->last_ended);
   w->expected = w->in_flight.empty() ? 0 : w->expected - task->expected;
   ended(*w, task, result);
   // A callback of the result may have removed the worker.
@@ -204,7 +204,7 @@ void TaskPool::ended(PoolWorker& w, const PoolTaskPtr& task, const Result<Value>
   }
   const auto now = clock_.now();
   times_.took(task->spec.function, std::chrono::duration<double>(now - task->sent).count());
-  w.last_done = now;
+  w.last_ended = now;
   if (!(result && result->raised() && task->spec.judge_raised && task->spec.retries != 0 && !task->cancelled)) return finish(task, result);
   tasks_.judge(task, result);
   want();

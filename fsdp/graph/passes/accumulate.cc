@@ -24,13 +24,13 @@ Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how) {
   Rewritten out{StepGraph(graph.units()), {}};
   std::vector<std::int32_t> ids(graph.nodes().size(), -1);  // id of the latest copy
   const auto copy = [&](const Node& n, std::int32_t micro) -> Result<void> {
-    Node made = n;
-    made.micro = once(n) ? 0 : micro;
-    made.after.clear();
+    Node copy = n;
+    copy.micro = once(n) ? 0 : micro;
+    copy.after.clear();
     for (const auto& e : n.after) {
-      if (const auto from = ids[static_cast<std::size_t>(e.from)]; from >= 0) made.after.push_back({from, e.kind});
+      if (const auto from = ids[static_cast<std::size_t>(e.from)]; from >= 0) copy.after.push_back({from, e.kind});
     }
-    SHOAL_TRY(ids[static_cast<std::size_t>(n.id)], out.graph.add(std::move(made)));
+    SHOAL_TRY(ids[static_cast<std::size_t>(n.id)], out.graph.add(std::move(copy)));
     out.from.push_back(n.id);
     return {};
   };

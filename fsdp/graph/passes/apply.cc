@@ -4,14 +4,14 @@ namespace shoal::fsdp {
 
 namespace {
 
-// Replaces `done` by the result of `pass` on its graph. `done.from` goes on to name the nodes of the graph that apply() got.
+// Replaces `rewritten` by the result of `pass` on its graph. `rewritten.from` goes on to name the nodes of the graph that apply() got.
 template <class Pass>
-Result<void> then(Rewritten& done, Pass&& pass) {
-  SHOAL_TRY(Rewritten next, pass(done.graph));
+Result<void> then(Rewritten& rewritten, Pass&& pass) {
+  SHOAL_TRY(Rewritten next, pass(rewritten.graph));
   for (auto& from : next.from) {
-    if (from >= 0) from = done.from[static_cast<std::size_t>(from)];
+    if (from >= 0) from = rewritten.from[static_cast<std::size_t>(from)];
   }
-  done = std::move(next);
+  rewritten = std::move(next);
   return {};
 }
 

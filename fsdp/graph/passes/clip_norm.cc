@@ -33,8 +33,8 @@ Result<Rewritten> clip_norm(const StepGraph& graph, double max_norm) {
   clip.op = Op::kClipNorm;
   clip.value = max_norm;
   for (const auto& [unit, id] : reduced) clip.after.push_back({id, EdgeKind::kData});
-  const auto made = before < 0 ? edit.put_last(std::move(clip)) : edit.put_before(before, std::move(clip));
-  for (const auto id : after) edit.connect(made, id, edit.node(id).op == Op::kCommit ? EdgeKind::kOrder : EdgeKind::kData);
+  const auto clipping = before < 0 ? edit.put_last(std::move(clip)) : edit.put_before(before, std::move(clip));
+  for (const auto id : after) edit.connect(clipping, id, edit.node(id).op == Op::kCommit ? EdgeKind::kOrder : EdgeKind::kData);
   return edit.result();
 }
 

@@ -32,8 +32,8 @@ Result<Rewritten> recompute(const StepGraph& graph, const std::vector<std::int32
     for (const auto& e : n.after) {
       if (graph.nodes()[static_cast<std::size_t>(e.from)].op == Op::kUnshard) again.after.push_back(e);
     }
-    const auto made = edit.put_before(n.id, std::move(again));
-    edit.connect(made, n.id, EdgeKind::kData);
+    const auto added = edit.put_before(n.id, std::move(again));
+    edit.connect(added, n.id, EdgeKind::kData);
   }
   return edit.result();
 }

@@ -27,8 +27,9 @@ class PyProgram final : public fsdp::StepProgram {
   Result<Gradients> backward(const fsdp::Node& node, std::int32_t input, bool reduced) override {
     Gradients out;
     SHOAL_OK(in_python([&] {
-      const nb::object made = program_.attr("backward")(node.id, node.unit, node.micro, input, reduced);
-      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(made)) out.push_back(reinterpret_cast<const std::byte*>(address));
+      const nb::object addresses = program_.attr("backward")(node.id, node.unit, node.micro, input, reduced);
+      for (const auto address : nb::cast<std::vector<std::uintptr_t>>(addresses))
+        out.push_back(reinterpret_cast<const std::byte*>(address));
     }));
     return out;
   }
@@ -77,12 +78,12 @@ void bind_step_runner(nb::module_& m) {
           "run",
           [](StepRunner& r, nb::object program) {
             PyProgram calls(std::move(program));
-            const auto done = [&] {
+            const auto result = [&] {
               const GilReleased release;
               return r.run(calls);
             }();
             calls.rethrow();
-            unwrap(done);
+            unwrap(result);
           },
           nb::arg("program"), "One step.")
       .def_prop_ro("steps", &StepRunner::steps)

@@ -75,38 +75,38 @@ bool all_aligned(const Value::Pieces& pieces) {
 }
 
 // Copies a small value's buffers to aligned addresses, because behind its pickle they are not aligned.
-void align(Value::Pinned& here) {
+void align(Value::Pinned& pinned) {
   const auto room = [](std::size_t bytes) { return (bytes + Value::kAlignment - 1) / Value::kAlignment * Value::kAlignment; };
   std::size_t total = 0;
-  for (std::size_t i = 1; i < here.pieces.size(); ++i) total += room(here.pieces[i].size());
+  for (std::size_t i = 1; i < pinned.pieces.size(); ++i) total += room(pinned.pieces[i].size());
   constexpr std::align_val_t kAt{Value::kAlignment};
   auto* at = static_cast<std::byte*>(::operator new(std::max<std::size_t>(total, 1), kAt));
   const std::shared_ptr<const void> block(at, [at](const void*) { ::operator delete(at, kAt); });
-  for (std::size_t i = 1; i < here.pieces.size(); ++i) {
-    auto& piece = here.pieces[i];
+  for (std::size_t i = 1; i < pinned.pieces.size(); ++i) {
+    auto& piece = pinned.pieces[i];
     if (!piece.empty()) std::memcpy(at, piece.data(), piece.size());
     piece = {at, piece.size()};
     at += room(piece.size());
   }
-  here.keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
-      block, here.keep);  // the new block keeps the pickle alive, too
+  pinned.keep = std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
+      block, pinned.keep);  // the new block keeps the pickle alive, too
 }
 
 }  // namespace
 
 nb::tuple to_python(const Value& given) {
-  auto here = unwrap(given.pin());
-  if (here.pieces.size() > 1) {
-    const bool is_users = may_have_tensors(here.pieces[0]);  // its tensors are the user's, and have to be writable
-    if (is_users && given.shared()) here = unwrap(unwrap(given.for_user()).pin());
-    if (!given.shared() && (is_users || !all_aligned(here.pieces))) align(here);
+  auto pinned = unwrap(given.pin());
+  if (pinned.pieces.size() > 1) {
+    const bool is_users = may_have_tensors(pinned.pieces[0]);  // its tensors are the user's, and have to be writable
+    if (is_users && given.shared()) pinned = unwrap(unwrap(given.for_user()).pin());
+    if (!given.shared() && (is_users || !all_aligned(pinned.pieces))) align(pinned);
   }
-  const auto& pieces = here.pieces;
+  const auto& pieces = pinned.pieces;
   nb::object head = given.shared() && pieces[0].size() > Value::kMaxInlineBytes
-                        ? memory_view(pieces[0], here.keep)
+                        ? memory_view(pieces[0], pinned.keep)
                         : nb::object(nb::bytes(reinterpret_cast<const char*>(pieces[0].data()), pieces[0].size()));
   nb::list buffers;
-  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], here.keep));
+  for (std::size_t i = 1; i < pieces.size(); ++i) buffers.append(memory_view(pieces[i], pinned.keep));
   return nb::make_tuple(head, buffers);
 }
 

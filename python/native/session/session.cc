@@ -11,16 +11,16 @@
 namespace shoal::python {
 
 namespace {
-thread_local int uses_here = 0;  // uses of a session by this thread, which may be nested
+thread_local int own_uses = 0;  // uses of a session by this thread, which may be nested
 }
 
 PySession::Use::Use(std::shared_ptr<actors::Session> session, std::shared_ptr<Users> users)
     : session_(std::move(session)), users_(std::move(users)) {
-  ++uses_here;
+  ++own_uses;
 }
 
 PySession::Use::~Use() {
-  --uses_here;
+  --own_uses;
   session_.reset();  // dropped before the notification, for which close() waits
   const std::lock_guard lock(users_->mutex);
   --users_->count;
@@ -69,9 +69,9 @@ void PySession::close(const std::string& failure) {
   const auto ended = std::exchange(users_->session, nullptr);
   if (!ended) return;
   users_->ending = true;
-  users_->left.wait(lock, [this] { return users_->count == uses_here; });
+  users_->left.wait(lock, [this] { return users_->count == own_uses; });
   // A wait of this thread still has to end; otherwise no wait is ended, because the session's own closing waits.
-  users_->ending = uses_here > 0;
+  users_->ending = own_uses > 0;
   if (due) due->incoming.taken.forget();
   if (taken) taken->taken.forget();
   ended->set_failure(failure);
@@ -81,7 +81,8 @@ void PySession::close(const std::string& failure) {
 void PySession::abandon_after_fork() {
   if (!users_->session) return;
   users_->session->abandon_after_fork();
-  new std::shared_ptr<actors::Session>(std::move(users_->session));  // never destroyed, because its thread does not exist in this process
+  // Never destroyed: a session's end joins its loop's thread, which a forked child does not have.
+  new std::shared_ptr<actors::Session>(std::move(users_->session));
   users_->forked = true;
 }
 

@@ -57,16 +57,16 @@ bool wait_all(const PySession& s, const std::vector<Ref*>& refs, std::optional<d
 
 std::vector<bool> wait_some(const PySession& s, const std::vector<Ref*>& refs, std::size_t count, std::optional<double> timeout) {
   std::vector<bool> out(refs.size());
-  const auto look = [&] {
+  const auto count_ready = [&] {
     std::transform(refs.begin(), refs.end(), out.begin(), [](const Ref* r) { return r->ready(); });
     return static_cast<std::size_t>(std::count(out.begin(), out.end(), true)) >= count;
   };
   const auto use = s.use();
-  if (look()) return out;
+  if (count_ready()) return out;
   const auto deadline = deadline_in(timeout);
   (void)in_time(in_session(
       s, [&](Session& session) { return wait_until(session, refs, [&](const Tally& t) { return t.ready >= count; }, deadline); }));
-  (void)look();
+  (void)count_ready();
   return out;
 }
 

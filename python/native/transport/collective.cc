@@ -114,12 +114,12 @@ std::unique_ptr<PyCommunicator> PyCommunicator::make(PySession& session, const s
                                              return fail(internal("opening the backend raised an exception"));
                                            }
                                          }};
-  auto made = [&] {
+  auto communicator = [&] {
     const GilReleased release;
     return runtime::make_communicator(std::move(request), use->loop().clock());
   }();
   if (raised) throw *std::move(raised);
-  return std::make_unique<PyCommunicator>(unwrap(std::move(made)));
+  return std::make_unique<PyCommunicator>(unwrap(std::move(communicator)));
 }
 
 std::unique_ptr<PyCommunicator> PyCommunicator::reform() const {
@@ -137,13 +137,13 @@ void bind_work(nb::module_& m) {
       .def(
           "done",
           [](const Work& w) {
-            bool done;
+            bool ended;
             {
-              const GilReleased release;  // done() of a failed group ends pending operations, which may need the GIL
-              done = w.done();
+              const GilReleased release;  // ended() of a failed group ends pending operations, which may need the GIL
+              ended = w.ended();
             }
             if (PyErr_Occurred() != nullptr) throw nb::python_error();
-            return done;
+            return ended;
           },
           "Whether wait() would return at once.")
       .def("wait", [](Work& w) { without_gil([&] { return w.wait(); }); }, "Until it is done; raises how it failed.");

@@ -66,7 +66,7 @@ class Held {
 class PyWork final : public runtime::Work {
  public:
   PyWork(std::shared_ptr<Held> calls, nb::object message) : calls_(std::move(calls)), message_(std::move(message)) {}
-  bool done() const override {
+  bool ended() const override {
     bool out = true;
     (void)in_python([&] { out = nb::cast<bool>(calls_->get().attr("is_done")(message_.get())); });
     return out;
@@ -132,13 +132,13 @@ PyExchange make_py_exchange(nb::object exchange) {
   out.check = [held] { return in_python([&] { held->get().attr("check")(); }); };
   out.call = [held](const std::string& name, const std::string& own) {
     std::vector<std::string> all;
-    auto done = in_python([&] {
+    auto exchanged = in_python([&] {
       for (const nb::handle each : held->get()(name, nb::bytes(own.data(), own.size()))) {
         const auto bytes = nb::cast<nb::bytes>(each);
         all.emplace_back(bytes.c_str(), bytes.size());
       }
     });
-    return std::move(done).map([&] { return std::move(all); });
+    return std::move(exchanged).map([&] { return std::move(all); });
   };
   return out;
 }

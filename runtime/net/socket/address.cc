@@ -24,14 +24,14 @@ Result<Addresses> resolve(const Endpoint& endpoint, int flags) {
   if (const int e = getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found); e != 0) {
     return fail(not_found("host '" + endpoint.host + "': " + gai_strerror(e)));
   }
-  Addresses ways;
+  Addresses addresses;
   for (const auto* a = found; a != nullptr; a = a->ai_next) {
     std::memcpy(&out.storage, a->ai_addr, a->ai_addrlen);
     out.length = a->ai_addrlen;
-    ways.push_back(out);
+    addresses.push_back(out);
   }
   freeaddrinfo(found);
-  return ways;
+  return addresses;
 }
 
 Address bound_address(int fd) {

@@ -47,7 +47,7 @@ std::unique_ptr<Budget::Account> Budget::outgoing() {
 Budget::Room Budget::room_for(const Account& account, std::uint64_t bytes) const {
   const auto within = [bytes](std::uint64_t used, std::uint64_t most) { return used == 0 || used + bytes <= most; };
   if (account.accepted_ && !within(account.use_->arriving, options_.max_arriving_bytes / options_.peer_divisor)) return Room::kPeerHasNone;
-  return within(arriving_, options_.max_arriving_bytes) ? Room::kHere : Room::kNone;
+  return within(arriving_, options_.max_arriving_bytes) ? Room::kFree : Room::kNone;
 }
 
 void Budget::grant(Account& account, std::uint64_t bytes) {
@@ -75,7 +75,7 @@ bool Budget::Account::take(std::uint64_t bytes) {
   // Nothing overtakes: a large message would wait forever while small ones take the room that it needs.
   const bool others_first = budget_->first_waits_for_all_ || use_->waiting > 0;
   const Room room = budget_->room_for(*this, bytes);
-  if (!others_first && room == Room::kHere) {
+  if (!others_first && room == Room::kFree) {
     budget_->grant(*this, bytes);
     return true;
   }

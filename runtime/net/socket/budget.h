@@ -162,7 +162,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
   std::span<std::byte> scratch() { return scratch_; }
 
  private:
-  enum class Room { kHere, kPeerHasNone, kNone };
+  enum class Room { kFree, kPeerHasNone, kNone };
   Room room_for(const Account& account, std::uint64_t bytes) const;
   void grant(Account& account, std::uint64_t bytes);
   void wait(Account& account, std::uint64_t bytes);

@@ -229,7 +229,7 @@ TEST(Tls, AHandshakeOverALongLinkIsNotClosedToMakeRoomForStrangers) {
   timers.advance_to(timers.now() + options.hello_patience + 20ms);
   const Fd next = raw_connect(to);
   EXPECT_FALSE(readable(stranger));  // closed for `next`
-  ASSERT_EQ(session.handshake().value(), TlsSession::Step::kDone);
+  ASSERT_EQ(session.handshake().value(), TlsSession::Step::kComplete);
   HelloMessage challenge;
   ASSERT_TRUE(readable(slow));
   EXPECT_EQ(session.read(std::as_writable_bytes(std::span(challenge))).value().bytes, challenge.size());

@@ -49,8 +49,8 @@ Task<void> begin_tls(Line& line, std::shared_ptr<const Tls> tls, TlsSession::Sid
   line.tls.emplace(std::move(tls), line.socket.native_handle(), side);
   for (bool begun = false;;) {
     SHOAL_CO_TRY(const auto step, line.tls->handshake());
-    if (step == TlsSession::Step::kDone || begun != line.tls->begun()) stepped();
-    if (step == TlsSession::Step::kDone) co_return Result<void>();
+    if (step == TlsSession::Step::kComplete || begun != line.tls->begun()) stepped();
+    if (step == TlsSession::Step::kComplete) co_return Result<void>();
     begun = line.tls->begun();
     SHOAL_CO_OK(co_await wait_for(line, step));
   }
@@ -65,7 +65,7 @@ Task<void> read_message(Line& line, HelloMessage& message) {
   for (std::span<std::byte> left = std::as_writable_bytes(std::span(message)); !left.empty();) {
     SHOAL_CO_TRY(const auto moved, line.tls->read(left));
     if (moved.ended) co_return fail(from_asio(asio::error::eof, "hello"));
-    if (moved.step != TlsSession::Step::kDone) SHOAL_CO_OK(co_await wait_for(line, moved.step));
+    if (moved.step != TlsSession::Step::kComplete) SHOAL_CO_OK(co_await wait_for(line, moved.step));
     left = left.subspan(moved.bytes);
   }
   co_return Result<void>();
@@ -79,7 +79,7 @@ Task<void> write_message(Line& line, HelloMessage message) {
   }
   for (std::span<const std::byte> left = std::as_bytes(std::span(message)); !left.empty();) {
     SHOAL_CO_TRY(const auto moved, line.tls->write(left));
-    if (moved.step != TlsSession::Step::kDone) SHOAL_CO_OK(co_await wait_for(line, moved.step));
+    if (moved.step != TlsSession::Step::kComplete) SHOAL_CO_OK(co_await wait_for(line, moved.step));
     left = left.subspan(moved.bytes);
   }
   co_return Result<void>();

@@ -10,7 +10,7 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kLooks = 8;   // per time limit; a pause of this process or of its machine counts as one
+constexpr int kChecks = 8;  // per time limit; a pause of this process or of its machine counts as one
 constexpr int kProbes = 4;  // for an idle connection: the first after half the time limit, the others until its end
 // The kernel counts time in ticks of at most this length. An answer may count at two looks, but none is missed.
 constexpr std::chrono::milliseconds kTick(10);
@@ -30,8 +30,8 @@ HostWatch::HostWatch(Clock& clock, int socket, Duration unanswered, std::functio
 
 void HostWatch::check_later() {
   watching_ = true;
-  looked_ = clock_.now();
-  timer_ = clock_.after(unanswered_ / kLooks, [this] { check(); });
+  checked_at_ = clock_.now();
+  timer_ = clock_.after(unanswered_ / kChecks, [this] { check(); });
 }
 
 void HostWatch::check() {
@@ -46,11 +46,11 @@ void HostWatch::check() {
   const bool waits =
       info.tcpi_probes > 0 || (unacked && (info.tcpi_last_data_sent < info.tcpi_last_ack_recv || info.tcpi_retransmits > retransmits_));
   const bool any_arrived = std::exchange(arrived_, info.tcpi_segs_in) != info.tcpi_segs_in;
-  const bool acknowledged = std::chrono::milliseconds(info.tcpi_last_ack_recv) <= clock_.now() - looked_ + kTick;
+  const bool acknowledged = std::chrono::milliseconds(info.tcpi_last_ack_recv) <= clock_.now() - checked_at_ + kTick;
   const bool answered = unacked && info.tcpi_snd_wnd > 0 ? acknowledged : any_arrived;
   if (answered) retransmits_ = info.tcpi_retransmits;
   num_silent_ = waits && !answered ? num_silent_ + 1 : 0;
-  if (num_silent_ >= kLooks) return dead_();
+  if (num_silent_ >= kChecks) return dead_();
   if (info.tcpi_unacked > 0 || info.tcpi_notsent_bytes > 0 || info.tcpi_probes > 0) check_later();
 }
 

@@ -40,7 +40,7 @@ class HostWatch {
   int num_silent_ = 0;  // looks in a row at which an answer was missing
   std::uint32_t arrived_ = 0;
   std::uint8_t retransmits_ = 0;  // retransmissions until the last look at which an answer had come
-  TimePoint looked_{};
+  TimePoint checked_at_{};
   Timer timer_;
 };
 

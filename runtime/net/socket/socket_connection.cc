@@ -38,7 +38,7 @@ struct Arrived {
   std::size_t bytes = 0;
   FrameReader::Descriptors descriptors{};
   bool ended = false;
-  TlsSession::Step step = TlsSession::Step::kDone;  // or the socket's event to wait for
+  TlsSession::Step step = TlsSession::Step::kComplete;  // or the socket's event to wait for
 };
 
 // Clear-text bytes, with descriptors if the peer is a process of this host.
@@ -63,7 +63,7 @@ class PlainSocket {
     } while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Arrived{0, {}, false, Step::kReadable};
     if (n < 0) return fail(broken(errno));
-    Arrived out{static_cast<std::size_t>(n), {{}, (message.msg_flags & MSG_CTRUNC) != 0}, n == 0, Step::kDone};
+    Arrived out{static_cast<std::size_t>(n), {{}, (message.msg_flags & MSG_CTRUNC) != 0}, n == 0, Step::kComplete};
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
       if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
       for (std::size_t k = 0; k < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++k) {
@@ -78,7 +78,7 @@ class PlainSocket {
   // Writes as much as the socket accepts.
   Result<Step> write(SendQueue& queue) {
     if (const int error = queue.write(fd_)) return fail(broken(error));
-    return queue.empty() ? Step::kDone : Step::kWritable;
+    return queue.empty() ? Step::kComplete : Step::kWritable;
   }
 
   bool has_buffered() const { return false; }
@@ -104,11 +104,11 @@ class TlsSocket {
     for (std::size_t written = 0; !queue.empty();) {
       if (written >= kWriteBytes) return Step::kWritable;  // a peer that reads as fast would keep this loop here
       SHOAL_TRY(const TlsSession::Moved moved, session_.write(queue.front()));
-      if (moved.step != Step::kDone) return moved.step;
+      if (moved.step != Step::kComplete) return moved.step;
       queue.consume(moved.bytes);
       written += moved.bytes;
     }
-    return Step::kDone;
+    return Step::kComplete;
   }
 
   bool has_buffered() const { return session_.has_buffered(); }
@@ -348,7 +348,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
       auto arrived = transport_.read(room);
       if (!arrived) return end(arrived.error());
       if (arrived->step == Step::kWritable) wait_to_write_before_reading();
-      if (arrived->step != Step::kDone) return any;
+      if (arrived->step != Step::kComplete) return any;
       any = true;
       read_bytes_ += arrived->bytes;
       if (arrived->ended) return end(unavailable("the other side closed the connection").with_reason("Disconnected"));
@@ -381,7 +381,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (host_) host_->wrote();
     if (!step) return identity_.local ? read_and_close(step.error()) : close_later(step.error());
     uses_.account->set_unsent(queue_.bytes());
-    if (*step == Step::kDone || closed_) return;
+    if (*step == Step::kComplete || closed_) return;
     waiting_write_ = true;
     const auto socket = *step == Step::kWritable ? Wait::wait_write : Wait::wait_read;
     descriptor_.async_wait(socket, [self = this->shared_from_this()](std::error_code error) {
@@ -395,7 +395,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     if (closed_) return;
     write();
     if (queue_.empty() && !closed_ && handler_ != nullptr) handler_->on_drained();
-    // The peer has read: continues with the requests that were kept.
+    // Requests were kept while the peer read no answers. It has read so many that the requests may go on.
     if (!pause_.lasts() || closed_ || handler_ == nullptr || queue_.bytes() > uses_.account->allowance() / 2) return;
     if (go_on()) read();
   }

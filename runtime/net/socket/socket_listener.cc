@@ -99,14 +99,14 @@ class SocketListener final : public Listener {
 
 class TwoListeners final : public Listener {
  public:
-  TwoListeners(std::unique_ptr<Listener> here, std::unique_ptr<Listener> elsewhere)
-      : here_(std::move(here)), elsewhere_(std::move(elsewhere)), endpoint_(elsewhere_->endpoint()) {
-    endpoint_.unix_name = here_->endpoint().unix_name;
+  TwoListeners(std::unique_ptr<Listener> local, std::unique_ptr<Listener> elsewhere)
+      : local_(std::move(local)), elsewhere_(std::move(elsewhere)), endpoint_(elsewhere_->endpoint()) {
+    endpoint_.unix_name = local_->endpoint().unix_name;
   }
   const Endpoint& endpoint() const override { return endpoint_; }
 
  private:
-  const std::unique_ptr<Listener> here_, elsewhere_;
+  const std::unique_ptr<Listener> local_, elsewhere_;
   Endpoint endpoint_;
 };
 
@@ -150,8 +150,8 @@ std::unique_ptr<Listener> make_socket_listener(Loop& loop, Clock& clock, Fd fd, 
                                           std::move(on_socket));
 }
 
-std::unique_ptr<Listener> make_two_listeners(std::unique_ptr<Listener> here, std::unique_ptr<Listener> elsewhere) {
-  return std::make_unique<TwoListeners>(std::move(here), std::move(elsewhere));
+std::unique_ptr<Listener> make_two_listeners(std::unique_ptr<Listener> local, std::unique_ptr<Listener> elsewhere) {
+  return std::make_unique<TwoListeners>(std::move(local), std::move(elsewhere));
 }
 
 }  // namespace shoal::runtime

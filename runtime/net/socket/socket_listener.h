@@ -36,6 +36,6 @@ std::unique_ptr<Listener> make_socket_listener(Loop& loop, Clock& clock, Fd fd, 
                                                std::function<Duration()> room, std::function<void(Fd)> on_socket);
 
 // A unix socket for this host and TCP for other hosts, as one endpoint.
-std::unique_ptr<Listener> make_two_listeners(std::unique_ptr<Listener> here, std::unique_ptr<Listener> elsewhere);
+std::unique_ptr<Listener> make_two_listeners(std::unique_ptr<Listener> local, std::unique_ptr<Listener> elsewhere);
 
 }  // namespace shoal::runtime

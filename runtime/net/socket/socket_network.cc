@@ -84,14 +84,14 @@ struct SocketNetwork::Impl {
     co_return Result<void>();
   }
 
-  Task<void> called(Endpoint to, Addresses ways, Role role, Duration timeout, Connected on_connected) {
+  Task<void> called(Endpoint to, Addresses addresses, Role role, Duration timeout, Connected on_connected) {
     bool late = false, reached = false;
     const auto line = std::make_shared<Line>(Socket(loop.io()));
     const Timer limit = clock.after(timeout, [line, &late] {
       late = true;
       line->close();
     });
-    auto identity = co_await call(*line, to, std::move(ways), role, late, reached);
+    auto identity = co_await call(*line, to, std::move(addresses), role, late, reached);
     if (!identity && late) {
       Error error = deadline_exceeded("the other side did not answer the hello in time");
       if (!to.is_unix() && !options.tls) {
@@ -109,13 +109,13 @@ struct SocketNetwork::Impl {
   }
 
   // Connects to the first address that accepts, and greets its listener. Sets `reached` once one has accepted.
-  Task<PeerIdentity> call(Line& line, const Endpoint& to, Addresses ways, Role role, const bool& late, bool& reached) {
-    if (ways.empty()) {
-      SHOAL_CO_TRY(auto found, co_await looked_up(to));
-      SHOAL_CO_TRY(ways, allowed(to, std::move(found)));
+  Task<PeerIdentity> call(Line& line, const Endpoint& to, Addresses addresses, Role role, const bool& late, bool& reached) {
+    if (addresses.empty()) {
+      SHOAL_CO_TRY(auto found, co_await resolved(to));
+      SHOAL_CO_TRY(addresses, allowed(to, std::move(found)));
     }
     Result<void> connected;
-    for (const Address& way : ways) {
+    for (const Address& way : addresses) {
       if (late) co_return fail(cancelled("connect: the connection was not made in time"));
       Fd fd(socket(way.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!fd) co_return fail(from_errno(errno, "socket"));
@@ -144,18 +144,18 @@ struct SocketNetwork::Impl {
   }
 
   // Returns the addresses of a name in the order to try. A thread of Asio's waits for the name server, not this loop.
-  Task<Addresses> looked_up(const Endpoint& to) {
+  Task<Addresses> resolved(const Endpoint& to) {
     asio::ip::tcp::resolver resolver(loop.io());
     const auto [error, found] = co_await resolver.async_resolve(to.host, std::to_string(to.port), kTuple);
     if (error) co_return fail(not_found("host '" + to.host + "': " + error.message()));
-    Addresses ways;
+    Addresses addresses;
     for (const auto& entry : found) {
       const asio::ip::tcp::endpoint at = entry.endpoint();
-      Address& way = ways.emplace_back();
+      Address& way = addresses.emplace_back();
       std::memcpy(&way.storage, at.data(), at.size());
       way.length = static_cast<socklen_t>(at.size());
     }
-    co_return ways;
+    co_return addresses;
   }
 
   // Returns the endpoint to use from this host.
@@ -165,10 +165,10 @@ struct SocketNetwork::Impl {
   }
 
   // Without TLS, removes addresses of other hosts: no clear-text TCP connection leaves this host.
-  Result<Addresses> allowed(const Endpoint& to, Addresses ways) const {
-    if (to.is_unix() || options.tls) return ways;
-    std::erase_if(ways, [](const Address& a) { return !a.is_loopback(); });
-    if (!ways.empty()) return ways;
+  Result<Addresses> allowed(const Endpoint& to, Addresses addresses) const {
+    if (to.is_unix() || options.tls) return addresses;
+    std::erase_if(addresses, [](const Address& a) { return !a.is_loopback(); });
+    if (!addresses.empty()) return addresses;
     return fail(invalid_argument(to.to_string() + " is on another host, and nothing is sent in clear text between hosts")
                     .with_reason("TlsRequired")
                     .with_hint("pass --ca-fingerprint (or SHOAL_CA_FINGERPRINT) as `shoal start --head` printed it"));
@@ -196,13 +196,13 @@ void SocketNetwork::stop(std::function<void()> drained) { impl_->tasks.stop(std:
 
 Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint, Accepted accepted) {
   if (endpoint.is_both()) {
-    SHOAL_TRY(auto here, listen(endpoint.on_its_host(), accepted));
+    SHOAL_TRY(auto local, listen(endpoint.on_its_host(), accepted));
     SHOAL_TRY(auto elsewhere, listen(endpoint.from_elsewhere(), std::move(accepted)));
-    return make_two_listeners(std::move(here), std::move(elsewhere));
+    return make_two_listeners(std::move(local), std::move(elsewhere));
   }
-  SHOAL_TRY(const Addresses ways, resolve(endpoint));
-  const auto reached = std::find_if(ways.begin(), ways.end(), [](const Address& a) { return !a.is_loopback(); });
-  const Address address = impl_->options.tls && reached != ways.end() ? *reached : ways.front();
+  SHOAL_TRY(const Addresses addresses, resolve(endpoint));
+  const auto reached = std::find_if(addresses.begin(), addresses.end(), [](const Address& a) { return !a.is_loopback(); });
+  const Address address = impl_->options.tls && reached != addresses.end() ? *reached : addresses.front();
   if (!endpoint.is_unix() && impl_->options.tls && address.is_loopback() && !is_loopback(endpoint.host)) {
     return fail(invalid_argument("this host resolves " + endpoint.host + " to a loopback address, which no other host reaches (127.x.x.x)")
                     .with_reason("Unreachable")
@@ -234,11 +234,11 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
   const Endpoint to = impl_->way_to(endpoint);
-  Addresses ways;
+  Addresses addresses;
   if (auto known = resolve(to, AI_NUMERICHOST); known) {  // otherwise a name
     auto allowed = impl_->allowed(to, *std::move(known));
     if (!allowed) return connected(fail(std::move(allowed).error()));
-    ways = *std::move(allowed);
+    addresses = *std::move(allowed);
   } else if (to.is_unix()) {
     return connected(fail(std::move(known).error()));
   }
@@ -246,7 +246,7 @@ void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeou
     if (!result) return connected(fail(Error(result.error()).in("connecting to " + to)));
     connected(std::move(result));
   };
-  impl_->tasks.spawn("connect", impl_->called(to, std::move(ways), role, timeout, std::move(named)));
+  impl_->tasks.spawn("connect", impl_->called(to, std::move(addresses), role, timeout, std::move(named)));
 }
 
 }  // namespace shoal::runtime

@@ -88,8 +88,8 @@ bool add_extension(X509* certificate, X509* issuer, int id, const std::string& v
   X509V3_CTX context;
   X509V3_set_ctx_nodb(&context);
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
-  const Owned<X509_EXTENSION, X509_EXTENSION_free> made(X509V3_EXT_conf_nid(nullptr, &context, id, value.c_str()));
-  return made && X509_add_ext(certificate, made.get(), -1) == 1;
+  const Owned<X509_EXTENSION, X509_EXTENSION_free> extension(X509V3_EXT_conf_nid(nullptr, &context, id, value.c_str()));
+  return extension && X509_add_ext(certificate, extension.get(), -1) == 1;
 }
 
 bool set_serial(X509* certificate, unsigned char (&bytes)[kSerialBytes]) {
@@ -159,9 +159,9 @@ constexpr std::int64_t kDerivedUntil = 4102444800;  // the year 2100
 const EVP_MD* digest_for(const Key& key) { return EVP_PKEY_get_id(key.get()) == EVP_PKEY_ED25519 ? nullptr : EVP_sha256(); }
 
 Result<KeyedCertificate> self_signed(const Key& key, const std::string& name, Validity validity, unsigned char (&serial)[kSerialBytes]) {
-  const Certificate made(X509_new());
-  X509* const x = made.get();
-  if (!made || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x, serial) || !set_validity(x, validity) ||
+  const Certificate certificate(X509_new());
+  X509* const x = certificate.get();
+  if (!certificate || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x, serial) || !set_validity(x, validity) ||
       !set_name(X509_get_subject_name(x), name) || X509_set_issuer_name(x, X509_get_subject_name(x)) != 1 ||
       X509_set_pubkey(x, key.get()) != 1 || !add_extension(x, x, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") ||
       !add_extension(x, x, NID_key_usage, "critical,keyCertSign") || !add_extension(x, x, NID_subject_key_identifier, "hash") ||
@@ -169,7 +169,7 @@ Result<KeyedCertificate> self_signed(const Key& key, const std::string& name, Va
     return fail(failed("cannot make the cluster's certificate authority"));
   }
   KeyedCertificate out;
-  SHOAL_TRY(out.certificate, pem_of(made));
+  SHOAL_TRY(out.certificate, pem_of(certificate));
   SHOAL_TRY(out.key, pem_of(key));
   return out;
 }
@@ -196,11 +196,11 @@ Result<KeyedCertificate> derive_authority(const std::string& secret) {
 
 Result<CertificateRequest> make_certificate_request(const std::string& name) {
   SHOAL_TRY(const Key key, make_key());
-  const SigningRequest made(X509_REQ_new());
+  const SigningRequest request(X509_REQ_new());
   const Text text(BIO_new(BIO_s_mem()));
-  if (!made || !text || X509_REQ_set_version(made.get(), X509_REQ_VERSION_1) != 1 ||
-      !set_name(X509_REQ_get_subject_name(made.get()), name) || X509_REQ_set_pubkey(made.get(), key.get()) != 1 ||
-      X509_REQ_sign(made.get(), key.get(), EVP_sha256()) == 0 || PEM_write_bio_X509_REQ(text.get(), made.get()) != 1) {
+  if (!request || !text || X509_REQ_set_version(request.get(), X509_REQ_VERSION_1) != 1 ||
+      !set_name(X509_REQ_get_subject_name(request.get()), name) || X509_REQ_set_pubkey(request.get(), key.get()) != 1 ||
+      X509_REQ_sign(request.get(), key.get(), EVP_sha256()) == 0 || PEM_write_bio_X509_REQ(text.get(), request.get()) != 1) {
     return fail(failed("cannot ask for a certificate"));
   }
   CertificateRequest out;
@@ -217,15 +217,15 @@ Result<std::string> sign_certificate(const KeyedCertificate& authority, const st
   const Key key(key_text ? PEM_read_bio_PrivateKey(key_text.get(), nullptr, nullptr, nullptr) : nullptr);
   if (!key) return fail(failed("the cluster's certificate authority has no key"));
   const Text in = reading(request);
-  const SigningRequest asked(in ? PEM_read_bio_X509_REQ(in.get(), nullptr, nullptr, nullptr) : nullptr);
-  EVP_PKEY* const wanted = asked ? X509_REQ_get0_pubkey(asked.get()) : nullptr;
-  if (wanted == nullptr || X509_REQ_verify(asked.get(), wanted) != 1) {
+  const SigningRequest parsed(in ? PEM_read_bio_X509_REQ(in.get(), nullptr, nullptr, nullptr) : nullptr);
+  EVP_PKEY* const wanted = parsed ? X509_REQ_get0_pubkey(parsed.get()) : nullptr;
+  if (wanted == nullptr || X509_REQ_verify(parsed.get(), wanted) != 1) {
     ERR_clear_error();
     return fail(invalid_argument("malformed certificate request"));
   }
-  const Certificate made(X509_new());
-  X509* const x = made.get();
-  if (!made || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x) || !set_validity(x, validity) ||
+  const Certificate certificate(X509_new());
+  X509* const x = certificate.get();
+  if (!certificate || X509_set_version(x, X509_VERSION_3) != 1 || !set_serial(x) || !set_validity(x, validity) ||
       !set_name(X509_get_subject_name(x), "shoal " + host) || X509_set_issuer_name(x, X509_get_subject_name(issuer.get())) != 1 ||
       X509_set_pubkey(x, wanted) != 1 || !add_extension(x, issuer.get(), NID_basic_constraints, "critical,CA:FALSE") ||
       !add_extension(x, issuer.get(), NID_key_usage, "critical,digitalSignature") ||
@@ -234,15 +234,15 @@ Result<std::string> sign_certificate(const KeyedCertificate& authority, const st
       X509_sign(x, key.get(), digest_for(key)) == 0) {
     return fail(failed("cannot sign a certificate"));
   }
-  SHOAL_TRY(std::string out, pem_of(made));
+  SHOAL_TRY(std::string out, pem_of(certificate));
   return out + authority.certificate;
 }
 
 Result<KeyedCertificate> make_certificate(const KeyedCertificate& authority, const std::string& host, Validity validity) {
-  SHOAL_TRY(CertificateRequest asked, make_certificate_request("shoal " + host));
+  SHOAL_TRY(CertificateRequest requested, make_certificate_request("shoal " + host));
   KeyedCertificate out;
-  SHOAL_TRY(out.certificate, sign_certificate(authority, asked.request, host, validity));
-  out.key = std::move(asked.key);
+  SHOAL_TRY(out.certificate, sign_certificate(authority, requested.request, host, validity));
+  out.key = std::move(requested.key);
   return out;
 }
 

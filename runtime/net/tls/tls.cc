@@ -201,7 +201,7 @@ Result<TlsSession::Step> TlsSession::handshake() {
   ERR_clear_error();
   errno = 0;
   const int result = SSL_do_handshake(ssl(ssl_));
-  if (result == 1) return Step::kDone;
+  if (result == 1) return Step::kComplete;
   switch (SSL_get_error(ssl(ssl_), result)) {
     case SSL_ERROR_WANT_READ:
       return Step::kReadable;
@@ -250,21 +250,21 @@ Result<TlsSession::Moved> TlsSession::read(std::span<std::byte> room) {
   errno = 0;
   std::size_t n = 0;
   const int result = SSL_read_ex(ssl(ssl_), room.data(), room.size(), &n);
-  if (result == 1) return Moved{n, Step::kDone, false};
+  if (result == 1) return Moved{n, Step::kComplete, false};
   switch (SSL_get_error(ssl(ssl_), result)) {
     case SSL_ERROR_WANT_READ:
       return Moved{0, Step::kReadable, false};
     case SSL_ERROR_WANT_WRITE:
       return Moved{0, Step::kWritable, false};
     case SSL_ERROR_ZERO_RETURN:
-      return Moved{0, Step::kDone, true};
+      return Moved{0, Step::kComplete, true};
     default:
       break;
   }
   // EOF without close_notify counts as a normal end, because frames carry their lengths.
   if (ERR_GET_LIB(ERR_peek_error()) == ERR_LIB_SSL && ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
     ERR_clear_error();
-    return Moved{0, Step::kDone, true};
+    return Moved{0, Step::kComplete, true};
   }
   return fail(failure("the connection broke"));
 }
@@ -280,7 +280,7 @@ Result<TlsSession::Moved> TlsSession::write(std::span<const std::byte> bytes) {
       num_records_ = 0;  // the next write announces the new key first
       ++num_key_updates_;
     }
-    return Moved{n, Step::kDone, false};
+    return Moved{n, Step::kComplete, false};
   }
   switch (SSL_get_error(ssl(ssl_), result)) {
     case SSL_ERROR_WANT_READ:
@@ -296,8 +296,9 @@ bool TlsSession::has_buffered() const { return SSL_has_pending(ssl(ssl_)) == 1; 
 
 TlsBinding TlsSession::binding() const {
   TlsBinding out{};
-  const int made = SSL_export_keying_material(ssl(ssl_), out.data(), out.size(), kBindingLabel, sizeof kBindingLabel - 1, nullptr, 0, 0);
-  SHOAL_CHECK(made == 1, "a TLS session without a key");
+  const int exported =
+      SSL_export_keying_material(ssl(ssl_), out.data(), out.size(), kBindingLabel, sizeof kBindingLabel - 1, nullptr, 0, 0);
+  SHOAL_CHECK(exported == 1, "a TLS session without a key");
   return out;
 }
 

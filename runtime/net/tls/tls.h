@@ -53,7 +53,7 @@ class TlsSession {
   TlsSession& operator=(TlsSession&&) = delete;
 
   // Outcome of an operation: progress, or the socket's event that it waits for.
-  enum class Step { kDone, kReadable, kWritable };
+  enum class Step { kComplete, kReadable, kWritable };
   // Errors: InvalidArgument/NotTls, InvalidArgument/CertificateRefused, InvalidArgument/CertificateExpired (also for one that is not valid
   // yet), InvalidArgument/TlsVersion, Unavailable/HungUp.
   Result<Step> handshake();
@@ -61,7 +61,7 @@ class TlsSession {
 
   struct Moved {
     std::size_t bytes = 0;
-    Step step = Step::kDone;
+    Step step = Step::kComplete;
     bool ended = false;  // the peer has closed
   };
   // Returns Unavailable if the connection broke, DataLoss if the received bytes fail authentication.

@@ -24,8 +24,8 @@ TEST(TlsSessionTest, ChangesItsKeyAfterManyRecords) {
   TlsSession calls(tls, a.get(), TlsSession::Side::kCalls);
   TlsSession listens(tls, b.get(), TlsSession::Side::kListens);
   for (bool done = false; !done;) {
-    done = calls.handshake().value() == TlsSession::Step::kDone;
-    done &= listens.handshake().value() == TlsSession::Step::kDone;
+    done = calls.handshake().value() == TlsSession::Step::kComplete;
+    done &= listens.handshake().value() == TlsSession::Step::kComplete;
   }
   constexpr std::uint64_t kRecords = 4;
   for (auto* session : {&calls, &listens}) session->set_records_of_key(kRecords);

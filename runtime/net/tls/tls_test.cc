@@ -431,9 +431,9 @@ TEST_F(TlsTest, FramesThatArrivedBeforeTheStartAreRead) {
   TlsSession listens(certificates_.tls(), here.get(), TlsSession::Side::kListens);
   TlsSession calls(Tls::make(certificates_.fingerprint).value(), there.get(), TlsSession::Side::kCalls);
   using Step = TlsSession::Step;
-  for (Step a = Step::kReadable, b = a; a != Step::kDone || b != Step::kDone;) {
-    if (a != Step::kDone) a = calls.handshake().value();
-    if (b != Step::kDone) b = listens.handshake().value();
+  for (Step a = Step::kReadable, b = a; a != Step::kComplete || b != Step::kComplete;) {
+    if (a != Step::kComplete) a = calls.handshake().value();
+    if (b != Step::kComplete) b = listens.handshake().value();
   }
   Frame frame{FrameKind::kNotice, 7, 0, Bytes(8), {}, {}, false};
   std::vector<std::byte> record(64);

@@ -46,9 +46,9 @@ Result<std::shared_ptr<MessageLayer>> make_together(const MessageNetwork& networ
     }
     return all;
   };
-  Result<std::shared_ptr<MessageLayer>> made = make(exchange);
-  if (!made && !exchanged) (void)network.exchange(kError + made.error().message());
-  return made;
+  Result<std::shared_ptr<MessageLayer>> layer = make(exchange);
+  if (!layer && !exchanged) (void)network.exchange(kError + layer.error().message());
+  return layer;
 }
 
 Result<std::shared_ptr<MessageLayer>> make_ucx(const MessageNetwork& network) {

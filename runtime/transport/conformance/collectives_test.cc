@@ -332,7 +332,7 @@ TEST_P(Operations, GathersOfSeveralTensorsAreOneOperation) {
     const Communicator::Gather gathers[] = {{in(even), out(all_even), even_counts}, {in(uneven), out(all_uneven), uneven_counts}};
     const auto work = c.all_gather_each(gathers, DType::kFloat32, {});
     ASSERT_TRUE(work->wait());
-    EXPECT_TRUE(work->done());
+    EXPECT_TRUE(work->ended());
     EXPECT_EQ(all_even, expected_even);
     EXPECT_EQ(all_uneven, expected_uneven);
     EXPECT_EQ(c.all_gather_each({}, DType::kFloat32, {})->wait().error().code(), Code::kInvalidArgument);
@@ -363,7 +363,7 @@ TEST_P(Operations, TheyRunInTheBackgroundAndAreAwaitedInAnyOrder) {
       call.background = true;
       works.push_back(c.all_reduce(in(v), out(v), DType::kFloat32, ReduceOp::kSum, call));
     }
-    while (!works.front()->done()) std::this_thread::yield();  // the operation advances although no thread waits
+    while (!works.front()->ended()) std::this_thread::yield();  // the operation advances although no thread waits
     for (std::size_t i = works.size(); i-- > 0;) {
       ASSERT_TRUE(works[i]->wait());
       ASSERT_EQ(values[i], sum_of(world_, 100 * i));

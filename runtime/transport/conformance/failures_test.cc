@@ -152,7 +152,7 @@ TEST_P(Failures, AbortEndsPendingCallsOnEveryRankWithTheFirstCause) {
     }
     const auto work = c.barrier({});
     expect_error(work->wait(), Code::kCancelled, "Aborted", {"the job is over"});
-    EXPECT_TRUE(work->done());
+    EXPECT_TRUE(work->ended());
     EXPECT_EQ(c.failed()->code(), Code::kCancelled);
   });
 }
@@ -235,7 +235,7 @@ TEST_P(Failures, RefusedCallsHaveNoEffect) {
     Floats v(4);
     const std::vector<std::size_t> counts{8, 8}, too_few{16}, odd{7, 9};
     const auto refused = [](const WorkPtr& work, Code code, const std::string& text) {
-      EXPECT_TRUE(work->done());
+      EXPECT_TRUE(work->ended());
       expect_error(work->wait(), code, "", {text});
     };
     refused(c.all_reduce(in(v), out(v), DType::kInt16, ReduceOp::kSum, {}), Code::kUnimplemented, "int16");

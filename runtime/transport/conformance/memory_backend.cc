@@ -28,7 +28,7 @@ std::vector<std::span<T>> split(std::span<T> whole, Communicator::Counts counts)
 
 class SentWork final : public Work {
  public:
-  bool done() const override { return true; }
+  bool ended() const override { return true; }
   Result<void> wait() override { return {}; }
 };
 
@@ -38,7 +38,7 @@ class MemoryHub::Receive final : public Work {
  public:
   Receive(MemoryHub& hub, Channel& channel, int from, std::span<std::byte> data, std::uint32_t tag, const Call& call)
       : hub_(hub), channel_(channel), number_(channel.num_receives++), from_(from), data_(data), tag_(tag), call_(call) {}
-  bool done() const override {
+  bool ended() const override {
     const Lock lock(hub_.mutex_);
     return result_ || hub_.failure_ || arrived();
   }

@@ -26,7 +26,7 @@ class MemoryNetwork::Layer final : public MessageLayer {
     Sent& sent = network_.sent_[lane].emplace_back();
     if (data.size() <= kCopied) {
       sent.copy.assign(data.begin(), data.end());
-      transfer.state = Transfer::State::kDone;
+      transfer.state = Transfer::State::kComplete;
     } else {
       sent.data = data;
       sent.transfer = &transfer;
@@ -116,8 +116,8 @@ void MemoryNetwork::match(const Lane& lane) {
     const Posted to = posted.front();
     const bool fits = data.size() <= to.data.size();
     if (fits && !data.empty()) std::memcpy(to.data.data(), data.data(), data.size());
-    add_event(std::get<1>(lane), {to.transfer, fits ? Transfer::State::kDone : Transfer::State::kFailed, data.size()});
-    if (from.transfer != nullptr) add_event(std::get<0>(lane), {from.transfer, Transfer::State::kDone, 0});
+    add_event(std::get<1>(lane), {to.transfer, fits ? Transfer::State::kComplete : Transfer::State::kFailed, data.size()});
+    if (from.transfer != nullptr) add_event(std::get<0>(lane), {from.transfer, Transfer::State::kComplete, 0});
     sent.pop_front();
     posted.pop_front();
   }

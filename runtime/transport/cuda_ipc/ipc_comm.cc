@@ -167,7 +167,7 @@ Result<bool> IpcComm::advance() {
       if (runs.empty()) continue;
       SHOAL_TRY(const bool advanced, advance_message(runs.front()));
       moved |= advanced;
-      if (runs.front().done_bytes == runs.front().operation.bytes()) runs.pop_front();
+      if (runs.front().moved_bytes == runs.front().operation.bytes()) runs.pop_front();
     }
   }
   return collectives_.empty() && std::all_of(messages_.begin(), messages_.end(), [](const auto& m) { return m.second.empty(); });
@@ -187,7 +187,7 @@ Result<bool> IpcComm::advance_collective() {
   return true;
 }
 
-bool IpcComm::over(const Run& run) const { return run.phase == 0 && run.done_bytes == run.operation.bytes(); }
+bool IpcComm::over(const Run& run) const { return run.phase == 0 && run.moved_bytes == run.operation.bytes(); }
 
 Result<void> IpcComm::step(Run& run) {
   switch (run.operation.kind) {
@@ -204,23 +204,23 @@ Result<void> IpcComm::step(Run& run) {
 
 Result<void> IpcComm::step_all_gather(Run& run) {
   const auto& o = run.operation;
-  const std::size_t each = o.bytes(), now = std::min(options_.chunk_bytes, each - run.done_bytes);
+  const std::size_t each = o.bytes(), now = std::min(options_.chunk_bytes, each - run.moved_bytes);
   if (run.phase == 0) {
     SHOAL_TRY(auto* const staged, memory(Region::kCollective));
-    SHOAL_OK(copy(staged, o.input + run.done_bytes, now));
+    SHOAL_OK(copy(staged, o.input + run.moved_bytes, now));
     run.phase = 1;
     return {};
   }
   // Each rank begins with its own part and goes on with its neighbour's, so that not all ranks read from one.
   for (int i = 0; i < num_ranks(); ++i) {
     const int r = (rank_ + i) % num_ranks();
-    const std::byte* from = o.input + run.done_bytes;
+    const std::byte* from = o.input + run.moved_bytes;
     if (r != rank_) {
       SHOAL_TRY(from, memory_of(r, Region::kCollective));
     }
-    SHOAL_OK(copy(o.output + static_cast<std::size_t>(r) * each + run.done_bytes, from, now));
+    SHOAL_OK(copy(o.output + static_cast<std::size_t>(r) * each + run.moved_bytes, from, now));
   }
-  run.done_bytes += now;
+  run.moved_bytes += now;
   run.phase = 0;
   return {};
 }
@@ -228,15 +228,15 @@ Result<void> IpcComm::step_all_gather(Run& run) {
 Result<void> IpcComm::step_reduce_scatter(Run& run) {
   const auto& o = run.operation;
   const auto world = static_cast<std::size_t>(num_ranks());
-  const std::size_t each = o.bytes(), room = options_.chunk_bytes / world / kAlign * kAlign, now = std::min(room, each - run.done_bytes);
+  const std::size_t each = o.bytes(), room = options_.chunk_bytes / world / kAlign * kAlign, now = std::min(room, each - run.moved_bytes);
   if (run.phase == 0) {
     SHOAL_TRY(auto* const staged, memory(Region::kCollective));
-    for (std::size_t r = 0; r < world; ++r) SHOAL_OK(copy(staged + r * room, o.input + r * each + run.done_bytes, now));
+    for (std::size_t r = 0; r < world; ++r) SHOAL_OK(copy(staged + r * room, o.input + r * each + run.moved_bytes, now));
     run.phase = 1;
     return {};
   }
-  SHOAL_OK(reduce(o, static_cast<std::size_t>(rank_) * room, o.output + run.done_bytes, now));
-  run.done_bytes += now;
+  SHOAL_OK(reduce(o, static_cast<std::size_t>(rank_) * room, o.output + run.moved_bytes, now));
+  run.moved_bytes += now;
   run.phase = 0;
   return {};
 }
@@ -245,12 +245,12 @@ Result<void> IpcComm::step_reduce_scatter(Run& run) {
 Result<void> IpcComm::step_all_reduce(Run& run) {
   const auto& o = run.operation;
   const auto world = static_cast<std::size_t>(num_ranks());
-  const std::size_t left = o.bytes() - run.done_bytes, room = options_.chunk_bytes / world / kAlign * kAlign;
+  const std::size_t left = o.bytes() - run.moved_bytes, room = options_.chunk_bytes / world / kAlign * kAlign;
   const std::size_t now = std::min(room * world, left), each = std::min(room, aligned((now + world - 1) / world));
   const auto part = [&](std::size_t r) { return std::min(each, now - std::min(now, r * each)); };
   SHOAL_TRY(auto* const staged, memory(Region::kCollective));
   if (run.phase == 0) {
-    SHOAL_OK(copy(staged, o.input + run.done_bytes, now));
+    SHOAL_OK(copy(staged, o.input + run.moved_bytes, now));
     run.phase = 1;
     return {};
   }
@@ -264,32 +264,32 @@ Result<void> IpcComm::step_all_reduce(Run& run) {
     const std::size_t r = (mine + i) % world;
     if (part(r) == 0) continue;
     SHOAL_TRY(const auto* const from, memory_of(static_cast<int>(r), Region::kCollective));
-    SHOAL_OK(copy(o.output + run.done_bytes + r * each, from + r * each, part(r)));
+    SHOAL_OK(copy(o.output + run.moved_bytes + r * each, from + r * each, part(r)));
   }
-  run.done_bytes += now;
+  run.moved_bytes += now;
   run.phase = 0;
   return {};
 }
 
 Result<void> IpcComm::step_to_or_from_root(Run& run) {
   const auto& o = run.operation;
-  const std::size_t now = std::min(options_.chunk_bytes, o.bytes() - run.done_bytes);
+  const std::size_t now = std::min(options_.chunk_bytes, o.bytes() - run.moved_bytes);
   const bool reduces = o.kind == Kind::kReduce, root = o.other == rank_;
   if (run.phase == 0) {
     if (reduces || root) {
       SHOAL_TRY(auto* const staged, memory(Region::kCollective));
-      SHOAL_OK(copy(staged, o.input + run.done_bytes, now));
+      SHOAL_OK(copy(staged, o.input + run.moved_bytes, now));
     }
     run.phase = 1;
     return {};
   }
-  if (reduces && root) SHOAL_OK(reduce(o, 0, o.output + run.done_bytes, now));
-  if (!reduces && root) SHOAL_OK(copy(o.output + run.done_bytes, o.input + run.done_bytes, now));
+  if (reduces && root) SHOAL_OK(reduce(o, 0, o.output + run.moved_bytes, now));
+  if (!reduces && root) SHOAL_OK(copy(o.output + run.moved_bytes, o.input + run.moved_bytes, now));
   if (!reduces && !root) {
     SHOAL_TRY(const auto* const from, memory_of(o.other, Region::kCollective));
-    SHOAL_OK(copy(o.output + run.done_bytes, from, now));
+    SHOAL_OK(copy(o.output + run.moved_bytes, from, now));
   }
-  run.done_bytes += now;
+  run.moved_bytes += now;
   run.phase = 0;
   return {};
 }
@@ -318,18 +318,18 @@ Result<bool> IpcComm::advance_message(Run& run) {
   const std::uint64_t of_other = (sends ? other.taken[rank_] : other.sent[rank_]).load(std::memory_order_acquire);
   if (sends ? of_other + 2 <= number : of_other <= number) return false;
   if (!sends || number >= 2) SHOAL_OK(wait_for(o.other));
-  const std::size_t now = std::min(options_.message_bytes, o.bytes() - run.done_bytes);
+  const std::size_t now = std::min(options_.message_bytes, o.bytes() - run.moved_bytes);
   const auto place = [&](int receiver) { return (static_cast<std::size_t>(receiver) * 2 + number % 2) * options_.message_bytes; };
   if (sends) {
     SHOAL_TRY(auto* const to, memory(Region::kMessages));
-    SHOAL_OK(copy(to + place(o.other), o.input + run.done_bytes, now));
+    SHOAL_OK(copy(to + place(o.other), o.input + run.moved_bytes, now));
   } else {
     SHOAL_TRY(const auto* const from, memory_of(o.other, Region::kMessages));
-    SHOAL_OK(copy(o.output + run.done_bytes, from + place(rank_), now));
+    SHOAL_OK(copy(o.output + run.moved_bytes, from + place(rank_), now));
   }
   SHOAL_OK(record());
   own_count.store(number + 1, std::memory_order_release);
-  run.done_bytes += now;
+  run.moved_bytes += now;
   return true;
 }
 

@@ -60,14 +60,14 @@ class ChunkStream {
     for (; ended_ < begun_; ++ended_) {
       const auto& transfer = transfers_[ended_ % kAtOnce];
       if (way_ == Way::kReceive && has_wrong_size(transfer)) return fail(wrong_size(peer_));
-      if (!transfer.done()) break;
+      if (!transfer.complete()) break;
     }
     return ended_ != before;
   }
 
  private:
   bool has_wrong_size(const MessageLayer::Transfer& transfer) const {
-    return transfer.state == MessageLayer::Transfer::State::kFailed || (transfer.done() && transfer.bytes != chunk(ended_).size());
+    return transfer.state == MessageLayer::Transfer::State::kFailed || (transfer.complete() && transfer.bytes != chunk(ended_).size());
   }
 
   Way way_;

@@ -239,7 +239,7 @@ Result<bool> MessageCollective::advance() {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     if (r == rank_ || peer.described) continue;
     if (peer.received.state == MessageLayer::Transfer::State::kFailed) return fail(wrong_size(r));
-    if (!peer.received.done()) continue;
+    if (!peer.received.complete()) continue;
     SHOAL_OK(meet(r));
     moved = true;
   }
@@ -320,7 +320,7 @@ bool MessageCollective::complete() const {
   if (!started_ || reduced_ != to_reduce_ || !own_part_.empty()) return false;
   for (int r = 0; r < world_size_; ++r) {
     const Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (r != rank_ && (!peer.described || !peer.sent.done())) return false;
+    if (r != rank_ && (!peer.described || !peer.sent.complete())) return false;
   }
   return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream.complete(); });
 }

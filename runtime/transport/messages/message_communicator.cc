@@ -11,8 +11,8 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);      // interval at which a sleeping wait calls check_wait()
-constexpr auto kInFlight = std::chrono::milliseconds(20);  // for messages that were sent before a failure
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls check_wait()
+constexpr auto kInFlight = std::chrono::milliseconds(20);       // for messages that were sent before a failure
 
 }  // namespace
 
@@ -20,9 +20,9 @@ class MessageCommunicator::MessageWork final : public Work {
  public:
   MessageWork(std::shared_ptr<MessageCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  // Also after a failure, done() implies that the operation uses its buffers no more.
-  bool done() const override {
-    return operation_->done() || communicator_->pending_.forked() ||
+  // Also after a failure, ended() implies that the operation uses its buffers no more.
+  bool ended() const override {
+    return operation_->ended() || communicator_->pending_.forked() ||
            (communicator_->failed() && communicator_->pending_.settle(operation_));
   }
   Result<void> wait() override { return communicator_->pending_.wait(operation_); }
@@ -80,7 +80,7 @@ void MessageCommunicator::leave() {
 }
 
 std::optional<Error> MessageCommunicator::unusable() const {
-  if (pending_.forked()) return made_in_forked_child();
+  if (pending_.forked()) return forked_child_error();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   return std::nullopt;
 }
@@ -176,7 +176,7 @@ WorkPtr MessageCommunicator::start_receive(MutableBytes data, int from, DType dt
 // ---- driving -----------------------------------------------------------------------------------------------------------------------
 
 Result<void> MessageCommunicator::drive(const OperationPtr& until) {
-  return until ? drive([&] { return until->done(); }, until) : drive([this] { return pending_.background_is_over(); }, until);
+  return until ? drive([&] { return until->ended(); }, until) : drive([this] { return pending_.background_is_over(); }, until);
 }
 
 void MessageCommunicator::wake() { group_.layer()->wake(); }
@@ -190,22 +190,22 @@ Error MessageCommunicator::failure_in(const std::string& what) const { return gr
 template <class Over>
 Result<void> MessageCommunicator::drive(const Over& over, const OperationPtr& until) {
   Result<void> out;
-  auto look_at = clock_->now() + kLook, moved_at = clock_->now();
+  auto check_at = clock_->now() + kCheckInterval, moved_at = clock_->now();
   while (!over() && wanted_ == 0 && !group_.has_failed()) {
     const bool moved = group_.progress();
     if (group_.failure()) break;
     const bool advanced = advance_all(Start::kAllowed) || moved;
     if (over()) continue;
-    if (!advanced) group_.layer()->wait(kLook);
+    if (!advanced) group_.layer()->wait(kCheckInterval);
     const auto now = clock_->now();
     if (advanced) moved_at = now;
-    if (now < look_at) continue;
-    look_at = now + kLook;
+    if (now < check_at) continue;
+    check_at = now + kCheckInterval;
     if (until && request_.interrupted && request_.interrupted()) {
       out = fail(cancelled("interrupted by a signal").with_reason("Interrupted"));
       break;
     }
-    check_wait(until, now - moved_at >= kLook);
+    check_wait(until, now - moved_at >= kCheckInterval);
   }
   late_ = nullptr;
   if (!out || !group_.failure()) return out;

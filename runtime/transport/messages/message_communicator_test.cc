@@ -109,7 +109,7 @@ TEST_F(OtherRank, ReadsALongErrorInPart) {
   other_->receive(0, Channel::kControl, got, received);
   communicator_->abort(cancelled("begin " + std::string(10000, 'x')).with_reason("Aborted").with_hint(std::string(10000, 'y')));
   other_->progress();
-  ASSERT_TRUE(received.done());
+  ASSERT_TRUE(received.complete());
   const auto error = decode_error(Bytes::copy_of(got.data() + 1, received.bytes - 1));
   EXPECT_LE(received.bytes, 4096u);
   EXPECT_EQ(error.code(), Code::kCancelled);

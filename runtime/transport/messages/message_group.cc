@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kCauseGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the cause of a process's end
 constexpr auto kReporting = std::chrono::milliseconds(200);   // for other ranks to get a report
-constexpr auto kGroupLook = std::chrono::milliseconds(20);
+constexpr auto kPollInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kMinControlBytes = 4096;  // for the text of a failure
 
 // At most `limit` bytes: a long error loses its context and the end of its texts.
@@ -69,7 +69,7 @@ bool MessageGroup::progress() {
   for (int r = 0; r < world_size(); ++r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     if (peer.receiving.state == Transfer::State::kFailed && !closed_) fail(wrong_size(r));
-    while (r != rank_ && peer.receiving.done()) {
+    while (r != rank_ && peer.receiving.complete()) {
       const std::vector<std::byte> message(peer.control.begin(), peer.control.begin() + static_cast<std::ptrdiff_t>(peer.receiving.bytes));
       receive_control(r);
       handle_control(r, message);
@@ -169,7 +169,7 @@ bool MessageGroup::send_to_all(Control kind, std::span<const std::byte> body, Du
   bool sent = true;
   for (int r = 0; r < world_size(); ++r) {
     while (pending(r) && clock_.now() < until) {
-      if (!layer_->progress()) layer_->wait(kGroupLook);
+      if (!layer_->progress()) layer_->wait(kPollInterval);
     }
     sent &= !pending(r);
   }
@@ -225,7 +225,7 @@ Result<std::vector<int>> MessageGroup::agree_on_survivors(Duration limit) {
                              .with_reason("Late")
                              .with_hint("every rank that is left calls reform()"));
     } else if (!survivors_) {
-      layer_->wait(kGroupLook);
+      layer_->wait(kPollInterval);
     }
   }
   layer_->begin_epoch();

@@ -86,7 +86,7 @@ class MessageToRank final : public MessageOperation {
                 TimePoint began);
 
   Result<bool> advance() override;
-  bool complete() const override { return matched_ && header_moved_.done() && stream_.complete(); }
+  bool complete() const override { return matched_ && header_moved_.complete() && stream_.complete(); }
   int missing() const override { return complete() ? -1 : peer_; }
   std::string what() const override;
 

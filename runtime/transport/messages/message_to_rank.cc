@@ -58,7 +58,7 @@ Result<bool> MessageToRank::advance() {
   bool moved = !started_;
   if (!started_) start();
   if (!matched_ && header_moved_.state == MessageLayer::Transfer::State::kFailed) return fail(wrong_size(peer_));
-  if (!matched_ && header_moved_.done()) {
+  if (!matched_ && header_moved_.complete()) {
     SHOAL_OK(meet());
     moved = true;
   }

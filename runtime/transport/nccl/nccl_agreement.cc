@@ -35,7 +35,7 @@ void NcclAgreement::begin(std::shared_ptr<NcclCollective> operation, Duration ti
 }
 
 Result<bool> NcclAgreement::advance() {
-  if (work_ == nullptr || !work_->done()) return false;
+  if (work_ == nullptr || !work_->ended()) return false;
   return proceed();
 }
 

@@ -21,7 +21,7 @@ class NcclCommunicator::NcclWork final : public Work {
  public:
   NcclWork(std::shared_ptr<NcclCommunicator> communicator, NcclDriver::OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  bool done() const override { return operation_->done(); }
+  bool ended() const override { return operation_->ended(); }
   Result<void> wait() override { return communicator_->driver_->wait(*operation_); }
   const NcclOperation& operation() const { return *operation_; }
   bool belongs_to(const NcclCommunicator& communicator) const { return communicator_.get() == &communicator; }
@@ -60,10 +60,10 @@ Result<std::shared_ptr<Communicator>> NcclCommunicator::make(CommunicatorRequest
   if (!device) return give_up(std::move(device).error());
   auto scratch = (*device)->allocate(kScratchBytes);
   if (!scratch) return give_up(std::move(scratch).error());
-  std::shared_ptr<NcclCommunicator> made(
+  std::shared_ptr<NcclCommunicator> communicator(
       new NcclCommunicator(std::move(request), std::move(clock), std::move(control), *std::move(device), *std::move(scratch)));
-  SHOAL_OK(made->start(*nccl));
-  return std::shared_ptr<Communicator>(std::move(made));
+  SHOAL_OK(communicator->start(*nccl));
+  return std::shared_ptr<Communicator>(std::move(communicator));
 }
 
 NcclCommunicator::NcclCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<Communicator> control,
@@ -99,7 +99,7 @@ void NcclCommunicator::leave() {
 }
 
 std::optional<Error> NcclCommunicator::unusable(std::string_view what) const {
-  if (process_.forked()) return made_in_forked_child();
+  if (process_.forked()) return forked_child_error();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   if (auto cause = failed()) return std::move(*cause).in(std::string(what));
   return std::nullopt;
@@ -192,7 +192,7 @@ WorkPtr NcclCommunicator::start(NcclMessage::Way way, int other, MutableBytes da
 
 Result<void> NcclCommunicator::order_after(Work& work, CudaStream stream) {
   const auto* const own = dynamic_cast<const NcclWork*>(&work);
-  if (own == nullptr && work.done()) return work.wait();  // it failed before it began
+  if (own == nullptr && work.ended()) return work.wait();  // it failed before it began
   if (own == nullptr || !own->belongs_to(*this)) return fail(invalid_argument("the work belongs to another communicator"));
   return driver_->order_after(own->operation(), stream);
 }

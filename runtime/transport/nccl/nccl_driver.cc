@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kShortest = 5us, kLongest = 200us;  // between two looks at NCCL and the device, while operations are pending
 constexpr Duration kIdle = 1s;                         // the same without pending operations
-constexpr auto kLook = 25ms;                           // between two looks at time limits and lost ranks
+constexpr auto kCheckInterval = 25ms;                  // between two looks at time limits and lost ranks
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
 constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
@@ -21,7 +21,7 @@ constexpr auto kLeaving = 1s;                          // for a thread that issu
 constexpr auto kClosing = 1s, kDraining = 5s;
 // So many looks at a call come before NCCL is taken to connect ranks for it: some milliseconds. A call that needs no other rank is on its
 // stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
-constexpr int kConnectingLooks = 32;
+constexpr int kConnectingPolls = 32;
 
 }  // namespace
 
@@ -115,12 +115,12 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
   using Stage = NcclOperation::Stage;
   auto signals_at = parts_.clock->now() + kSignals;
   Duration pause = kShortest;
-  for (int looks = 0;; ++looks) {
+  for (int num_polls = 0;; ++num_polls) {
     SHOAL_TRY(const bool moved, operation.advance(*parts_.api, *parts_.device, channel));
     if (operation.stage() >= Stage::kOnStream) break;  // the watching thread may already have seen it pass
     if (moved) continue;
     if (parts_.control->failed()) return {};
-    if (looks >= kConnectingLooks && operation.stage() == Stage::kBegun) turns.device.reset();
+    if (num_polls >= kConnectingPolls && operation.stage() == Stage::kBegun) turns.device.reset();
     if (!signals(signals_at)) {
       // The buffers are in use, and the caller drops the operation. So the group ends, on the other ranks with a cause that is not theirs.
       return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
@@ -158,13 +158,13 @@ void NcclDriver::mark_on_stream(NcclOperation& operation) {
 Result<void> NcclDriver::wait(const NcclOperation& operation) {
   std::unique_lock lock(mutex_);
   auto signals_at = parts_.clock->now() + kSignals;
-  while (!operation.done()) {
+  while (!operation.ended()) {
     changed_.wait_for(lock, kSignals);
-    if (operation.done()) break;
+    if (operation.ended()) break;
     lock.unlock();
     const auto stop = signals(signals_at);
     lock.lock();
-    if (!stop && !operation.done()) return stop;
+    if (!stop && !operation.ended()) return stop;
   }
   if (operation.error) return fail(*operation.error);
   return {};
@@ -174,14 +174,14 @@ Result<void> NcclDriver::order_after(const NcclOperation& operation, CudaStream 
   std::unique_lock lock(mutex_);
   const auto began = parts_.clock->now();
   auto signals_at = began + kSignals;
-  while (!operation.done() && !operation.on_stream) {
+  while (!operation.ended() && !operation.on_stream) {
     changed_.wait_for(lock, kSignals);
-    if (operation.done() || operation.on_stream) break;
+    if (operation.ended() || operation.on_stream) break;
     lock.unlock();
     const auto stop = signals(signals_at);
     const auto waited = parts_.clock->now() - began;
     lock.lock();
-    if (operation.done() || operation.on_stream) break;
+    if (operation.ended() || operation.on_stream) break;
     if (!stop) return stop;
     if (waited <= timeout_of(operation) + kGrace) continue;
     return fail(
@@ -191,7 +191,7 @@ Result<void> NcclDriver::order_after(const NcclOperation& operation, CudaStream 
             .with_hint("the thread that watches the group is stuck in the driver or in NCCL; NCCL_DEBUG=INFO prints what NCCL does"));
   }
   if (operation.error) return fail(*operation.error);
-  return operation.done() ? Result<void>() : parts_.device->wait(stream, operation.end);
+  return operation.ended() ? Result<void>() : parts_.device->wait(stream, operation.end);
 }
 
 Result<void> NcclDriver::wait_until_closed() {
@@ -211,7 +211,7 @@ Result<void> NcclDriver::wait_until_closed() {
 
 void NcclDriver::run() {
   Duration pause = kShortest;
-  look_at_ = parts_.clock->now() + kLook;
+  check_at_ = parts_.clock->now() + kCheckInterval;
   while (true) {
     take_submitted();
     pause = step() ? kShortest : std::min(pause + pause / 4, kLongest);
@@ -274,7 +274,7 @@ void NcclDriver::open_if_through(NcclMessageLane& lane) {
 bool NcclDriver::step() {
   auto moved = parts_.control->failed() ? Result<bool>(true) : advance_all();
   if (moved && !*moved) {
-    if (auto looked = check(); !looked) moved = fail(std::move(looked).error());
+    if (auto checked = check(); !checked) moved = fail(std::move(checked).error());
   }
   if (!moved) parts_.control->abort(moved.error());
   if (const auto cause = parts_.control->failed()) {
@@ -351,7 +351,7 @@ void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error, Ev
     if (*event && events == Events::kReuse) events_.push_back(std::move(*event));
   }
   operation.error = std::move(error);
-  operation.set_done();
+  operation.set_ended();
   changed_.notify_all();
 }
 
@@ -359,8 +359,8 @@ void NcclDriver::finish(NcclOperation& operation, std::optional<Error> error, Ev
 
 Result<void> NcclDriver::check() {
   const auto now = parts_.clock->now();
-  if (now < look_at_) return {};
-  look_at_ = now + kLook;
+  if (now < check_at_) return {};
+  check_at_ = now + kCheckInterval;
   const bool stuck = num_agreed_ > 0;  // else the agreement is pending, and the control communicator watches over that
   const bool any_lane =
       std::any_of(lanes_.begin(), lanes_.end(), [](auto& l) { return l.second.head() != nullptr && l.second.described(); });

@@ -125,7 +125,7 @@ class NcclDriver {
   std::deque<CollectivePtr> collectives_;
   std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // counts of the first ones in collectives_
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
-  TimePoint look_at_{};
+  TimePoint check_at_{};
 
   std::unique_ptr<SideThread> thread_;  // last: it uses all others
 };

@@ -244,7 +244,7 @@ class IssueOrderTest : public NcclTest {
         if (r == 0) nccl_.check_order(true);
         together.meet();
         for (std::uint32_t seed = 0; seed < num_seeds; ++seed) {
-          if (r == 0) nccl_.launch_with_look(static_cast<int>(1 + seed % 4));
+          if (r == 0) nccl_.launch_at_poll(static_cast<int>(1 + seed % 4));
           steps(seed, mesh);
           together.meet();
           if (r == 0) take_issues();
@@ -254,7 +254,7 @@ class IssueOrderTest : public NcclTest {
       });
     }
     for (auto& rank : ranks) rank.join();
-    nccl_.launch_with_look(2);
+    nccl_.launch_at_poll(2);
   }
   static WorkPtr begin(Mesh& mesh, const Step& step, std::size_t index) {
     const auto bytes = mesh.tensors[index]->bytes().first(step.numel * sizeof(float));

@@ -40,7 +40,7 @@ Result<bool> NcclMessageLane::advance(Duration timeout) {
       step_ = Step::kDescribe;
       return true;
     case Step::kDescribe:
-      if (!describing_->done()) return false;
+      if (!describing_->ended()) return false;
       SHOAL_OK(std::exchange(describing_, nullptr)->wait());
       if (way_ == Way::kReceive) SHOAL_OK(check_description());
       if (description_.has_id != 0) SHOAL_OK(connect());

@@ -39,8 +39,8 @@ class NcclOperation {
   bool on_stream = false;  // other threads' view of that stage
   std::optional<Error> error;
 
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  void set_done() { done_.store(true, std::memory_order_release); }
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  void set_ended() { ended_.store(true, std::memory_order_release); }
 
  private:
   // False if there is nothing to move.
@@ -53,7 +53,7 @@ class NcclOperation {
   const Call call_;
   const TimePoint began_;
   std::atomic<Stage> stage_{Stage::kQueued};
-  std::atomic<bool> done_{false};
+  std::atomic<bool> ended_{false};
 };
 
 // One collective, or several all_gathers that NCCL gets as one group.

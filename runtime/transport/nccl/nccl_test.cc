@@ -163,7 +163,7 @@ TEST_F(NcclTest, AnOperationWaitsForTheStreamOfItsCallerWhichMayWaitForIt) {
         const auto work = sum(c, t);
         ASSERT_TRUE(c.order_after(*work, streams[r].get()));
         ASSERT_TRUE(c.device().copy(copy.bytes().data(), t.bytes().data(), 4, streams[r].get()));
-        for (int i = 0; i < 10'000; ++i) ASSERT_FALSE(work->done());  // time enough for an operation that does not wait
+        for (int i = 0; i < 10'000; ++i) ASSERT_FALSE(work->ended());  // time enough for an operation that does not wait
         released[r].set_value();
         ASSERT_TRUE(c.device().synchronize(streams[r].get()));
         EXPECT_EQ(*reinterpret_cast<const float*>(copy.bytes().data()), 10);
@@ -385,9 +385,9 @@ TEST_F(NcclTest, AnOperationOfAFailedGroupEndsOnceTheDeviceUsesItsBuffersNoMore)
         for (int i = 0; i < 200; ++i) {
           const int seen = moved->num_looks;
           moved->by = (i + 1) * Duration(1min);
-          while (moved->num_looks < seen + 5 && !work->done()) std::this_thread::yield();
+          while (moved->num_looks < seen + 5 && !work->ended()) std::this_thread::yield();
         }
-        EXPECT_FALSE(work->done());
+        EXPECT_FALSE(work->ended());
         released.set_value();
         EXPECT_EQ(work->wait().error().reason(), "Enough");
       },

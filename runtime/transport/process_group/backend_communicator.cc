@@ -16,9 +16,9 @@ namespace {
 // An all_reduce up to this size is one all_gather, after which every rank reduces all inputs.
 constexpr std::size_t kGatheredBytes = 8 << 10;
 
-class DoneWork final : public Work {
+class EndedWork final : public Work {
  public:
-  bool done() const override { return true; }
+  bool ended() const override { return true; }
   Result<void> wait() override { return {}; }
 };
 
@@ -67,7 +67,7 @@ class BackendCommunicator::Failure {
 class BackendCommunicator::Message final : public Work {
  public:
   Message(WorkPtr work, std::shared_ptr<Failure> failure) : work_(std::move(work)), failure_(std::move(failure)) {}
-  bool done() const override { return work_->done(); }
+  bool ended() const override { return work_->ended(); }
   Result<void> wait() override {
     auto ended = work_->wait();
     if (!ended && ended.error().reason() != "Interrupted") failure_->set(ended.error());
@@ -104,10 +104,10 @@ WorkPtr BackendCommunicator::start_collective(CollectiveSpec spec, Call call) {
   if (auto error = unusable(call)) return failed_work(*std::move(error));
   std::vector<std::byte> copy;
   set_input_apart(spec, rank_, copy);
-  Result<void> done = run(spec, call);
-  if (done) return std::make_shared<DoneWork>();
-  if (done.error().reason() != "Interrupted") abort(done.error());
-  return failed_work(std::move(done).error().in(fmt::format("seen by rank {}", rank_)));
+  Result<void> result = run(spec, call);
+  if (result) return std::make_shared<EndedWork>();
+  if (result.error().reason() != "Interrupted") abort(result.error());
+  return failed_work(std::move(result).error().in(fmt::format("seen by rank {}", rank_)));
 }
 
 Result<void> BackendCommunicator::run(const CollectiveSpec& spec, const Call& call) {

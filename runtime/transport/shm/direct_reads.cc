@@ -38,8 +38,8 @@ bool DirectReads::reads_all_tokens() const {
   for (int r = 0; r < memory_.shape().world_size; ++r) {
     const auto& words = memory_.rank(r);
     std::uint64_t found = 0;
-    const auto done = read(r, words.token_at.load(std::memory_order_relaxed), std::as_writable_bytes(std::span(&found, 1)));
-    if (!done || !*done || found != words.token.load(std::memory_order_relaxed)) return false;
+    const auto read_whole = read(r, words.token_at.load(std::memory_order_relaxed), std::as_writable_bytes(std::span(&found, 1)));
+    if (!read_whole || !*read_whole || found != words.token.load(std::memory_order_relaxed)) return false;
   }
   return true;
 }

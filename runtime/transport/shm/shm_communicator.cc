@@ -32,8 +32,8 @@ class ShmCommunicator::ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmCommunicator> communicator, OperationPtr operation)
       : communicator_(std::move(communicator)), operation_(std::move(operation)) {}
-  // After a failure, done() is true only once the operation uses its buffers no more.
-  bool done() const override { return operation_->done() || (communicator_->failed() && communicator_->pending_.settle(operation_)); }
+  // After a failure, ended() is true only once the operation uses its buffers no more.
+  bool ended() const override { return operation_->ended() || (communicator_->failed() && communicator_->pending_.settle(operation_)); }
   Result<void> wait() override { return communicator_->pending_.wait(operation_); }
 
  private:
@@ -60,10 +60,10 @@ Result<std::shared_ptr<Communicator>> ShmCommunicator::make_generation(Communica
   const auto& memory = *request.memory;
   const ShmMemory::Shape shape{request.world_size, memory.chunk_bytes, memory.channel_bytes};
   SHOAL_TRY(auto mapping, memory.open(fmt::format("{}/{}", request.name, generation), ShmMemory::bytes(shape), request.rank));
-  std::shared_ptr<ShmCommunicator> made(
+  std::shared_ptr<ShmCommunicator> communicator(
       new ShmCommunicator(std::move(request), std::move(clock), std::move(mapping), generation, std::move(former)));
-  made->group_.join();
-  return std::shared_ptr<Communicator>(std::move(made));
+  communicator->group_.join();
+  return std::shared_ptr<Communicator>(std::move(communicator));
 }
 
 ShmCommunicator::ShmCommunicator(CommunicatorRequest request, std::shared_ptr<Clock> clock, std::shared_ptr<Mapping> mapping,
@@ -88,7 +88,7 @@ void ShmCommunicator::leave() {
 }
 
 std::optional<Error> ShmCommunicator::unusable() const {
-  if (pending_.forked()) return made_in_forked_child();
+  if (pending_.forked()) return forked_child_error();
   if (left_) return unavailable("this communicator was left").with_reason("Closed");
   return std::nullopt;
 }

@@ -206,10 +206,10 @@ TEST_F(ShmCommunicatorTest, AfterItsFailureAnOperationLeavesItsBuffersAlone) {
   const auto brought = one->all_gather(in(other), out(others), counts, DType::kFloat32, {});
   zero->abort(cancelled("the job is over"));
   expect_text(failing->wait(), Code::kCancelled, {"the job is over"});
-  EXPECT_TRUE(failing->done());
+  EXPECT_TRUE(failing->ended());
   gathered = {-1, -1};  // from here on the caller may reuse the buffer
   (void)brought->wait();
-  EXPECT_TRUE(later->done());
+  EXPECT_TRUE(later->ended());
   expect_text(later->wait(), Code::kCancelled, {"the job is over"});
   EXPECT_EQ(gathered, (Floats{-1, -1}));
 }

@@ -33,9 +33,9 @@ class ShmGroup {
   DirectReads& direct_reads() { return direct_reads_; }
   // Wakes the waiting threads of all ranks, by the membership page.
   void notify_all() { page_.notify_all(); }
-  // Sleeps until done(), at most for `limit`. Returns false after that.
-  bool wait_until(const std::function<bool()>& done, std::chrono::nanoseconds limit) {
-    return page_.wait_until(done, limit, 0) == MembershipPage::WaitResult::kDone;
+  // Sleeps until ready(), at most for `limit`. Returns false after that.
+  bool wait_until(const std::function<bool()>& ready, std::chrono::nanoseconds limit) {
+    return page_.wait_until(ready, limit, 0) == MembershipPage::WaitResult::kReady;
   }
 
   void join();

@@ -8,13 +8,13 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);        // how often a wait that makes no progress calls check_wait()
-constexpr auto kBackground = std::chrono::microseconds(20);  // longest polling before a sleep while the program computes
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);  // how often a wait that makes no progress calls check_wait()
+constexpr auto kBackground = std::chrono::microseconds(20);     // longest polling before a sleep while the program computes
 
 }  // namespace
 
 Result<void> ShmProgress::drive(const OperationPtr& until) {
-  return drive_until([&] { return until->done(); }, until);
+  return drive_until([&] { return until->ended(); }, until);
 }
 
 Result<void> ShmProgress::drive_background() {
@@ -32,7 +32,7 @@ Result<void> ShmProgress::drive_until(const Over& over, const OperationPtr& unti
     }
     bool moved = false;
     const auto due = [&] { return group_.has_failed() || (moved = advance_all()) || over(); };
-    const bool found = polls(due, until != nullptr) || group_.wait_until(due, kLook);
+    const bool found = polls(due, until != nullptr) || group_.wait_until(due, kCheckInterval);
     if (moved) group_.notify_all();
     if (found) continue;
     if (until && request_.interrupted && request_.interrupted()) {

@@ -101,7 +101,7 @@ TEST(Connection, DiscardsPiecesOfEarlierEpochsAndHoldsThoseOfLaterOnes) {
     ends.receives.post(memory, transfer);
     ends.near->begin_epoch(8);
     ends.turn();
-    EXPECT_TRUE(transfer.done());
+    EXPECT_TRUE(transfer.complete());
     EXPECT_EQ(memory, data);
   }
 }
@@ -124,7 +124,7 @@ TEST(Connection, DiscardsTheRestOfAPieceWhenAnEpochBegins) {
   ends.write(frame_of(Channel::kData, 8, 0, 8));
   ends.write(data);
   ends.turn();
-  EXPECT_TRUE(transfer.done());
+  EXPECT_TRUE(transfer.complete());
   EXPECT_EQ(memory, data);
   EXPECT_EQ(before, std::vector<std::byte>(before.size()));
 }

@@ -116,12 +116,12 @@ TEST(PostedReceives, GetPiecesInAnyOrderAndEndInOrderOfTheirMessages) {
     return receives.arrived(frame);
   };
   EXPECT_TRUE(receive(piece(1, 0, 4, 4)));
-  EXPECT_TRUE(two.done());
+  EXPECT_TRUE(two.complete());
   EXPECT_EQ(two.bytes, 4u);
   EXPECT_FALSE(receive(piece(0, 4, 4, 8)));
-  EXPECT_FALSE(one.done());
+  EXPECT_FALSE(one.complete());
   EXPECT_TRUE(receive(piece(0, 0, 4, 8)));
-  EXPECT_TRUE(one.done());
+  EXPECT_TRUE(one.complete());
   EXPECT_FALSE(receives.room(piece(0, 0, 4, 8)));  // a second time
 }
 
@@ -162,9 +162,9 @@ TEST(QueuedSends, AreTakenInPiecesAndEndWithTheLast) {
   EXPECT_TRUE(sends.written(frames[3]));
   EXPECT_FALSE(sends.written(frames[1]));
   EXPECT_FALSE(sends.written(frames[2]));
-  EXPECT_FALSE(long_one.done());
+  EXPECT_FALSE(long_one.complete());
   EXPECT_TRUE(sends.written(frames[0]));
-  EXPECT_TRUE(long_one.done() && empty_one.done());
+  EXPECT_TRUE(long_one.complete() && empty_one.complete());
   EXPECT_TRUE(sends.empty());
 }
 

@@ -40,7 +40,7 @@ bool PostedReceives::arrived(const Frame& frame) {
   Posted& posted = posted_[frame.sequence - first_];
   posted.arrived += frame.bytes;
   if (posted.arrived < frame.total) return false;
-  end(posted.transfer, Transfer::State::kDone, frame.total);
+  end(posted.transfer, Transfer::State::kComplete, frame.total);
   for (; !posted_.empty() && posted_.front().total && posted_.front().arrived == *posted_.front().total; ++first_) posted_.pop_front();
   return true;
 }
@@ -75,7 +75,7 @@ bool QueuedSends::written(const Frame& frame) {
   Queued& message = queued_[frame.sequence - first_];
   message.written += frame.bytes;
   if (message.written < frame.total) return false;
-  end(message.transfer, Transfer::State::kDone, 0);
+  end(message.transfer, Transfer::State::kComplete, 0);
   for (; taken_ > 0 && queued_.front().transfer == nullptr; ++first_, --taken_) queued_.pop_front();
   return true;
 }

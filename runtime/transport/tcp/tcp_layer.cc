@@ -24,7 +24,7 @@ constexpr int kSilentChecks = 2;                         // in a row, which find
 constexpr auto kGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the watch to show why
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
-constexpr auto kFlushLook = std::chrono::milliseconds(1);
+constexpr auto kFlushPoll = std::chrono::milliseconds(1);
 constexpr int kMaxAttempts = 40;  // to make one connection, which the other rank closes before its welcome
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
@@ -136,7 +136,7 @@ Result<void> TcpLayer::open() {
 
 Result<void> TcpLayer::wait_for_connections() {
   const auto until = now() + options_.connecting;
-  auto ask_at = now() + kCheck;
+  auto check_at = now() + kCheck;
   for (int r = 0; r < options_.world_size; ++r) {
     if (r == options_.rank) continue;
     while (!at(r).connections->complete()) {
@@ -144,9 +144,9 @@ Result<void> TcpLayer::wait_for_connections() {
       SHOAL_OK(lost_while_connecting());
       if (at(r).connections->complete()) break;
       const auto time = now();
-      if (options_.may_go_on && time >= ask_at) {
-        ask_at = time + kCheck;
-        if (auto asked = options_.may_go_on(); !asked) return fail(Error(asked.error()).in("connecting to " + which(r)));
+      if (options_.may_go_on && time >= check_at) {
+        check_at = time + kCheck;
+        if (auto goes_on = options_.may_go_on(); !goes_on) return fail(Error(goes_on.error()).in("connecting to " + which(r)));
       }
       if (time > until && gate_.obstacle()) return fail(Error(*gate_.obstacle()).in("waiting for " + which(r)));
       if (time > until) {
@@ -187,7 +187,7 @@ std::unique_ptr<OutgoingCall> TcpLayer::call(int rank, std::uint32_t number) {
 
 void TcpLayer::call_all(int rank) {
   for (std::uint32_t number = 0; number < plan_.size(); ++number) {
-    if (ConnectionPlan::is_made_by(number, options_.rank, rank)) calls_.push_back({call(rank, number), rank, now(), 1, std::nullopt});
+    if (ConnectionPlan::is_opened_by(number, options_.rank, rank)) calls_.push_back({call(rank, number), rank, now(), 1, std::nullopt});
   }
 }
 
@@ -202,10 +202,10 @@ void TcpLayer::follow_calls() {
 bool TcpLayer::concluded(Calling& calling) {
   using State = OutgoingCall::State;
   auto& peer = at(calling.rank);
-  const auto& made = calling.call->introduction();
+  const auto& introduction = calling.call->introduction();
   switch (calling.call->state()) {
     case State::kWelcome:
-      peer.connections->install(made.number, calling.call->take(), epoch_);
+      peer.connections->install(introduction.number, calling.call->take(), epoch_);
       return true;
     case State::kLate:
       departed(calling.rank);
@@ -218,7 +218,7 @@ bool TcpLayer::concluded(Calling& calling) {
       ++calling.attempts;
       calling.again_at.reset();
       calling.since = now();
-      calling.call = call(calling.rank, made.number);
+      calling.call = call(calling.rank, introduction.number);
       return false;
     default:
       break;
@@ -239,7 +239,7 @@ void TcpLayer::admit(Gate::Guest guest) {
   if (said.called != self || said.caller == self || said.caller >= others_.size() || said.number >= plan_.size()) return;
   const int rank = static_cast<int>(said.caller);
   auto& other = at(rank);
-  if (!ConnectionPlan::is_made_by(said.number, rank, options_.rank) || !other.connections) return;
+  if (!ConnectionPlan::is_opened_by(said.number, rank, options_.rank) || !other.connections) return;
   if (static_cast<std::int32_t>(said.epoch - connected_epoch_) > 0) {
     const auto key = std::pair(said.caller, said.number);
     early_.erase(key);
@@ -342,7 +342,7 @@ void TcpLayer::flush(Duration limit) {
     return !other.connections || other.lost || other.departed_since || other.connections->flushed();
   };
   while (!std::all_of(others_.begin(), others_.end(), flushed) && now() < until) {
-    if (!progress()) wait(std::min<Duration>(kFlushLook, until - now()));
+    if (!progress()) wait(std::min<Duration>(kFlushPoll, until - now()));
   }
 }
 

@@ -69,9 +69,9 @@ class UcxLayer final : public MessageLayer {
   void close_endpoints(std::uint32_t flags);
   void cancel_receives();
   void drop_unexpected(std::uint32_t epoch);
-  // Advances until `done` holds, at most `limit`. Returns done().
-  template <class Done>
-  bool progress_until(const Done& done, Duration limit);
+  // Advances until `condition` holds, at most `limit`. Returns condition().
+  template <class Condition>
+  bool progress_until(const Condition& condition, Duration limit);
   void ended(Transfer& transfer, ucs_status_t status, std::size_t bytes);
 
   const UcxLibrary& ucx_;
@@ -103,11 +103,11 @@ Result<void> UcxLayer::open(const UcxOptions& options) {
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
-  const auto made = ucx_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  const auto opened = ucx_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   ucx_.config_release(config);
-  if (made != UCS_OK) {
+  if (opened != UCS_OK) {
     context_ = nullptr;
-    return fail(error("opening the network", made).with_hint("check UCX_TLS, UCX_NET_DEVICES and the interface"));
+    return fail(error("opening the network", opened).with_hint("check UCX_TLS, UCX_NET_DEVICES and the interface"));
   }
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -195,7 +195,7 @@ void UcxLayer::connect(Peer& peer) {
 }
 
 void UcxLayer::ended(Transfer& transfer, ucs_status_t status, std::size_t bytes) {
-  transfer.state = status == UCS_OK ? Transfer::State::kDone : Transfer::State::kFailed;
+  transfer.state = status == UCS_OK ? Transfer::State::kComplete : Transfer::State::kFailed;
   transfer.bytes = bytes;
   transfer.request = nullptr;
   ++num_ended_;
@@ -282,13 +282,13 @@ void UcxLayer::wake() {
   (void)!::write(wake_.get(), &one, sizeof one);
 }
 
-template <class Done>
-bool UcxLayer::progress_until(const Done& done, Duration limit) {
+template <class Condition>
+bool UcxLayer::progress_until(const Condition& condition, Duration limit) {
   const auto until = Clock::now() + limit;
-  while (!done()) {
+  while (!condition()) {
     if (ucx_.worker_progress(worker_) != 0) continue;
     const auto left = until - Clock::now();
-    if (left <= Duration{}) return done();
+    if (left <= Duration{}) return condition();
     wait(std::min<Duration>(left, std::chrono::milliseconds(10)));
   }
   return true;

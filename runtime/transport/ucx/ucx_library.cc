@@ -102,9 +102,9 @@ std::vector<UcxTransport> UcxLibrary::transports() const {
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_TAG;
   ucp_context_h context = nullptr;
-  const auto made = init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
+  const auto opened = init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
   config_release(config);
-  if (made != UCS_OK) return {};
+  if (opened != UCS_OK) return {};
   char* text = nullptr;
   std::size_t size = 0;
   std::FILE* const stream = open_memstream(&text, &size);

@@ -49,9 +49,9 @@ Check kernel() {
 }
 
 Check shared_memory() {
-  const auto made = runtime::make_memory("doctor", 1 << 20);
-  return made ? Check{"shared memory", '+', "memfd works", ""}
-              : Check{"shared memory", 'x', made.error().message(), "allow memfd_create (seccomp?)"};
+  const auto memory = runtime::make_memory("doctor", 1 << 20);
+  return memory ? Check{"shared memory", '+', "memfd works", ""}
+                : Check{"shared memory", 'x', memory.error().message(), "allow memfd_create (seccomp?)"};
 }
 
 Check descriptors() {

@@ -43,7 +43,7 @@ namespace {
 
 // Creates a session below `root` for a cluster of this host that was started with another root folder. It needs no certificates, because it
 // uses loopback.
-Result<SessionFolder> join_here(const Common& common, const Found& found) {
+Result<SessionFolder> join_found(const Common& common, const Found& found) {
   Context context(found.credentials);
   SHOAL_TRY(const auto client, connect_head(context, found));  // checks the token
   SHOAL_TRY(const auto folder, new_session(common.target.root, found.credentials.token));
@@ -58,13 +58,13 @@ Result<SessionFolder> join_here(const Common& common, const Found& found) {
 Result<SessionFolder> join(const Common& common, const std::string& public_host, const Found& found, const DataNetwork& network) {
   SHOAL_TRY(const auto addresses, runtime::parse_endpoints(common.target.address));
   const auto& credentials = found.credentials;
-  const bool here = std::all_of(addresses.begin(), addresses.end(), [](const auto& a) { return runtime::is_loopback(a.host); });
-  if (here && !credentials.tls) {
+  const bool local = std::all_of(addresses.begin(), addresses.end(), [](const auto& a) { return runtime::is_loopback(a.host); });
+  if (local && !credentials.tls) {
     if (!network.interface.empty() || network.tls) {
       return fail(invalid_argument("a cluster on loopback has one host: --interface and --data-tls are for several")
                       .with_hint("start it with: shoal start --head --interface NAME"));
     }
-    return join_here(common, found);
+    return join_found(common, found);
   }
   if (!credentials.tls) {
     return fail(invalid_argument("a cluster on another host is joined with the fingerprint of its certificates")

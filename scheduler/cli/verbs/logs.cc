@@ -384,9 +384,9 @@ int logs(const Common& common, const LogsOptions& options) {
     if (!client) return failed(common, client.error());
     nodes.push_back(*std::move(client));
   }
-  const auto done =
+  const auto followed =
       options.follow ? follow_wanted(*cluster, *wanted, nodes, options) : print_kept(common, *cluster, *wanted, nodes, options);
-  return done ? kOk : failed(common, done.error());
+  return followed ? kOk : failed(common, followed.error());
 }
 
 namespace {

@@ -34,7 +34,7 @@ namespace {
 
 constexpr int kFromFirst = 5;
 constexpr auto kLimit = std::chrono::seconds(5);  // time for a process to answer; a stopped process does not
-constexpr auto kLook = std::chrono::milliseconds(10);
+constexpr auto kPollInterval = std::chrono::milliseconds(10);
 
 std::optional<fs::path> offered_by(const WorkerRow& worker) {
   const std::string wanted = "/memfd:shoal:stacks:" + to_string(worker.id);
@@ -81,14 +81,14 @@ Result<std::string> stacks_of(Context& context, const WorkerRow& worker) {
   const Fd file(open(path->c_str(), O_RDWR | O_CLOEXEC));
   if (!file || ftruncate(file.get(), 0) != 0) return fail(from_errno(errno, "its stacks"));
   const auto before = signalled(worker.pid).blocked;
-  const auto done = [&] {
+  const auto handled = [&] {
     const auto now = signalled(worker.pid);
     return !now.pending && std::includes(before.begin(), before.end(), now.blocked.begin(), now.blocked.end());
   };
   if (kill(worker.pid, SIGRTMIN + kFromFirst) != 0) return fail(from_errno(errno, "kill"));
   const auto end = context.clock->now() + kLimit;
   // The kernel clears "pending" a moment before it sets "blocked". So the handler counts as started only once the file has content.
-  while ((size_of(file) == 0 || !done()) && context.clock->now() < end) context.run_until([] { return false; }, kLook);
+  while ((size_of(file) == 0 || !handled()) && context.clock->now() < end) context.run_until([] { return false; }, kPollInterval);
   const std::size_t size = size_of(file);
   if (size == 0) return fail(deadline_exceeded("it did not answer: it is stopped, or it waits in the kernel"));
   std::string text(size, '\0');

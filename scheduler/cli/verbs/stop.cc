@@ -42,19 +42,19 @@ int stop(const Common& common, const StopOptions& options) {
   int code = kOk;
   json stopped = json::array();
   for (const auto& folder : folders) {
-    const auto done = stop_session(folder, options.grace_s, options.force);
-    if (!done) {
-      print_error(done.error(), common.json);
+    const auto stopping = stop_session(folder, options.grace_s, options.force);
+    if (!stopping) {
+      print_error(stopping.error(), common.json);
       code = kFailed;
       continue;
     }
-    if (const auto info = folder.info(); !done->in_order && info && (folder.has_tls() || !info->store.empty())) {
+    if (const auto info = folder.info(); !stopping->in_order && info && (folder.has_tls() || !info->store.empty())) {
       print(stderr, "shoal: warning: no head of {} answered: run `shoal stop` on the other hosts as well\n", folder.name());
     }
-    stopped.push_back({{"session", folder.path()}, {"killed", done->killed}});
+    stopped.push_back({{"session", folder.path()}, {"killed", stopping->killed}});
     if (!common.json) {
       print(stdout, "Stopped {}{}.\n", folder.name(),
-            done->killed > 0 ? fmt::format(" ({} processes had to be killed)", done->killed) : "");
+            stopping->killed > 0 ? fmt::format(" ({} processes had to be killed)", stopping->killed) : "");
     }
   }
   if (common.json) print_json({{"schema", "shoal.stop/1"}, {"stopped", stopped}});

@@ -47,10 +47,10 @@ void LogBook::write(WorkerId worker, Launcher::Stream stream, std::string_view l
   if (options_.folder.empty() || !disk_has_room(lines.size())) return;
   auto& log = stream == Launcher::Stream::kOut ? entry.out : entry.err;
   if (!log) {
-    auto made = runtime::make_file_log("worker", path(worker, stream), options_.max_file_bytes);
+    auto opened = runtime::make_file_log("worker", path(worker, stream), options_.max_file_bytes);
     // Without the file, for instance on a full disk, the worker goes on.
-    if (!made) return;
-    log = *made;
+    if (!opened) return;
+    log = *opened;
     log->set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::local, ""));
   }
   log->info(lines);
@@ -112,10 +112,10 @@ std::size_t LogBook::bytes_of(WorkerId worker) const {
 }
 
 bool LogBook::disk_has_room(std::size_t bytes) {
-  since_look_ += bytes;
-  if (looked_ && since_look_ < options_.look_after_bytes) return has_room_;
-  looked_ = true;
-  since_look_ = 0;
+  since_check_ += bytes;
+  if (checked_ && since_check_ < options_.check_after_bytes) return has_room_;
+  checked_ = true;
+  since_check_ = 0;
   std::size_t free = options_.min_free_bytes;
   if (options_.free_bytes) {
     free = options_.free_bytes(options_.folder);
@@ -165,10 +165,10 @@ void LogBook::pieces(WorkerId worker, Launcher::Stream stream, std::size_t bytes
   const auto kept = read(worker, stream, bytes);
   if (!kept) return;
   const std::string_view text = *kept;
-  std::size_t done = 0;
+  std::size_t end_of_last = 0;
   const auto up_to = [&](std::string_view function, std::size_t end) {
-    if (end > done) piece(function, text.substr(done, end - done));
-    done = std::max(done, end);
+    if (end > end_of_last) piece(function, text.substr(end_of_last, end - end_of_last));
+    end_of_last = std::max(end_of_last, end);
   };
   if (const auto* both = spans_of(worker)) {
     const Spans& s = (*both)[index(stream)];

@@ -24,8 +24,8 @@ class LogBook {
     std::size_t tail_bytes = 4000;
     std::size_t max_files = 400;               // limit of the number of ended workers' files; the oldest are removed
     std::size_t max_ended_bytes = 512u << 20;  // limit of the bytes in files of ended workers
-    // Nothing is written while the disk has less than `min_free_bytes` free. This is checked once per `look_after_bytes` written.
-    std::size_t min_free_bytes = 256u << 20, look_after_bytes = 1u << 20;
+    // Nothing is written while the disk has less than `min_free_bytes` free. This is checked once per `check_after_bytes` written.
+    std::size_t min_free_bytes = 256u << 20, check_after_bytes = 1u << 20;
     std::function<std::size_t(const std::string& folder)> free_bytes;  // empty: the file system's own figure
   };
   explicit LogBook(Options options) : options_(std::move(options)) {}
@@ -82,8 +82,8 @@ class LogBook {
   void forget_oldest();
   std::deque<Ended> ended_;
   std::size_t ended_bytes_ = 0;
-  std::size_t since_look_ = 0;  // bytes written since free_bytes was checked
-  bool has_room_ = true, looked_ = false;
+  std::size_t since_check_ = 0;  // bytes written since free_bytes was checked
+  bool has_room_ = true, checked_ = false;
 };
 
 }  // namespace shoal::scheduler

@@ -145,7 +145,7 @@ TEST_F(LogBookTest, AFullDiskGetsNothingMoreAndCausesOfDeathsStay) {
   auto o = options();
   std::size_t free = 1000;
   o.min_free_bytes = 500;
-  o.look_after_bytes = 10;
+  o.check_after_bytes = 10;
   o.free_bytes = [&](const std::string& folder) {
     EXPECT_EQ(folder, folder_);
     return free;

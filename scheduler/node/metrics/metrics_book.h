@@ -35,8 +35,8 @@ class MetricsBook {
   // Notes that a job ended and its processes are about to end. Repeated calls do nothing.
   void over(JobId job);
 
-  // The metrics of all processes: counters and histograms summed by job_id and role. Processes that are not in `silent` also have gauges,
-  // with the labels pid and worker, and levels, summed by job_id and role.
+  // The metrics of all processes. Counters, histograms and levels (gauges that add up) are summed by job_id and role; other gauges have the
+  // labels pid and worker. `silent`: processes that did not answer this scrape, whose gauges and levels are left out as outdated.
   actors::MetricSums sums(const std::set<WorkerId>& silent) const;
   // The number of reported samples that were dropped since the node began.
   std::uint64_t left_out() const { return left_out_; }

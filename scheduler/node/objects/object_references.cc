@@ -48,15 +48,15 @@ void ObjectReferences::apply(const Change& change, NodeId from) {
 
 void ObjectReferences::change_count(const ObjectKey& key, WorkerId holder, NodeId node, std::int64_t by) {
   const Object object = names_.object(key);
-  const bool here = node == names_.self();
+  const bool local = node == names_.self();
   if (object.home) {
-    if (by < 0 && here) events_.let_go(object, holder);
+    if (by < 0 && local) events_.let_go(object, holder);
     return peer_nodes_.send(object.home, {key, holder, by, node, Change::Kind::kCount});
   }
   if (memory_.ended(key.job)) return;
   // A process that has ended cannot hold a reference, so nothing is counted for it.
-  if (by > 0 && (here ? !events_.has_worker(holder) : peer_nodes_.gone(node) != nullptr)) return;
-  if (by > 0 && !here) watch(holder, node);
+  if (by > 0 && (local ? !events_.has_worker(holder) : peer_nodes_.gone(node) != nullptr)) return;
+  if (by > 0 && !local) watch(holder, node);
   free(references_.count(object, holder, by));
 }
 

@@ -116,9 +116,9 @@ Message Objects::handed_out(const Object& object, WorkerId worker, Fd memory) {
 void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
   const Object object = names_.object({job, m.id, m.home});
   if (object.home) return replicas_.let_go(object, worker);
-  const bool was_here = memory_.has(job, m.id);
+  const bool was_known = memory_.has(job, m.id);
   memory_.free(job, m.id);
-  if (was_here) references_.drop(object);
+  if (was_known) references_.drop(object);
   uncounted_.report();
 }
 

@@ -61,7 +61,7 @@ class Side final : public runtime::PeerHandler {
   void meet_head() {
     network_->connect(head_.endpoint(), runtime::Role::kNode, 5s, [this](auto c) {
       to_head_ = std::make_unique<Peer>(*std::move(c), world_.clock(), *this);
-      objects.peer_nodes().head_is_here();
+      objects.peer_nodes().head_registered();
     });
   }
   bool ready() const { return process_ && to_head_; }

@@ -21,7 +21,7 @@ struct ObjectOptions {
   std::string spill_folder = {};  // folder for objects that are moved out of memory
   // Runs `work` in another thread, then `then` on the loop. Empty: the node moves no objects into files.
   std::function<void(std::function<void()> work, std::function<void()> then)> write_aside = {};
-  std::size_t looks = 4096;  // objects that are examined for each request for room
+  std::size_t max_checks = 4096;  // objects that are examined for each request for room
 
   // ---- room for replicas (ReplicaRoom) ----
   std::uint64_t uncounted_bytes = 128 << 10;                            // smaller replicas need no room

@@ -10,7 +10,7 @@ constexpr std::chrono::seconds kStoodStill(1);
 
 void ReplicaRoom::take(const Object& object, std::uint64_t transfer, std::uint64_t bytes, Then then) {
   Waiting waiting{object, transfer, bytes, std::move(then), clock_.now()};
-  if (waiting_.empty()) looked_ = waiting.since;
+  if (waiting_.empty()) checked_at_ = waiting.since;
   if (waiting_.empty() || bytes <= options_.uncounted_bytes) {
     if (const auto decided = decide(waiting)) return waiting.then(*decided);
   }
@@ -20,11 +20,11 @@ void ReplicaRoom::take(const Object& object, std::uint64_t transfer, std::uint64
 
 void ReplicaRoom::check() {
   const auto now = clock_.now();
-  if (const auto stood_still = now - looked_ - options_.room_interval; stood_still > kStoodStill) {
+  if (const auto stood_still = now - checked_at_ - options_.room_interval; stood_still > kStoodStill) {
     // Patience does not count the time in which this process stood still.
     for (Waiting& waiting : waiting_) waiting.since += stood_still;
   }
-  looked_ = now;
+  checked_at_ = now;
   while (!waiting_.empty()) {
     const bool wanted = events_.wanted(waiting_.front().object, waiting_.front().transfer);
     auto decided = wanted ? decide(waiting_.front()) : std::optional<Result<void>>(Result<void>());
@@ -42,8 +42,8 @@ std::optional<Result<void>> ReplicaRoom::decide(Waiting& waiting) {
   const std::uint64_t limit = board->limit();
   const auto total = board->total();
   const auto now = clock_.now();
-  const bool asks = !waiting.requested_at || now - *waiting.requested_at > options_.request_interval;
-  if (total.kept + waiting.bytes <= limit || (asks && waiting.bytes <= limit && events_.evict(total.kept + waiting.bytes - limit))) {
+  const bool requests = !waiting.requested_at || now - *waiting.requested_at > options_.request_interval;
+  if (total.kept + waiting.bytes <= limit || (requests && waiting.bytes <= limit && events_.evict(total.kept + waiting.bytes - limit))) {
     copies_.count(waiting.object, waiting.bytes);
     return Result<void>();
   }
@@ -60,7 +60,7 @@ std::optional<Result<void>> ReplicaRoom::decide(Waiting& waiting) {
   if (now - waiting.since > options_.patience) {
     return full(spiller_.why_no_file().empty() ? "processes read all remaining objects" : spiller_.why_no_file());
   }
-  if (asks) {
+  if (requests) {
     spiller_.spill(waiting.bytes);
     events_.want_room(waiting.bytes);
     waiting.requested_at = now;

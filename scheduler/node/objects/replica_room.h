@@ -58,7 +58,7 @@ class ReplicaRoom {
   const Events events_;
   std::deque<Waiting> waiting_;
   runtime::Timer looking_;
-  runtime::TimePoint looked_{};  // time of the last check()
+  runtime::TimePoint checked_at_{};  // time of the last check()
 };
 
 }  // namespace shoal::scheduler

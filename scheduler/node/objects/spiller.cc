@@ -16,12 +16,12 @@ void Spiller::spill(std::uint64_t bytes) {
   const std::uint64_t ahead = std::min(board->limit() / 8, kSpilledAhead);
   to_spill_ = std::max(to_spill_, std::clamp(bytes, ahead, std::max(ahead, kSpilledAtMost)));
   if (writing_ || (in_vain_ && clock_.now() - *in_vain_ < options_.request_interval)) return;
-  looks_ = options_.looks;
+  checks_left_ = options_.max_checks;
   spill_next();
 }
 
 void Spiller::spill_next() {
-  auto object = to_spill_ > 0 ? memory_.next_idle(looks_) : std::nullopt;
+  auto object = to_spill_ > 0 ? memory_.next_idle(checks_left_) : std::nullopt;
   if (!object) {
     if (to_spill_ > 0) in_vain_ = clock_.now();
     to_spill_ = 0;

@@ -37,8 +37,8 @@ class Spiller {
   UncountedBytes& uncounted_;
   const runtime::Log log_;
   const ObjectOptions& options_;
-  std::uint64_t to_spill_ = 0;  // bytes that are still to be moved
-  std::size_t looks_ = 0;       // number of objects that may still be examined to find these bytes
+  std::uint64_t to_spill_ = 0;   // bytes that are still to be moved
+  std::size_t checks_left_ = 0;  // number of objects that may still be examined to find these bytes
   bool writing_ = false;
   std::optional<runtime::TimePoint> in_vain_;  // when it last found nothing to move
   std::string no_file_;

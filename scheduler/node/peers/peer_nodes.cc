@@ -87,7 +87,7 @@ void PeerNodes::request_from_head(NodeId node) {
     // Asks again later: at once, a head that closes its connection or refuses would answer the same.
     if (!r) {
       link->requested_from_head = false;
-      link->asking = clock_.after(options_.reconnect, [this, node] { request_from_head(node); });
+      link->next_request = clock_.after(options_.reconnect, [this, node] { request_from_head(node); });
       if (!link->peer && !link->dialling && !link->resting) broke(node, r.error());
       return;
     }
@@ -100,7 +100,7 @@ void PeerNodes::request_from_head(NodeId node) {
   });
 }
 
-void PeerNodes::head_is_here() {
+void PeerNodes::head_registered() {
   for (auto& [node, link] : links_) link.requested_from_head = false;
   std::vector<NodeId> all;
   for (const auto& [node, link] : links_) all.push_back(node);

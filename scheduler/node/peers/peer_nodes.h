@@ -50,7 +50,7 @@ class PeerNodes final : public runtime::PeerHandler {
   const Error* gone(NodeId node) const;
 
   // To be called when a head has registered this node, for the first time or again.
-  void head_is_here();
+  void head_registered();
   void head_reported_gone(const actors::NodeGone& notice);
 
  private:
@@ -62,7 +62,7 @@ class PeerNodes final : public runtime::PeerHandler {
   struct Link {
     std::string host, endpoint;  // empty until the head has answered
     bool requested_from_head = false;
-    runtime::Timer asking;  // until the question to the head is repeated
+    runtime::Timer next_request;  // until the question to the head is repeated
     bool dialling = false;
     std::unique_ptr<runtime::Peer> peer;
     bool met = false;  // the node has answered kMeetNode, so it has the expected id

@@ -25,13 +25,13 @@ class StoppedWorkers {
   enum class Finding : std::uint8_t { kNone, kStopped, kContinues, kTooLong };
   // The outcome of a look at a worker. Each finding is returned once per stop.
   Finding check(WorkerId worker, bool stopped);
-  void ended(WorkerId worker) { looks_.erase(worker); }
+  void ended(WorkerId worker) { checks_.erase(worker); }
 
  private:
-  std::int64_t looks_in(runtime::Duration time) const { return (time + options_.interval - runtime::Duration(1)) / options_.interval; }
+  std::int64_t checks_in(runtime::Duration time) const { return (time + options_.interval - runtime::Duration(1)) / options_.interval; }
 
   const Options options_;
-  std::map<WorkerId, std::int64_t> looks_;  // number of looks in a row that found a worker stopped
+  std::map<WorkerId, std::int64_t> checks_;  // number of looks in a row that found a worker stopped
 };
 
 }  // namespace shoal::scheduler

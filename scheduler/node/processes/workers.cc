@@ -216,7 +216,7 @@ void Workers::end_job(JobId job) {
   }
   for (const WorkerId id : left) end_session(workers_.at(id));
   if (torch_jobs_.erase(job) == 0 || !torch_jobs_.empty()) return;
-  retiring_ = clock_.after(options_.torch_stays, [this] {
+  retiring_ = clock_.after(options_.torch_idle, [this] {
     if (torch_jobs_.empty()) launcher_.retire_torch();
   });
 }

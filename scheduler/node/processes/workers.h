@@ -67,8 +67,8 @@ class Workers final : private Launcher::Events {
     // Called on the loop, at once or later, with those of the processes that a signal has stopped.
     using FoundStopped = std::function<void(const std::set<pid_t>& stopped)>;
     std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;  // reads /proc for each process; empty: no looks
-    runtime::Duration torch_stays = std::chrono::seconds(60);  // for the next job, so that it does not wait until torch is imported again
-    runtime::Duration stop_grace = std::chrono::seconds(2);    // when the node ends: time between SIGTERM and SIGKILL
+    runtime::Duration torch_idle = std::chrono::seconds(60);  // for the next job, so that it does not wait until torch is imported again
+    runtime::Duration stop_grace = std::chrono::seconds(2);   // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
     // Called with lines of a worker. `worker` is null if it has left the table.

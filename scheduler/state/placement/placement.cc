@@ -97,11 +97,11 @@ Placed spread(const Wants& wants, const NodeResources& room, const Load& load) {
       if (!want.fits_in(left.free_on(*it))) continue;
       const auto there = load.find(it->first);
       const auto already = mine.find(it->first);
-      const std::pair<std::size_t, std::size_t> here = {already == mine.end() ? 0 : already->second,
-                                                        there == load.end() ? 0 : there->second};
-      if (chosen != room.end() && least <= here) continue;
+      const std::pair<std::size_t, std::size_t> loads = {already == mine.end() ? 0 : already->second,
+                                                         there == load.end() ? 0 : there->second};
+      if (chosen != room.end() && least <= loads) continue;
       chosen = it;
-      least = here;
+      least = loads;
     }
     if (chosen == room.end()) return std::nullopt;
     left.take(*chosen, want);

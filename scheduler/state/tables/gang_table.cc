@@ -18,8 +18,8 @@ int GangTable::count_end(GangId id, runtime::TimePoint now, runtime::Duration ea
 }
 
 void GangTable::forget(GangId id) {
-  const auto made = by_creator_.find(at(id).spec.creator);
-  if (made != by_creator_.end() && made->second.erase(id) > 0 && made->second.empty()) by_creator_.erase(made);
+  const auto created = by_creator_.find(at(id).spec.creator);
+  if (created != by_creator_.end() && created->second.erase(id) > 0 && created->second.empty()) by_creator_.erase(created);
   erase(id);
 }
 
@@ -31,9 +31,9 @@ void GangTable::restored(GangId id, std::size_t living, runtime::TimePoint now) 
   if (gang.spec.creator) by_creator_[gang.spec.creator].insert(id);
 }
 
-std::set<GangId> GangTable::take_made_by(WorkerId creator) {
-  auto made = by_creator_.extract(creator);
-  return made ? std::move(made.mapped()) : std::set<GangId>();
+std::set<GangId> GangTable::take_created_by(WorkerId creator) {
+  auto created = by_creator_.extract(creator);
+  return created ? std::move(created.mapped()) : std::set<GangId>();
 }
 
 void GangTable::set_creator(GangId id, WorkerId creator) {

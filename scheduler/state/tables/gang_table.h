@@ -24,7 +24,7 @@ class GangTable : public Table<GangId, rows::Gang> {
   // ---- creators
   const std::map<WorkerId, std::set<GangId>>& by_creator() const { return by_creator_; }
   // Removes and returns the gangs that a process made. They have no creator until set_creator().
-  std::set<GangId> take_made_by(WorkerId creator);
+  std::set<GangId> take_created_by(WorkerId creator);
   void set_creator(GangId id, WorkerId creator);
 
  private:

@@ -17,8 +17,8 @@ void ResourceIndex::refresh(const Nodes& nodes) {
 }
 
 void ResourceIndex::refresh(NodeId id, const rows::Node& node) {
-  const bool stays = node.row.state == actors::NodeState::kAlive && node.row.scheduling() != actors::NodeScheduling::kDraining;
-  if (!stays) return forget(id);
+  const bool indexed = node.row.state == actors::NodeState::kAlive && node.row.scheduling() != actors::NodeScheduling::kDraining;
+  if (!indexed) return forget(id);
   if (capacity_.try_emplace(id, node.row.total).second) {  // a node's total never changes
     ++growth_;
     all_ += node.row.total;

@@ -134,26 +134,26 @@ void FakeNvml::read(const std::string& text) {
   devices.clear();
   std::istringstream all(text);
   for (std::string device; std::getline(all, device, ';');) {
-    Fake made;
-    made.uuid = "GPU-" + std::to_string(devices.size());
+    Fake device;
+    device.uuid = "GPU-" + std::to_string(devices.size());
     std::istringstream words(device);
     for (std::string word; words >> word;) {
       const auto at = word.find('=');
       const auto kind = word.substr(0, at);
       const auto number = at == std::string::npos ? 0u : static_cast<unsigned>(std::stoul(word.substr(at + 1)));
-      if (kind == "lost") made.status = nvml::kLost;
-      if (kind == "ecc") made.ecc_errors = number;
-      if (kind == "pid") made.processes.push_back({number, 2ULL << 30, 0, 0});
-      if (kind == "mig") made.mig = made.mig_next = true;
+      if (kind == "lost") device.status = nvml::kLost;
+      if (kind == "ecc") device.ecc_errors = number;
+      if (kind == "pid") device.processes.push_back({number, 2ULL << 30, 0, 0});
+      if (kind == "mig") device.mig = device.mig_next = true;
       for (unsigned i = 0; kind == "mig" && i < number; ++i) {
         Fake slice;
-        slice.name = made.name + " MIG 1g.10gb";
+        slice.name = device.name + " MIG 1g.10gb";
         slice.uuid = "MIG-" + std::to_string(devices.size()) + "-" + std::to_string(i);
         slice.total = 10ULL << 30;
-        made.slices.push_back(slice);
+        device.slices.push_back(slice);
       }
     }
-    devices.push_back(made);
+    devices.push_back(device);
   }
 }
 

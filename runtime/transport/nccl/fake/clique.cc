@@ -79,7 +79,7 @@ void FakeClique::run(Member& member, std::uint64_t first, const std::vector<Fake
   if (!member.aborted && !hang) {
     for (auto& part : parts) add(part.operation->message() ? 0 : first++, part);
   }
-  const auto over = [&] { return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.done; }); };
+  const auto over = [&] { return std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.met; }); };
   changed_.wait(lock, [&] { return member.aborted || over(); });
   for (auto& part : parts) {
     for (auto& [number, meeting] : meetings_) {
@@ -129,7 +129,7 @@ void FakeClique::match(int from, int to) {
     return;
   }
   std::memmove(receive.operation->output, send.operation->input, send.operation->bytes());
-  send.done = receive.done = true;
+  send.met = receive.met = true;
   sends.pop_front();
   receives.pop_front();
   changed_.notify_all();
@@ -165,7 +165,7 @@ void FakeClique::complete(Meeting& meeting) {
   for (auto& [rank, part] : meeting.parts) {
     const auto& result = results[static_cast<std::size_t>(rank)];
     if (!result.empty()) std::memcpy(part->operation->output, result.data(), result.size());
-    part->done = true;
+    part->met = true;
   }
 }
 

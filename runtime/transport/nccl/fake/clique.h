@@ -54,7 +54,7 @@ class FakeClique {
   struct Part {
     const FakeOperation* operation = nullptr;
     Member* member = nullptr;
-    bool done = false;
+    bool met = false;
   };
   struct Meeting {
     std::map<int, Part*> parts;  // by rank

@@ -120,7 +120,7 @@ struct FakeNcclFunctions {
           }
         } else if (comm->finalized) {
           if (comm->clique->num_running(comm->member) == 0) comm->state = nccl::kSuccess;
-        } else if (!machine().connects(*comm) && ++comm->polls >= machine().launching_look_) {
+        } else if (!machine().connects(*comm) && ++comm->polls >= machine().launching_poll_) {
           comm->state = nccl::kSuccess;
           ++comm->num_launched;
           launched = std::exchange(comm->begun, {});

@@ -41,9 +41,9 @@ void FakeNccl::block_calls(int device) {
   blocked_device_ = device;
 }
 
-void FakeNccl::launch_with_look(int number) {
+void FakeNccl::launch_at_poll(int number) {
   const std::lock_guard lock(mutex_);
-  launching_look_ = number;
+  launching_poll_ = number;
 }
 
 void FakeNccl::read_settings_as(int version) {

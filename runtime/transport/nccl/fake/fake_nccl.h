@@ -41,7 +41,7 @@ class FakeNccl {
   // -1: of no device.
   void block_calls(int device);
   // NCCL puts calls on their stream with this look at it.
-  void launch_with_look(int number);
+  void launch_at_poll(int number);
   // Settings of communicators are read as NCCL of this version reads them; at first 2.27.3, the fake's own.
   void read_settings_as(int version);
   // The thread that makes a communicator is stuck until hold_init(false).
@@ -82,7 +82,7 @@ class FakeNccl {
   int blocked_device_ = -1;
   std::size_t num_blocked_ = 0;
   int settings_version_ = 22703;
-  int launching_look_ = 2;  // the first look comes too early
+  int launching_poll_ = 2;  // the first look comes too early
   std::condition_variable init_, ends_;
   std::vector<Issue> issues_;
   std::map<std::string, NcclStatus> failures_;

@@ -32,10 +32,10 @@ Mac mac_of(std::uint32_t magic, std::uint32_t verdict, const Wire& wire, const T
   std::memcpy(text.data() + 8 + sizeof wire, binding.data(), binding.size());
   Mac out{};
   unsigned length = 0;
-  const auto* made =
+  const auto* written =
       HMAC(EVP_sha256(), token.bytes().data(), static_cast<int>(Token::kBytes), reinterpret_cast<const unsigned char*>(text.data()),
            text.size(), reinterpret_cast<unsigned char*>(out.data()), &length);
-  SHOAL_CHECK(made != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
+  SHOAL_CHECK(written != nullptr && length == kMacBytes, "OpenSSL has no HMAC-SHA256");
   return out;
 }
 

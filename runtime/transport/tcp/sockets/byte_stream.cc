@@ -23,7 +23,7 @@ ByteStream::ByteStream(Fd socket, std::shared_ptr<const Tls> tls, TlsSession::Si
 Result<bool> ByteStream::handshake() {
   if (!tls_) return true;
   SHOAL_TRY(const auto step, tls_->handshake());
-  return step == TlsSession::Step::kDone;
+  return step == TlsSession::Step::kComplete;
 }
 
 Result<ByteStream::Moved> ByteStream::read(std::span<std::byte> first, std::span<std::byte> second, bool last) {
@@ -57,7 +57,7 @@ Result<ByteStream::Moved> ByteStream::read_encrypted(std::span<std::byte> first,
       SHOAL_TRY(const auto moved, std::move(step));
       out.bytes += moved.bytes;
       out.ended = moved.ended;
-      out.blocked = moved.ended || moved.step != TlsSession::Step::kDone;
+      out.blocked = moved.ended || moved.step != TlsSession::Step::kComplete;
       if (out.blocked) {
         if (moved.ended && out.bytes > 0) out.ended = out.blocked = false;  // the next read shows it again
         return out;
@@ -79,14 +79,14 @@ Result<ByteStream::Moved> ByteStream::write_encrypted(std::span<const std::byte>
     if (more > 0) std::memcpy(record_.data() + first.size(), second.data(), more);
     SHOAL_TRY(const auto moved, tls_->write(std::span(record_).first(size)));
     out.bytes = moved.bytes;
-    out.blocked = moved.step != TlsSession::Step::kDone;
+    out.blocked = moved.step != TlsSession::Step::kComplete;
     if (out.blocked || moved.bytes < size) return out;
     second = second.subspan(more);
   }
   while (!second.empty()) {
     SHOAL_TRY(const auto moved, tls_->write(second));
     out.bytes += moved.bytes;
-    out.blocked = moved.step != TlsSession::Step::kDone;
+    out.blocked = moved.step != TlsSession::Step::kComplete;
     if (out.blocked) return out;
     second = second.subspan(moved.bytes);
   }

@@ -30,7 +30,8 @@ void Poller::add(int socket, Pollable& pollable) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.ptr = &pollable;
-  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);  // fails only without memory: then its operations reach their limit
+  // Fails only if the kernel has no memory. The socket then reports nothing, and its operations end at their time limit.
+  (void)epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
 }
 
 void Poller::remove(int socket) {
