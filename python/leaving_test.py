@@ -3,10 +3,11 @@
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
-from shoal._actors.ownership import ActorOwnership, _Made
+from shoal._actors.ownership import ActorOwnership, _Owned
 from shoal._actors.retry import Retries
 from shoal._tasks import pool
 from shoal._tasks.pool import FunctionPool, _Leaving, _Pool
@@ -52,9 +53,9 @@ def pools(monkeypatch):
     monkeypatch.setattr(pool, "session", Session)
     monkeypatch.setattr(pool.state, "ending", [])
     monkeypatch.setattr(pool, "load", lambda words: (words.made, ()))
-    monkeypatch.setattr(FunctionPool, "_run", lambda self: None)
     monkeypatch.setattr(FunctionPool, "AGAIN_S", 0.0)
-    return FunctionPool()
+    with mock.patch.object(threading.Thread, "start"):  # the test calls what the pool's thread would
+        return FunctionPool()
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_a_worker_that_cannot_be_ended_does_not_block_others(pools, monkeypatch)
 
 
 def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, actor_ownership):
-    words = leaves(pools, "w", _Made("a", "A", False), _Made("b", "B", True, ("object", "place")), _Made("gone", "C", False))
+    words = leaves(pools, "w", _Owned("a", "A", False), _Owned("b", "B", True, ("object", "place")), _Owned("gone", "C", False))
     pools.session.unknown = {"gone"}
     pools.see_off()
     assert pools.session.asked == 0  # the hand-over is not ready yet
@@ -142,17 +143,17 @@ def test_a_workers_actors_are_taken_over_once_despite_an_absent_head(pools, acto
     pools.see_off()
     assert pools.session.done == ["know a", "know b", "retire w"]
     assert (actor_ownership.told, actor_ownership.watched) == (["a"], ["b"])
-    assert set(actor_ownership._made) == {"a", "b"}
+    assert set(actor_ownership._owned) == {"a", "b"}
     assert actor_ownership._kept == {"b": [words._ref]}
     assert words.published
     assert pools._leaving == []
 
 
 def test_a_silent_worker_is_killed_without_takeover(pools, actor_ownership):
-    leaves(pools, "w", _Made("a", "A", False), within=0.0)
+    leaves(pools, "w", _Owned("a", "A", False), within=0.0)
     pools.see_off()
     assert pools.session.done == ["kill w"]
-    assert actor_ownership._made == {}
+    assert actor_ownership._owned == {}
 
 
 class Wanting:
@@ -209,7 +210,7 @@ def test_a_needed_worker_is_asked_again(pools, monkeypatch):
 
 def test_suspended_time_does_not_count(pools):
     leaves(pools, "w", within=0.0)
-    pools._looked_at -= 100.0
+    pools._checked_at -= 100.0
     pools.see_off()
     assert pools.session.done == []
 

@@ -225,7 +225,7 @@ def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypat
 
     monkeypatch.setattr(shipping, "_bring", bring)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(shipping._here, "a" * 64, tmp_path) for _ in range(4)]
+        asked = [pool.submit(shipping._fetched, "a" * 64, tmp_path) for _ in range(4)]
         assert begun.wait(60)
         go.set()
         failed = [f for f in asked if f.exception(60)]

@@ -24,8 +24,8 @@ def main() -> None:
         around = environment.prepare(env)
         if folder:
             around.setdefault("python_path", []).insert(0, folder)
-            done = json.loads(around.get("env", {}).get("SHOAL_RUNTIME_ENV", "{}"))
-            around.setdefault("env", {})["SHOAL_RUNTIME_ENV"] = json.dumps({**done, "working_dir": folder})
+            applied = json.loads(around.get("env", {}).get("SHOAL_RUNTIME_ENV", "{}"))
+            around.setdefault("env", {})["SHOAL_RUNTIME_ENV"] = json.dumps({**applied, "working_dir": folder})
             around["cwd"] = folder
     except (ShoalError, TypeError, ValueError, OSError) as error:
         sys.exit(f"the job's runtime_env could not be prepared: {error}")

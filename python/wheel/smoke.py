@@ -40,10 +40,10 @@ wheel = Path(sys.argv[1]).resolve()
 
 
 def run(*argv, **how):
-    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=120, **how)
-    if done.returncode:
-        sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=120, **how)
+    if process.returncode:
+        sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {process.returncode}\n{process.stdout}{process.stderr}")
+    return process.stdout
 
 
 with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:

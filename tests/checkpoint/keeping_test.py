@@ -257,7 +257,7 @@ def test_a_drain_of_the_node_is_a_preemption(monkeypatch):
 
     before = signal.getsignal(signal.SIGTERM)
     try:
-        monkeypatch.setattr(_preemption, "_LOOK_S", 0.001)
+        monkeypatch.setattr(_preemption, "_CHECK_S", 0.001)
         monkeypatch.setattr(_preemption.state, "session", Session())
         preemption = _preemption.Preemption()
         assert preemption._event.wait(30)

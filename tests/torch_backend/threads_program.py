@@ -36,7 +36,7 @@ class Native:
     def __init__(self, is_done, asked=lambda: None):
         self.is_done, self._asked = is_done, asked
 
-    def done(self):
+    def ended(self):
         is_done = self.is_done
         self._asked()
         return is_done

@@ -135,7 +135,7 @@ using Sizes = std::vector<std::size_t>;
 void bind_work(nb::module_& m) {
   nb::class_<Work>(m, "Work", "An operation under way.")
       .def(
-          "done",
+          "ended",
           [](const Work& w) {
             bool ended;
             {

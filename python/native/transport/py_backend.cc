@@ -68,7 +68,7 @@ class PyWork final : public runtime::Work {
   PyWork(std::shared_ptr<Held> calls, nb::object message) : calls_(std::move(calls)), message_(std::move(message)) {}
   bool ended() const override {
     bool out = true;
-    (void)in_python([&] { out = nb::cast<bool>(calls_->get().attr("is_done")(message_.get())); });
+    (void)in_python([&] { out = nb::cast<bool>(calls_->get().attr("is_ended")(message_.get())); });
     return out;
   }
   Result<void> wait() override {

@@ -52,7 +52,7 @@ ASYNC_MAX_CONCURRENCY = 1000
 
 
 class DecoratorError(AssertionError, TypeError, ValueError):
-    """A decorator is applied with arguments that it does not take. Ray's is an AssertionError."""
+    """A decorator is applied with arguments that it does not take. Ray raises an AssertionError there, so this is one, too."""
 
 
 _ACCEPTS = {-1: "None, 0, -1 or a positive integer, where -1 represents infinity", 0: "None, 0 or a positive integer"}
@@ -161,7 +161,7 @@ def _backpressure(name: str) -> Callable[[Any], None]:
     return check
 
 
-def _not_here(name: str, hint: str, default: Any = None) -> Callable[[Any], None]:
+def _unsupported(name: str, hint: str, default: Any = None) -> Callable[[Any], None]:
     """Returns a check for an unsupported option of Ray, which accepts only Ray's default."""
 
     def check(value: Any) -> None:
@@ -181,9 +181,9 @@ _TENSORS = "tensors are passed as they are, through shared memory; shoal.collect
 _CHECKS = {
     "_actor_generator_backpressure_num_objects": _backpressure("_actor_generator_backpressure_num_objects"),
     "_generator_backpressure_num_objects": _backpressure("_generator_backpressure_num_objects"),
-    "_num_objects_per_yield": _not_here("_num_objects_per_yield", "yield a list, or a value at a time", 1),
+    "_num_objects_per_yield": _unsupported("_num_objects_per_yield", "yield a list, or a value at a time", 1),
     "enable_task_events": _flag("enable_task_events"),
-    "enable_tensor_transport": _not_here("enable_tensor_transport", _TENSORS, False),
+    "enable_tensor_transport": _unsupported("enable_tensor_transport", _TENSORS, False),
     "fallback_strategy": check_fallback,
     "placement_group_capture_child_tasks": _flag("placement_group_capture_child_tasks"),
     "allow_out_of_order_execution": _flag("allow_out_of_order_execution"),
@@ -195,7 +195,7 @@ _CHECKS = {
     "memory": _amount("memory"),
     "num_cpus": _amount("num_cpus"),
     "num_gpus": _amount("num_gpus"),
-    "object_store_memory": _not_here("object_store_memory", "calls cannot reserve it: values without room in memory go to files"),
+    "object_store_memory": _unsupported("object_store_memory", "calls cannot reserve it: values without room in memory go to files"),
     "resources": _resources,
     "max_concurrency": _whole("max_concurrency", 1),
     "max_pending_calls": _whole("max_pending_calls", -1),
@@ -207,7 +207,7 @@ _CHECKS = {
     "num_returns": _num_returns,
     "retry_exceptions": _retry_exceptions,
     "runtime_env": environment.check,
-    "tensor_transport": _not_here("tensor_transport", _TENSORS),
+    "tensor_transport": _unsupported("tensor_transport", _TENSORS),
 }
 _ACTOR_CHECKS = {**_CHECKS, "name": _text("name", "Actor name cannot be an empty string.")}
 

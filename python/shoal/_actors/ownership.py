@@ -100,7 +100,7 @@ class HandleState:
             actor_ownership.put((self.counts, self.id, self.token))
 
 
-class _Made(NamedTuple):
+class _Owned(NamedTuple):
     """An actor that ends when no handle is left. ``stand``: id and place of its lifetime token, if it has one."""
 
     id: str
@@ -135,9 +135,9 @@ class ActorOwnership:
         self._queue: SimpleQueue = SimpleQueue()
         self._lock = threading.RLock()  # reentrant: a handle's __del__, or user code run by the GC, may interrupt its holder
         self._thread: threading.Thread | None = None
-        self._made: dict[str, _Made] = {}
+        self._owned: dict[str, _Owned] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
-        self._ending: deque[tuple[_Made, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
+        self._ending: deque[tuple[_Owned, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
         self._held: WeakValueDictionary[str, HandleState] = WeakValueDictionary()  # the handles that count, for actors in _made
         self.put = self._queue.put  # takes (session, actor, token) of a handle that is gone; may be called in any thread and by the GC
 
@@ -173,7 +173,7 @@ class ActorOwnership:
         ending = next((each for each in reversed(tuple(self._ending)) if each[0].id == actor.id), None)
         if ending is None:
             return self.if_alive(actor)
-        made, ref = ending
+        owned, ref = ending
         session.cancel(ref._ref, False, False)
         wait([ref], timeout=_END_S)
         try:
@@ -182,7 +182,7 @@ class ActorOwnership:
         except TaskCancelledError:
             with contextlib.suppress(ValueError):
                 self._ending.remove(ending)
-            self.add(actor, made.restarts, None)
+            self.add(actor, owned.restarts, None)
         except ActorDiedError:  # reported by the actor or its node
             return None
         except Exception:
@@ -193,7 +193,7 @@ class ActorOwnership:
         """Returns when the release thread no longer uses the session."""
         thread, self._thread = self._thread, None
         self.put(None)
-        self._made.clear()
+        self._owned.clear()
         self._kept.clear()
         self._ending.clear()
         if thread is not None and thread is not threading.current_thread():
@@ -201,7 +201,7 @@ class ActorOwnership:
 
     def add(self, actor: HandleState, restarts: bool, kept: list[_native.Ref] | None) -> None:
         self.begin()
-        self._made[actor.id] = _Made(actor.id, actor.class_name, restarts)
+        self._owned[actor.id] = _Owned(actor.id, actor.class_name, restarts)
         if kept:
             self._kept[actor.id] = kept
         self._held[actor.id] = actor
@@ -210,15 +210,15 @@ class ActorOwnership:
     def token_for(self, actor: HandleState) -> LifetimeToken | None:
         """Makes the lifetime token when a handle of an actor made here first leaves this process. Returns None in a forked child."""
         with self._lock:
-            made = self._made.get(actor.id)
-            if actor.token is not None or made is None:
+            owned = self._owned.get(actor.id)
+            if actor.token is not None or owned is None:
                 return actor.token
             token = _lifetime_token(actor.counts)
             if actor.token is not None:  # the GC may have run code that set it meanwhile
                 return actor.token
             actor.token = token
-            self._made[actor.id] = made = made._replace(token=actor.token[1:])
-        self._watch(actor.counts, made)
+            self._owned[actor.id] = owned = owned._replace(token=actor.token[1:])
+        self._watch(actor.counts, owned)
         return actor.token
 
     def own_token(self) -> LifetimeToken:
@@ -233,26 +233,26 @@ class ActorOwnership:
         """True if this process's actor may end, as it was asked to. If not, it is asked again once the handles that it gave away of itself
         are gone. Several processes may ask it."""
         with self._lock:
-            if actor_id in self._made:
+            if actor_id in self._owned:
                 return False
             token, running.token = running.token, None
             if token is None:
                 return True
-            made = self._made[actor_id] = _Made(actor_id, class_name, False, token[1:])
+            owned = self._owned[actor_id] = _Owned(actor_id, class_name, False, token[1:])
         self.begin()
-        self._watch(_session(), made)
+        self._watch(_session(), owned)
         return False
 
-    def all(self) -> list[_Made]:
+    def all(self) -> list[_Owned]:
         """The actors that another process is to adopt, including those that have not answered a request to end."""
-        return [*tuple(self._made.values()), *(made for made, ref in tuple(self._ending) if not ref._ref.ready)]
+        return [*tuple(self._owned.values()), *(owned for owned, ref in tuple(self._ending) if not ref._ref.ready)]
 
-    def hand_over(self) -> tuple[list[_Made], _Keeps]:
+    def hand_over(self) -> tuple[list[_Owned], _Keeps]:
         """The actors that this process leaves, and the references needed to make them again."""
         kept = [ref for refs in tuple(self._kept.values()) for ref in refs]
         return self.all(), _Keeps(kept)
 
-    def adopt(self, session: _native.Session, actors: list[_Made], words: ObjectRef) -> None:
+    def adopt(self, session: _native.Session, actors: list[_Owned], words: ObjectRef) -> None:
         """Takes over actors of a process that ends. It removes them from ``actors`` one by one, so that it may be called again after it
         raised (the head is away). Actors without a handle outside of that process end. ``words``: the value that contained ``actors``; it
         keeps the references needed to make them again."""
@@ -263,7 +263,7 @@ class ActorOwnership:
             actor = actors[0]
             with contextlib.suppress(NotFound):  # the head has removed it already
                 session.know(actor.id, actor.class_name)
-                self._made[actor.id] = actor
+                self._owned[actor.id] = actor
                 if actor.restarts:
                     self._kept[actor.id] = [words._ref]
                 if actor.token is None:
@@ -272,13 +272,13 @@ class ActorOwnership:
                     self._watch(session, actor)
             del actors[0]
 
-    def _watch(self, session: _native.Session, actor: _Made) -> None:
+    def _watch(self, session: _native.Session, actor: _Owned) -> None:
         """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
         object_id, place = actor.token
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
         when_ready(ref, lambda: self._freed(session, actor, ref))
 
-    def _freed(self, session: _native.Session, actor: _Made, ref: ObjectRef) -> None:
+    def _freed(self, session: _native.Session, actor: _Owned, ref: ObjectRef) -> None:
         try:
             load(ref)
         except ObjectLostError as error:
@@ -307,7 +307,7 @@ class ActorOwnership:
 
     def _release(self, session: _native.Session, actor_id: str) -> None:
         """Asks an actor to end after the calls made so far."""
-        actor = self._made.pop(actor_id, None)
+        actor = self._owned.pop(actor_id, None)
         if actor is None:
             return
         with contextlib.suppress(Exception):  # no head answers, so the call below ends the actor once it is placed
@@ -318,12 +318,12 @@ class ActorOwnership:
         self._ending.append((actor, ref))
         when_ready(ref, lambda: self._release_again(session, actor, ref))
 
-    def _release_again(self, session: _native.Session, actor: _Made, ref: ObjectRef) -> None:
+    def _release_again(self, session: _native.Session, actor: _Owned, ref: ObjectRef) -> None:
         """Repeats a request that failed: the connection broke, the actor was restarted, or it has too many calls."""
         try:
             load(ref)
         except (ActorUnavailableError, ResourceExhausted) as error:
-            self._made[actor.id] = actor
+            self._owned[actor.id] = actor
             pause = 0.0 if isinstance(error, ActorUnavailableError) else self.AGAIN_S
             later = threading.Timer(pause, self.put, ((session, actor.id, None),))
             later.daemon = True

@@ -61,7 +61,7 @@ class ImportWatch:
         if run is None or isinstance(loader, type) or self.found:  # a class would be the loader of all its modules
             return
 
-        def run_and_look(module: ModuleType) -> None:
+        def run_and_check(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)  # the loader's own again
             run(module)
             # Modules that this one imports have ended before, so the first one that sees it is the one that has done it.
@@ -69,7 +69,7 @@ class ImportWatch:
                 self.found = f"the import of {name}"
 
         with contextlib.suppress(AttributeError):  # a loader without a place for it is not followed
-            loader.exec_module = run_and_look
+            loader.exec_module = run_and_check
 
 
 def _modules() -> str:

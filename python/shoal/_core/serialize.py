@@ -199,8 +199,8 @@ def _array_parts(array, numpy) -> tuple:
 
 def _pickles_by_default(cls: type[BaseException]) -> bool:
     """True if the class pickles by a call with ``args``, which fails for an ``__init__`` with other parameters."""
-    ways = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("__reduce__", "__reduce_ex__")]
-    return all(c.__module__ == "builtins" for c in ways)
+    reducers = [next(c for c in cls.__mro__ if name in vars(c)) for name in ("__reduce__", "__reduce_ex__")]
+    return all(c.__module__ == "builtins" for c in reducers)
 
 
 def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> tuple[bytes, list[memoryview]]:

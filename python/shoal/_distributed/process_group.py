@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 from shoal._printable import say
 from shoal.exceptions import DeadlineExceeded, InvalidArgument, ShoalError, Unavailable, from_error
 
-LOOK = 1.5  # seconds between two checks during a wait
+CHECK_S = 1.5  # seconds between two checks during a wait
 _NEVER_SENT = 0x7FFFFFF1  # a tag that no message has
 _WORDS = 192  # bytes for a rank's readable description of its next call
 _DIGEST = 16  # bytes for the digest of the collective, its number, operation, dtype and sizes
@@ -73,7 +73,7 @@ class _Message:
     def __init__(self, work: dist.Work, what: str, data: torch.Tensor, timeout: float):
         self.what, self.timeout, self._work, self._data = what, timeout, work, data
         self._error: RuntimeError | None = None
-        self._done = threading.Event()
+        self._completed = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -81,13 +81,13 @@ class _Message:
             self._work.wait()
         except RuntimeError as error:
             self._error = error
-        self._done.set()
+        self._completed.set()
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        return self._completed.is_set()
 
     def wait(self, timeout: timedelta) -> None:
-        if not self._done.wait(timeout.total_seconds()):
+        if not self._completed.wait(timeout.total_seconds()):
             raise RuntimeError("not yet")
         if self._error is not None:
             raise self._error
@@ -186,7 +186,7 @@ class ProcessGroupBackend:
         what = f"recv from rank {source} (tag {tag}, {len(data)} bytes)" + self._named(call)
         return _Message(self._group.recv([data], source, tag), what, data, call[2])
 
-    def is_done(self, message: _Message) -> bool:
+    def is_ended(self, message: _Message) -> bool:
         return message.is_completed()
 
     def wait(self, message: _Message) -> None:
@@ -216,21 +216,21 @@ class ProcessGroupBackend:
         return (f" '{call[0]}'" if call[0] else "") + f", step {call[1]}"
 
     def _await(self, work: dist.Work | _Message, what: str, timeout: float) -> None:
-        began, looks, before = time.monotonic(), 0, None
+        began, num_checks, before = time.monotonic(), 0, None
         warn_at = self._warn_after
         try:
             while True:
                 try:
-                    work.wait(timedelta(seconds=LOOK))
+                    work.wait(timedelta(seconds=CHECK_S))
                     return
                 except RuntimeError:
                     if work.is_completed():  # failed, or finished since the timeout
                         self._ended(work, what)
                         return
-                looks += 1
+                num_checks += 1
                 waited = time.monotonic() - began
-                self._ledger.post(waits=what, looks=looks)
-                before = self._look(what, before)
+                self._ledger.post(waits=what, looks=num_checks)
+                before = self._check(what, before)
                 others = "; ".join(_where(r, line) for r, line in enumerate(before) if r != self.rank)
                 if waited > (timeout or self._timeout):
                     raise DeadlineExceeded(
@@ -251,16 +251,16 @@ class ProcessGroupBackend:
                 work.wait(timedelta(seconds=10))
             raise
         finally:
-            if looks:
+            if num_checks:
                 self._ledger.post()
 
     def _ended(self, work: dist.Work | _Message, what: str) -> None:
         try:
-            work.wait(timedelta(seconds=LOOK))
+            work.wait(timedelta(seconds=CHECK_S))
         except RuntimeError as error:
             raise self._lost(what, error) from error
 
-    def _look(self, what: str, before: list[dict] | None) -> list[dict]:
+    def _check(self, what: str, before: list[dict] | None) -> list[dict]:
         """Raises a failure that the ledger shows; returns the positions of all ranks."""
         lines = self._ledger.lines()
         # Read after the ranks' positions, because a rank stores the failure before it removes its position.

@@ -156,9 +156,9 @@ def attach(ranks: tuple[int, ...], me: int | None = None, store: dist.Store | No
     store.set(f"shoal/host/{me}", key)
     keys = [store.get(f"shoal/host/{r}").decode() for r in ranks]
     numbers = {k: n for n, k in enumerate(dict.fromkeys(keys))}
-    here = tuple(r for r, k in zip(ranks, keys, strict=True) if k == key)
-    one_head = here == ranks or started_by_node()
-    return Host(here, here == ranks, tuple(numbers[k] for k in keys), (-1, 0) if one_head else (here.index(me), len(here)))
+    local = tuple(r for r, k in zip(ranks, keys, strict=True) if k == key)
+    one_head = local == ranks or started_by_node()
+    return Host(local, local == ranks, tuple(numbers[k] for k in keys), (-1, 0) if one_head else (local.index(me), len(local)))
 
 
 def _attach(store: dist.Store, key: str, rank: int) -> None:

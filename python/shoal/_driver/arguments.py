@@ -18,7 +18,7 @@ __all__ = ["ClusterOffer", "JobArguments", "check_address", "check_connection", 
 # Arguments of Ray's init that are Unimplemented here, with an alternative.
 _FEWER = "num_cpus= and memory= offer less than the machine has"
 _ETCD = "several heads over etcd keep the state when one of them ends: `shoal start --head --store etcd://..`"
-_NOT_HERE = {
+_UNSUPPORTED = {
     "job_config": "namespace=, runtime_env= and logging_config= set what it holds",
     "enable_resource_isolation": _FEWER,
     "cgroup_path": _FEWER,
@@ -55,10 +55,10 @@ _NO_EFFECT = {  # settings of Ray's own processes that programs and tests use mo
 def check_others(given: dict[str, Any], known: Set[str]) -> None:
     """Raises TypeError for arguments that Ray's init lacks, too, and Unimplemented for those that Shoal's lacks. ``known``: Shoal's."""
     for name, value in given.items():
-        if name not in _NOT_HERE and name not in _CHANGE_NOTHING:
+        if name not in _UNSUPPORTED and name not in _CHANGE_NOTHING:
             raise TypeError(f"init() got an unexpected keyword argument {name!r}; {meant(name, known)}")
-        if name in _NOT_HERE and value not in (None, False, ""):
-            raise Unimplemented(f"{name} of init() is not in this release", hint=_NOT_HERE[name])
+        if name in _UNSUPPORTED and value not in (None, False, ""):
+            raise Unimplemented(f"{name} of init() is not in this release", hint=_UNSUPPORTED[name])
 
 
 def check_connection(address: Any, local_mode: bool, dashboard_host: str, temp_dir: str | None) -> None:

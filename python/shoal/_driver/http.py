@@ -24,7 +24,7 @@ from shoal.exceptions import InvalidArgument, Unavailable
 __all__ = ["Http"]
 
 _TIMEOUT_S = 30  # for an answer of the cluster
-_HERE = ("127.0.0.1", "localhost", "::1")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Response(http.client.HTTPResponse):
@@ -131,7 +131,7 @@ def _info(folder: str | os.PathLike) -> dict[str, Any]:
 def _token(address: str, folder: str) -> tuple[str, int]:
     """Returns (the token of HTTP requests, the uid of the token file's owner)."""
     to = urllib.parse.urlsplit(address)
-    if to.hostname not in _HERE:
+    if to.hostname not in _LOOPBACK:
         raise InvalidArgument(
             f"the cluster's token is not sent to {address}: it is another host, and HTTP is not encrypted",
             reason="TokenRefused",
@@ -143,13 +143,13 @@ def _token(address: str, folder: str) -> tuple[str, int]:
     else:
         if not folder:
             root = Path(os.environ.get("SHOAL_HOME") or f"/tmp/shoal-{os.getuid()}")
-            here = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
-            if not here:
+            folders = [i.parent for i in root.glob("*/info.json") if urllib.parse.urlsplit(_info(i.parent).get("http", "")).port == to.port]
+            if not folders:
                 raise InvalidArgument(
                     f"this host has no token of the cluster at {address}",
                     hint='name its file in $SHOAL_TOKEN_FILE, or give headers={"Authorization": "Bearer TOKEN"}',
                 )
-            folder = str(max(here, key=lambda f: f.stat().st_mtime))
+            folder = str(max(folders, key=lambda f: f.stat().st_mtime))
         file = Path(folder, "token")
     try:
         token, owner = bytes.fromhex(file.read_text().strip()), file.stat().st_uid

@@ -20,7 +20,7 @@ from shoal.exceptions import ShoalError
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator", "publish", "publish_async"]
 
-_LOOK_S = 0.002  # pause before another attempt while the caller's connection is full
+_RETRY_S = 0.002  # pause before another attempt while the caller's connection is full
 
 
 class DynamicObjectRefGenerator:
@@ -49,7 +49,7 @@ class ObjectRefGenerator(Waitable):
     def __init__(self, where: str):
         self._session, self._where = _session(), where
         self._stream: int = self._session.open_stream()
-        self._done: ObjectRef
+        self._answer: ObjectRef
         self._count = 0  # number of taken items
         self._item: ObjectRef | None = None  # the next item, once requested
         self._over = False
@@ -57,17 +57,17 @@ class ObjectRefGenerator(Waitable):
 
     def _follow(self, answer: _native.Ref) -> ObjectRefGenerator:
         """Attaches the generator to its call; ``answer`` is the reference to the call's answer."""
-        self._done = ObjectRef(answer, self._where)
+        self._answer = ObjectRef(answer, self._where)
         self._session.follow_stream(self._stream, answer)
         return self
 
     def task_id(self) -> TaskID:
         """The id of the call."""
-        return self._done.task_id()
+        return self._answer.task_id()
 
     def completed(self) -> ObjectRef:
         """The reference to the call's answer: the number of items, or its failure."""
-        return self._done
+        return self._answer
 
     def next_ready(self) -> bool:
         """True if ``next`` would return an item at once. False also at the end."""
@@ -79,7 +79,7 @@ class ObjectRefGenerator(Waitable):
 
     def _at_end(self) -> bool:
         item = self._ahead()._ref
-        return item.ready and _is_end(item) and not self._done._ref.failed
+        return item.ready and _is_end(item) and not self._answer._ref.failed
 
     def __iter__(self) -> ObjectRefGenerator:
         return self
@@ -112,7 +112,7 @@ class ObjectRefGenerator(Waitable):
         with self._lock:
             if self._item is None:
                 self._item = ObjectRef(self._session.next_item(self._stream), self._where)
-                self._item._ref.follows(self._done._ref)
+                self._item._ref.follows(self._answer._ref)
             return self._item
 
     def _taken(self, item: ObjectRef) -> ObjectRef | None:
@@ -126,7 +126,7 @@ class ObjectRefGenerator(Waitable):
                 return item
             self._over = True
             self._session.close_stream(self._stream)
-            return self._done if self._done._ref.failed else None
+            return self._answer if self._answer._ref.failed else None
 
     def __del__(self):
         with contextlib.suppress(Exception):  # the session may be closed, or the call could not be made
@@ -179,7 +179,7 @@ async def publish_async(session: _native.Session, incoming: _native.Incoming, va
             while not (given := session.give_item(incoming, stream, count, item, False)):
                 if given is None:
                     raise CallerGone
-                await sleep(_LOOK_S)
+                await sleep(_RETRY_S)
             count += 1
     return count
 

@@ -131,7 +131,7 @@ def cancel(ray_waitable, *, force: bool = False, recursive: bool = True) -> None
 
     The call's owner cancels it. This waits up to 30 seconds for another process (DeadlineExceeded); a dead owner is no error.
     """
-    ref = getattr(ray_waitable, "_done", ray_waitable)  # the completion reference of an ObjectRefGenerator
+    ref = getattr(ray_waitable, "_answer", ray_waitable)  # the completion reference of an ObjectRefGenerator
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ray_waitable)}.")
     session, recursive, force = _session(), flag("recursive", recursive), flag("force", force)

@@ -112,23 +112,23 @@ def prepare(env: dict[str, Any]) -> dict[str, Any]:
     env = check(env)
     if not env:
         return {}
-    done: dict[str, Any] = {k: env[k] for k in ("config", "env_vars") if k in env}
+    resolved: dict[str, Any] = {k: env[k] for k in ("config", "env_vars") if k in env}
     end = packages.end_of(env)
     path: list[str] = []
     out: dict[str, Any] = {"env": dict(env.get("env_vars", {}))}
     if "working_dir" in env:
-        done["working_dir"] = out["cwd"] = _kept(env["working_dir"], env.get("excludes", ()), "working_dir")
+        resolved["working_dir"] = out["cwd"] = _kept(env["working_dir"], env.get("excludes", ()), "working_dir")
         path.append(out["cwd"])
     if "py_modules" in env:
-        done["py_modules"] = [_module(m, env.get("excludes", ())) for m in env["py_modules"]]
-        path += [m if Path(m).parent == _store() else os.path.dirname(m) for m in done["py_modules"]]
+        resolved["py_modules"] = [_module(m, env.get("excludes", ())) for m in env["py_modules"]]
+        path += [m if Path(m).parent == _store() else os.path.dirname(m) for m in resolved["py_modules"]]
     for tool in ("pip", "uv"):
         if tool in env:
-            done[tool] = packages.check(tool, env[tool])
-            path.append(packages.installed(tool, done[tool], _store(), end))
-    out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(done)
+            resolved[tool] = packages.check(tool, env[tool])
+            path.append(packages.installed(tool, resolved[tool], _store(), end))
+    out["env"]["SHOAL_RUNTIME_ENV"] = json.dumps(resolved)
     if path and shipping.needed():
-        mine = [given for key in ("working_dir", "py_modules") for given in _list(done.get(key))]
+        mine = [given for key in ("working_dir", "py_modules") for given in _list(resolved.get(key))]
         roots = (str(_store() / Path(given).relative_to(_store()).parts[0]) for given in mine)
         out["env"][shipping.ENVIRONMENT] = shipping.leave(roots, str(_store()))
     return {**out, "python_path": path}

@@ -86,17 +86,17 @@ def _walk(
 ) -> Iterator[tuple[Path, str]]:
     """``around``: the real paths of the enclosing folders."""
     around = (*around, os.path.realpath(folder))
-    here = list(outer)
+    inside = list(outer)
     for file in _IN_FOLDERS if from_folders else _IN_FOLDERS[1:]:
         if (folder / file).is_file():
-            here.append((Patterns((folder / file).read_text(errors="replace").splitlines()), len(name)))
+            inside.append((Patterns((folder / file).read_text(errors="replace").splitlines()), len(name)))
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         inner = name + entry.name
         is_folder = os.path.isdir(entry.path)  # a link to itself is neither folder nor file
-        if any(patterns.leave_out(inner[start:], is_folder) for patterns, start in here):
+        if any(patterns.leave_out(inner[start:], is_folder) for patterns, start in inside):
             continue
         if is_folder:
             if not entry.is_symlink() or not _leads_back(entry.path, around):
-                yield from _walk(Path(entry.path), inner + "/", here, from_folders, around)
+                yield from _walk(Path(entry.path), inner + "/", inside, from_folders, around)
         elif os.path.isfile(entry.path):
             yield Path(entry.path), inner

@@ -135,18 +135,18 @@ def _end(process: subprocess.Popen) -> None:
 
 def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str], end: float | None) -> None:
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}) as done:
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}) as process:
         try:
-            out, err = done.communicate(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            out, err = process.communicate(timeout=None if end is None else max(0.0, end - time.monotonic()))
         except BaseException as error:  # also on an interrupt
-            _end(done)
+            _end(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise RuntimeEnvSetupError(
                 f"{tool} of runtime_env did not finish in time to install {', '.join(config['packages'])}",
                 hint="set a larger setup_timeout_seconds in config of runtime_env",
             ) from None
-    if done.returncode:
+    if process.returncode:
         last = "\n".join((err.strip() or out.strip()).splitlines()[-5:])
         verb = "found a conflict among" if words[-1] == "check" else "failed to install"
         raise RuntimeEnvSetupError(f"{tool} of runtime_env {verb} {', '.join(config['packages'])}:\n{last}")

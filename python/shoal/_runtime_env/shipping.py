@@ -122,9 +122,9 @@ def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
         with removed_on_failure(into):
             into.mkdir(parents=True, exist_ok=True)
             for entry in archive.infolist():
-                made = archive.extract(entry, into)
+                member = archive.extract(entry, into)
                 if not entry.is_dir() and (mode := stat.S_IMODE(entry.external_attr >> 16)):
-                    os.chmod(made, mode & 0o777 | 0o600)
+                    os.chmod(member, mode & 0o777 | 0o600)
     return size
 
 
@@ -209,22 +209,22 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     if sent["store"] == own:  # this is the sender's host: packages that the sender itself has fetched must be kept in use as well
         for root, package in sent["of"].items():
             if root == os.path.join(own, package[:24]):
-                _here(package, Path(own))
+                _fetched(package, Path(own))
         return cwd, path
     Path(own).mkdir(mode=0o700, exist_ok=True)
-    moved = {root: _here(package, Path(own)) for root, package in sent["of"].items()}
+    moved = {root: _fetched(package, Path(own)) for root, package in sent["of"].items()}
     env = json.loads(variable("SHOAL_RUNTIME_ENV", "{}"))
     end = packages.end_of(env)
     for tool in env.keys() & {"pip", "uv"}:
         with _locked(Path(own, f"{tool}.use"), fcntl.LOCK_EX):
-            here = packages.installed(tool, env[tool], Path(own), end)
+            installed = packages.installed(tool, env[tool], Path(own), end)
         theirs = [p for p in path if p not in moved and p.startswith(os.path.join(sent["store"], f"{tool}-"))]
-        moved.update(dict.fromkeys(theirs, here))
+        moved.update(dict.fromkeys(theirs, installed))
 
     def translated(given: str) -> str:
-        for root, here in moved.items():
+        for root, own_root in moved.items():
             if given == root or given.startswith(root + "/"):
-                return here + given[len(root) :]
+                return own_root + given[len(root) :]
         return given
 
     if "working_dir" in env:
@@ -242,7 +242,7 @@ def in_place(folder: str) -> bool:
     return os.path.isdir(folder) and folder in sent.get("of", {}) and sent["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
 
 
-def _here(package: str, own: Path) -> str:
+def _fetched(package: str, own: Path) -> str:
     """Returns the local folder of a package, which stays while this process lives."""
     target, use = own / package[:24], own / f"{package[:24]}.use"
     fd = os.open(use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -34,7 +34,7 @@ __all__ = ["Function", "FunctionPool"]
 _MAX_RETRIES = 3  # default for a task whose worker died
 _END_S = 5.0  # limit for the pool thread's work at the session's end
 
-_LOOK_AT_NODES_S = 1.0  # interval of a spreading pool's searches for nodes without a worker
+_SEARCH_S = 1.0  # interval of a spreading pool's searches for nodes without a worker
 _NODES_AT_ONCE = 16  # number of nodes that one search uses
 
 _FEW = 16  # number of workers up to which dead ones are not removed
@@ -64,7 +64,7 @@ class _Pool:
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
         # Time of the next search for nodes, whether a call came since the last one, and the nodes that it found.
-        self._look_at, self._called, self._roomy = 0.0, False, []
+        self._search_at, self._called, self._roomy = 0.0, False, []
         self.judges: dict[int, Retries] = {}  # rules of functions whose exceptions may have to be judged
         self.empty = True  # True if it had no workers when last served
         self.asleep = False  # True if it also had no waiting task, so that there is nothing to do until it reports something
@@ -82,7 +82,7 @@ class _Pool:
 
     def called(self, owner: FunctionPool) -> None:
         """Wakes the thread to search for nodes again, unless a search was made lately; for a pool that spreads."""
-        if not self._called and time.monotonic() >= self._look_at:
+        if not self._called and time.monotonic() >= self._search_at:
             self._called = True
             os.eventfd_write(owner.readiness.fd, 1)
 
@@ -92,8 +92,8 @@ class _Pool:
         if owner.wanted_back:
             return 0
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at, self._called = now + _LOOK_AT_NODES_S, False
+        if now >= self._search_at:
+            self._search_at, self._called = now + _SEARCH_S, False
             labels = self.placed[0].get("labels", [])
             self._roomy = [
                 row["id"]
@@ -103,7 +103,7 @@ class _Pool:
                 and fits(row["labels"], labels)
                 and all(row["available"].get(k, 0) >= v for k, v in self.resources.items())
             ]
-            self._look_at = time.monotonic() + max(_LOOK_AT_NODES_S, 20 * (time.monotonic() - now))  # listing thousands of nodes takes long
+            self._search_at = time.monotonic() + max(_SEARCH_S, 20 * (time.monotonic() - now))  # listing thousands of nodes takes long
         nodes = self.native.next_nodes(self._roomy)[:_NODES_AT_ONCE]
         for node in nodes:
             self.grow(function, node)
@@ -209,7 +209,7 @@ class FunctionPool:
     IDLE_S = 2.0  # idle time after which a worker ends; it lends its CPUs earlier
     HAND_OVER_S = 30.0  # limit for a worker's report of what it leaves
     NEEDED_S = 5.0  # time after which a worker with open calls reports that it is needed, to be asked again
-    LOOK_S = 0.1  # interval of requests for room while there is none
+    REQUEST_S = 0.1  # interval of requests for room while there is none
     AGAIN_S = 1.0  # pause before another attempt to end workers
     LEASE_S = 0.25  # time for which a worker keeps requested resources, and interval of the checks
 
@@ -221,10 +221,10 @@ class FunctionPool:
         self._numbered: dict[int, _Pool] = {}
         self._awake: dict[_Pool, None] = {}  # pools to serve, in the order of their requests
         self._leaving: list[_Leaving] = []  # guarded by retiring
-        self._again_at, self._looked_at = 0.0, time.monotonic()
+        self._again_at, self._checked_at = 0.0, time.monotonic()
         self._ended = False
         self.wanted_back = False  # other jobs wait for the resources of this process, so it makes no workers, and ends some
-        self._ask_at = 0.0
+        self._request_at = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="shoal-tasks")
         self._thread.start()
         state.ending.append(self._end)
@@ -285,8 +285,8 @@ class FunctionPool:
 
     def _overlook_own_silence(self) -> None:
         """Extends the deadlines of workers by the time for which this process itself stood still."""
-        now, before = time.monotonic(), self._looked_at
-        self._looked_at = now
+        now, before = time.monotonic(), self._checked_at
+        self._checked_at = now
         if now - before > self.HAND_OVER_S / 2:
             for leaving in self._leaving:
                 leaving.until += now - before
@@ -332,16 +332,16 @@ class FunctionPool:
         """Returns the number of workers, at most ``workers``, for which there is room now."""
         if "group" in pool.placed[0]:  # only the head has the group's free resources: one worker at a time may wait for them
             return 0 if starting else 1
-        free = self._ask()
+        free = self._free_resources()
         if self.wanted_back:
             return 0
         needs = [free.get(k, 0) / v for k, v in pool.resources.items() if v]
         return min([workers, *(int(n + 1e-9) for n in needs)])
 
-    def _ask(self) -> dict[str, float]:
+    def _free_resources(self) -> dict[str, float]:
         resources = self.session.resources()
         self.wanted_back = resources.wanted_back
-        self._ask_at = time.monotonic() + self.LEASE_S
+        self._request_at = time.monotonic() + self.LEASE_S
         return resources.available
 
     def _run(self) -> None:
@@ -359,8 +359,8 @@ class FunctionPool:
             self.see_off()  # first, because it makes room
             pools = tuple(self._awake.copy())  # an atomic copy
             with contextlib.suppress(Exception):  # the head is away
-                if time.monotonic() >= self._ask_at and not all(pool.empty for pool in pools):
-                    self._ask()
+                if time.monotonic() >= self._request_at and not all(pool.empty for pool in pools):
+                    self._free_resources()
             for pool in pools:
                 del self._awake[pool]  # removed before it is served, so that a call made meanwhile adds it again
                 pool.asleep = False
@@ -369,7 +369,7 @@ class FunctionPool:
                 if not pool.asleep:
                     self._awake[pool] = None
             busy = not all(pool.empty for pool in pools)
-            wait_s = self.LOOK_S if short else self.LEASE_S if busy else self.IDLE_S / 4
+            wait_s = self.REQUEST_S if short else self.LEASE_S if busy else self.IDLE_S / 4
             if short:
                 time.sleep(0.001)
 

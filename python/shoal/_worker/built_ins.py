@@ -34,11 +34,11 @@ def _release(instance) -> object:
         raise _Released(0)
     if not running.settings["restarts"]:
         return None
-    threading.Thread(target=_stay, args=(parent_call(),), daemon=True, name="shoal-leaving").start()
+    threading.Thread(target=_answer_survived, args=(parent_call(),), daemon=True, name="shoal-leaving").start()
     return LATER
 
 
-def _stay(incoming) -> None:
+def _answer_survived(incoming) -> None:
     """Answers the request to end, for an actor that still waits for handles that it gave away. It first rules out a restart: a restarted
     actor would not be asked to end. If it dies earlier, the request fails, and the creator asks the restarted actor."""
     while True:

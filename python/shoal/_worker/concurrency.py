@@ -23,7 +23,7 @@ from shoal._worker.serving import arguments, end, fail_creation, refuse, reply, 
 from shoal.exceptions import AsyncioActorExit
 
 _DEFAULT = ""  # the group of methods without one
-_LOOK_S = 1.0  # one wait for answers, after which the actor checks whether it must end
+_CHECK_S = 1.0  # one wait for answers, after which the actor checks whether it must end
 
 
 def is_unfinished(result) -> bool:
@@ -32,17 +32,17 @@ def is_unfinished(result) -> bool:
     return isinstance(result, Coroutine) or asyncio.isfuture(result)
 
 
-def serve(session, early: deque, cls: type, made_from: list[tuple]) -> int:
-    """Makes the actor and serves calls until it ends. Returns the exit code. ``made_from``: the creating call, args and kwargs, which this
+def serve(session, early: deque, cls: type, creating: list[tuple]) -> int:
+    """Makes the actor and serves calls until it ends. Returns the exit code. ``creating``: the creating call, args and kwargs, which this
     takes out of the list and frees."""
-    creation, args, kwargs = made_from.pop()
+    creation, args, kwargs = creating.pop()
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
     running.runner = runner  # kept until the process ends: a call that is freed is answered
     running.unanswered.append(early)
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
-        runner.note_made()
+        runner.set_constructed()
         report_constructed(session, creation)
     except BaseException as error:
         return fail_creation(session, creation, early, error, f"{cls.__name__}.__init__")
@@ -82,13 +82,13 @@ class _Runner:
         self.session = session
         self.sizes = groups
         self.code: int | None = None  # exit code of the process, once it is to end
-        self._made, self._leaves = False, threading.RLock()  # reentrant: a signal handler may call leave() while it is held
+        self._constructed, self._leaves = False, threading.RLock()  # reentrant: a signal handler may call leave() while it is held
 
-    def note_made(self) -> None:
+    def set_constructed(self) -> None:
         with self._leaves:
             if running.ending is not None:  # the constructor has asked for the end
                 raise running.ending
-            self._made = True
+            self._constructed = True
 
     def leave(self, error: SystemExit) -> None:
         """Ends the actor after the running calls, or at once if ``error`` is a failure. Any thread may call it, repeatedly."""
@@ -96,7 +96,7 @@ class _Runner:
             if running.ending is not None:
                 return
             running.ending = error
-            if not self._made:  # note_made raises it later
+            if not self._constructed:  # set_constructed raises it later
                 return
         if error.code is None or error.code != 0:
             self.end()
@@ -124,7 +124,7 @@ class _Runner:
 
     def wait_for_itself(self) -> None:
         """Waits until the calls that this actor made on itself are answered, or the actor must end."""
-        while running.ending is None and not self.session.wait_calls(_LOOK_S, running.actor_id):
+        while running.ending is None and not self.session.wait_calls(_CHECK_S, running.actor_id):
             pass
 
     def take_back(self, incoming) -> None:
@@ -222,10 +222,10 @@ class _OnThreads(_Runner):
     def take_back(self, incoming) -> None:
         for call in tuple(self._calls):
             if call.incoming is incoming:
-                self._done(call)
+                self._call_ended(call)
         super().take_back(incoming)
 
-    def _done(self, call: CallInfo) -> None:
+    def _call_ended(self, call: CallInfo) -> None:
         self._calls.pop(call, None)
         if self._awaited:
             with self._fewer:
@@ -264,7 +264,7 @@ class _OnThreads(_Runner):
         """True if the call will not run, and this caller is the first to withdraw it."""
         if taken(handed) is None:
             return False
-        self._done(call)
+        self._call_ended(call)
         return True
 
     def _take(self, handed: list, call: CallInfo, args: tuple, kwargs: dict) -> None:
@@ -273,7 +273,7 @@ class _OnThreads(_Runner):
         try:
             self._run(call, args, kwargs)
         finally:
-            self._done(call)
+            self._call_ended(call)
 
     def _run(self, call: CallInfo, args: tuple, kwargs: dict) -> None:
         incoming = call.incoming
@@ -395,7 +395,7 @@ class _OnLoop(_Runner):
             return
         task = lane.loop.create_task(self._run(call, lane.turns, args, kwargs))
         lane.tasks[task] = call
-        task.add_done_callback(lambda task: self._done(lane, task))
+        task.add_done_callback(lambda task: self._call_ended(lane, task))
 
     async def _release(self, incoming) -> None:
         """Runs the release after the earlier calls, and after the calls that they made on this actor."""
@@ -428,7 +428,7 @@ class _OnLoop(_Runner):
             if not call.began:
                 task.cancel()
 
-    def _done(self, lane: _Lane, task: asyncio.Task) -> None:
+    def _call_ended(self, lane: _Lane, task: asyncio.Task) -> None:
         call = lane.tasks[task]
         if task.cancelled():
             if running.ending is not None and not call.began and not self.session.cancelled(call.incoming):

@@ -59,9 +59,9 @@ def main() -> int:
     if settings.get("concurrency"):
         from shoal._worker.concurrency import serve  # late: loads asyncio, which ordinary actors do not need
 
-        made_from = [(creation, args, kwargs)]
+        creating = [(creation, args, kwargs)]
         creation = args = kwargs = None
-        return serve(session, early, cls, made_from)
+        return serve(session, early, cls, creating)
     running.incoming = creation
     try:
         running.instance = cls(*args, **kwargs)

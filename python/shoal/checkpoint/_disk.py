@@ -124,13 +124,13 @@ class OpenFile:
 
     def read_into(self, buffer: memoryview, at: int) -> int:
         """Reads into the buffer. ``at`` and the buffer are aligned. Returns the number of bytes, less at the end of the file."""
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self._fd, [buffer[done:]], at + done)
-            done += count
+        num_read = 0
+        while num_read < len(buffer):
+            count = os.preadv(self._fd, [buffer[num_read:]], at + num_read)
+            num_read += count
             if count == 0 or count % ALIGNMENT:
                 break
-        return done
+        return num_read
 
     def close(self) -> None:
         os.close(self._fd)
@@ -277,7 +277,7 @@ class LocalStore:
         for entry in sorted(self.path.iterdir()):
             if _is_of_a_save(entry) or _manifest.FOLDER.fullmatch(entry.name):
                 _remove_tree(entry)
-        with _may_stay(self.path):
+        with _may_remain(self.path):
             disk.remove_folder(os.fspath(self.path))
 
 
@@ -330,7 +330,7 @@ def _make_folders(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _may_stay(path: Path) -> Iterator[None]:
+def _may_remain(path: Path) -> Iterator[None]:
     """Warns of what cannot be deleted because it is in use or holds other entries. NFS keeps open files under names such as .nfs0001."""
     try:
         yield
@@ -344,7 +344,7 @@ def _may_stay(path: Path) -> Iterator[None]:
 
 def _remove_tree(path: Path) -> None:
     """Deletes a file, or a folder with all that is in it. A symbolic link goes, and what it names stays: another user may have made it."""
-    with _may_stay(path):
+    with _may_remain(path):
         if path.is_symlink() or not path.is_dir():
             disk.remove(os.fspath(path))
             return

@@ -53,8 +53,8 @@ def verify(path: str | Path) -> Verified:
         if not problems:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="shoal-checkpoint-verify") as pool:
                 checks = [pool.submit(check, name, t, piece) for name, t in manifest.all_tensors() for piece in t.pieces]
-            for done in checks:
-                done.result()  # raises what is no damage, such as an error of the disk: those bytes were not read
+            for check in checks:
+                check.result()  # raises what is no damage, such as an error of the disk: those bytes were not read
     tensors = list(manifest.all_tensors())
     return Verified(sorted(set(problems)), len(tensors), sum(t.num_bytes for _, t in tensors), manifest.format == FORMAT)
 

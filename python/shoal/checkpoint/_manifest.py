@@ -128,7 +128,7 @@ class Manifest:
             "files": {name: vars(f) for name, f in self.files.items()},
         }
         del body["values"]
-        if not self.extra:  # so that earlier releases of this version read what they can
+        if not self.extra:  # readers that do not know this field accept a manifest without it
             del body["extra"]
         text = json.dumps(body, sort_keys=True)  # without indentation, which Python's slow encoder writes while training waits for the GIL
         return f'{text[:-1]}, "sha256": "{_checksum_of(text)}"}}\n'

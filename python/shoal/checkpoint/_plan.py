@@ -144,7 +144,7 @@ class _Place:
     name: str
     tensor: torch.Tensor
     in_window: bool  # written only by an optimizer's step or in a write window
-    local: torch.Tensor  # the tensor that has the memory
+    local: torch.Tensor  # this rank's part of a DTensor; otherwise `tensor` itself
     facts: tuple | None
 
 

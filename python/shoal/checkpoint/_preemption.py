@@ -14,7 +14,7 @@ from shoal._core.variables import variable
 from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
 
-_LOOK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
+_CHECK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
 
 
 class Preemption:
@@ -70,4 +70,4 @@ def _watch(preemption: weakref.ref[Preemption]) -> None:
         if present is None or present.check():
             return
         del present
-        pause.wait(_LOOK_S)
+        pause.wait(_CHECK_S)

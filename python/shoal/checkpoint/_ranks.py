@@ -124,7 +124,7 @@ def own_group(ranks: list[int], purpose: str) -> dist.ProcessGroup:
 
 def forget_group(group: dist.ProcessGroup) -> None:
     """After a failure in the group, which every rank sees: the ranks make another one at the next use."""
-    for key in [key for key, made in list(_groups.items()) if made is group]:
+    for key in [key for key, known in list(_groups.items()) if known is group]:
         _groups.pop(key, None)
 
 

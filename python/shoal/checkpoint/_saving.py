@@ -24,7 +24,7 @@ from shoal.checkpoint._snapshot import Snapshot, settle_all
 from shoal.checkpoint._store import writing
 from shoal.exceptions import Unavailable
 
-_LOOK_S = 0.02  # between two looks while a wait may end early
+_CHECK_S = 0.02  # between two looks while a wait may end early
 _NICENESS = 15  # the thread that hashes and writes uses the time that the training leaves
 
 _current: PendingSave | None = None
@@ -245,7 +245,7 @@ def finish(check: Callable[[], None]) -> None:
     """Waits for the save under way, if any, before its ranks change. Leaves its error to ``wait`` or the next save. ``check``: is called
     repeatedly during the wait, and ends it by raising an error."""
     while _current is not None and not _current.done():
-        _current._thread.join(_LOOK_S)
+        _current._thread.join(_CHECK_S)
         check()
 
 

@@ -19,7 +19,7 @@ from shoal.fsdp._devices.streams import Mark, transfers
 from shoal.fsdp._engine.writers import before_writes
 
 _RANGE = 16 << 20  # bytes copied at once: two threads share the ranges
-_LOOK_S = 0.05  # between two looks at ranges that another thread copies
+_CHECK_S = 0.05  # between two looks at ranges that another thread copies
 _active: list[Snapshot] = []
 _spare: list[Buffer] = []  # memory of earlier snapshots: new memory would cost as much time as the copy
 
@@ -100,7 +100,7 @@ class Snapshot:
                         taken = self._ranges[-1]  # before the pop, which a signal may follow
                         self._ranges.pop()
                 if taken is None:
-                    self._copied.wait(_LOOK_S)  # not for ever: a thread that is interrupted puts its range back
+                    self._copied.wait(_CHECK_S)  # not for ever: a thread that is interrupted puts its range back
                     continue
                 copy_in(*taken)
                 with self._lock:
@@ -122,7 +122,7 @@ class Snapshot:
 
     def release(self) -> None:
         """Keeps the memory for the next snapshot, unless a device may still write to it."""
-        if all(s.done for s in self._staged.values()):
+        if all(s.completed for s in self._staged.values()):
             _spare.extend(self.images)
         self.images = []
 
@@ -142,7 +142,7 @@ class Staging:
         self._lock = threading.Lock()
         self._copied: Mark | None = None
         self.written: str | None = None
-        self.done = False
+        self.completed = False
 
     def add(self, part: Part, image: Buffer, at: int) -> None:
         """Adds a copy. The present stream copies at once a value that may be written without a notice: no later work overtakes it."""
@@ -171,7 +171,7 @@ class Staging:
 
     def order_writes(self) -> None:
         """Later work of the present stream may write to what is copied."""
-        if not self.done:
+        if not self.completed:
             self._check()
             self._copied.wait()
 
@@ -179,7 +179,7 @@ class Staging:
         """The host waits until all is copied. Then the sources' memory may be freed."""
         self._streams.synchronize(self._copied)
         self._check()
-        self.done = True
+        self.completed = True
         self._sources.clear()
 
     def _check(self) -> None:

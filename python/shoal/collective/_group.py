@@ -37,7 +37,7 @@ class Work:
 
     def is_completed(self) -> bool:
         """Returns True if ``wait`` would return or raise at once."""
-        return self._native.done()
+        return self._native.ended()
 
     def wait(self) -> torch.Tensor | None:
         """Waits for the end of the operation. Returns the function's result without ``async_op``; raises the operation's error.

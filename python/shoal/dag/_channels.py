@@ -24,7 +24,7 @@ _DEFAULT_LIMIT = 1_000_000  # Ray's default
 _DEFAULT_MEMORY = 256 << 20  # approximate bytes of all channels, reserved by the node, though few pages are touched
 _OVERHEAD = 96  # bytes per record
 _PER_BUFFER = 72
-_LOOK_S = 0.05  # interval of the checks whether the graph has ended
+_CHECK_S = 0.05  # interval of the checks whether the graph has ended
 _SMALLEST = 256  # lowest limit, which fits a reference to a value in separate memory
 
 
@@ -100,7 +100,7 @@ class Packed:
         ended()
         object_id, owner = self._head.decode().split()
         ref = state.session.fetch(object_id, owner)
-        while not state.session.wait_all([ref], _LOOK_S if end is None else min(_LOOK_S, max(0.0, end - time.monotonic()))):
+        while not state.session.wait_all([ref], _CHECK_S if end is None else min(_CHECK_S, max(0.0, end - time.monotonic()))):
             ended()
             if end is not None and time.monotonic() >= end:
                 raise RayChannelTimeoutError("the value did not arrive within the timeout")

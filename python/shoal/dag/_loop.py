@@ -99,9 +99,9 @@ _by_driver: dict[str, set[_Loop]] = {}
 
 def _open(part: Part) -> tuple[str, str] | None:
     """Opens a part. Returns None, or (job, node) of this actor if the graph's memory is elsewhere."""
-    here = (state.session.job, state.session.node)
-    if here != part.place:
-        return here
+    place = (state.session.job, state.session.node)
+    if place != part.place:
+        return place
     if running.turn is None and running.runner is None:
         running.turn = Turn(taken=True)  # taken by the call that is being served
     _opened[part.layout.name] = loop = _Loop(part)
@@ -197,7 +197,7 @@ class _Loop:
                 for slot, receiver in call.reads:
                     value = receiver.read()
                     slots[slot] = value.load(self._ended) if type(value) is Packed else value
-                result = _made(call, slots, turn)
+                result = _result_of(call, slots, turn)
                 if running.ending is not None:  # by this call, even if it caught the exception, or by another
                     raise ActorExit(0)
                 slots[call.slot] = result
@@ -215,7 +215,7 @@ class _Loop:
             slots[:] = empty
 
 
-def _made(call: _Call, slots: list[Any], turn) -> Any:
+def _result_of(call: _Call, slots: list[Any], turn) -> Any:
     """Returns the call's result, or the exception of this call or of one that it needs."""
     for slot in call.needs:
         if type(slots[slot]) is Raised:

@@ -48,9 +48,9 @@ class DAGNode:
 
     def execute(self, /, *args, **kwargs) -> ObjectRef | list[ObjectRef]:
         """Makes the calls of the graph as ordinary calls. Returns a reference to the result; for a MultiOutputNode a list of references."""
-        return self._made({}, args, kwargs)
+        return self._evaluate({}, args, kwargs)
 
-    def _made(self, values: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _evaluate(self, values: dict[int, Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Returns this node's value in one execution, for the arguments of calls."""
         if self._number not in values:
             for node in self._in_order():

@@ -94,8 +94,8 @@ def plan(calls: list[Call], outputs: list[Value]) -> Plan:
         call = calls[n]
         step = Step(n)
         for value in call.reads:
-            here = type(value) is int and calls[value].actor == call.actor
-            if not here and (value, call.actor) not in known:
+            local = type(value) is int and calls[value].actor == call.actor
+            if not local and (value, call.actor) not in known:
                 step.reads.append((value, channel(value, call.actor)))
         out.steps.setdefault(call.actor, []).append(step)
     for value in outputs:
@@ -109,19 +109,19 @@ def plan(calls: list[Call], outputs: list[Value]) -> Plan:
 
 def find_deadlock(calls: list[Call], orders: dict[str, list[int]]) -> str:
     """Names the calls that would wait for each other forever if each actor made its calls in this order; "" if there are none."""
-    done: set[int] = set()
+    finished: set[int] = set()
     at = dict.fromkeys(orders, 0)
 
     def missing(actor: str) -> int | None:
         """An unfinished call whose result the actor's next call needs."""
-        return next((v for v in calls[orders[actor][at[actor]]].reads if type(v) is int and v not in done), None)
+        return next((v for v in calls[orders[actor][at[actor]]].reads if type(v) is int and v not in finished), None)
 
     moved = True
     while moved:
         moved = False
         for actor, mine in orders.items():
             while at[actor] < len(mine) and missing(actor) is None:
-                done.add(mine[at[actor]])
+                finished.add(mine[at[actor]])
                 at[actor] += 1
                 moved = True
     stuck = [actor for actor, mine in orders.items() if at[actor] < len(mine)]

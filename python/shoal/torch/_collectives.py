@@ -29,7 +29,7 @@ from shoal.torch._tensors import (
     sizes_of,
     written,
 )
-from shoal.torch._work import DONE, OF_CALLBACKS, Completer, Several, Work
+from shoal.torch._work import ENDED, OF_CALLBACKS, Completer, Several, Work
 
 _NO_TIME = timedelta(0)
 
@@ -112,7 +112,7 @@ class Collectives(dist.ProcessGroup):
             raise
         if back is not None:
             back()
-        return DONE
+        return ENDED
 
     def started(self, natives: list, tensors: object, result: list, back: Callable[[], None] | None = None, **message) -> Work:
         """Returns the Work of operations under way, which the group keeps until they end. ``message``: see Work."""
@@ -132,8 +132,8 @@ class Collectives(dist.ProcessGroup):
 
     def _each(self, works: list[dist.Work], result: list) -> dist.Work:
         """Returns the Work of several operations that were started in this order."""
-        under_way = [w for w in works if w is not DONE]
-        return Several(under_way, result, self._completer) if under_way else DONE
+        under_way = [w for w in works if w is not ENDED]
+        return Several(under_way, result, self._completer) if under_way else ENDED
 
     # ---- reductions ----
 
@@ -157,10 +157,10 @@ class Collectives(dist.ProcessGroup):
         """Returns the options; torch's older signatures have only the reduction in this place."""
         if type(opts) is kind or hasattr(opts, "reduceOp"):
             return opts
-        made = kind()
+        options = kind()
         if opts is not None:
-            made.reduceOp = opts
-        return made
+            options.reduceOp = opts
+        return options
 
     def _allreduce_sparse(self, t: torch.Tensor, op: str, native: _native.Communicator, call: Call) -> dist.Work:
         """Sums sparse tensors: gathers all ranks' indices and values. Ends before it returns."""
@@ -184,7 +184,7 @@ class Collectives(dist.ProcessGroup):
         total = torch.sparse_coo_tensor(gathered(indices).T, gathered(values), t.shape).coalesce()
         with torch.no_grad():
             t.copy_(total)
-        return self.started([], None, [t]) if call[3] else DONE
+        return self.started([], None, [t]) if call[3] else ENDED
 
     def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> dist.Work:
         """Reduces each tensor over all ranks, in place."""

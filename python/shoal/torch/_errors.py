@@ -19,8 +19,8 @@ def as_torch(error: ShoalError) -> ShoalError:
     if isinstance(error, dist.DistBackendError):
         return error
     base = type(error)
-    made = _classes.get(base)
-    if made is None:
+    raised = _classes.get(base)
+    if raised is None:
         names = {"__module__": base.__module__, "__doc__": base.__doc__, "__reduce__": _reduce}
-        made = _classes[base] = type(base.__name__, (base, dist.DistBackendError), names)
-    return made(error.message, reason=error.reason, hint=error.hint, context=error.context, cause_reason=error.cause_reason)
+        raised = _classes[base] = type(base.__name__, (base, dist.DistBackendError), names)
+    return raised(error.message, reason=error.reason, hint=error.hint, context=error.context, cause_reason=error.cause_reason)

@@ -19,7 +19,7 @@ from shoal._distributed.single import all_gather_single, reduce_scatter_single
 from shoal.torch._allocator import Reused
 from shoal.torch._process_group import ProcessGroup
 from shoal.torch._tensors import memory, op_of, reduced_dtype
-from shoal.torch._work import DONE
+from shoal.torch._work import ENDED
 
 _Gather = getattr(_fsdp_api, "AllGather", object)
 _Scatter = getattr(_fsdp_api, "ReduceScatter", object)
@@ -131,7 +131,7 @@ class AllGather(_Shared, _Gather):
         if buffers is None or input_tensor.data_ptr() != own or buffers.find(output_tensor, whole=True) is None:
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         buffers.agree()
-        return DONE if async_op else None
+        return ENDED if async_op else None
 
 
 class ReduceScatter(_Shared, _Scatter):
@@ -166,4 +166,4 @@ class ReduceScatter(_Shared, _Scatter):
         at = group.rank() * nbytes
         sources = [(part.data_ptr() + at, nbytes) for part in buffer.parts]
         _native.reduce(sources, (out, nbytes), reduced_dtype(output_tensor, name), name)
-        return DONE if async_op else None
+        return ENDED if async_op else None

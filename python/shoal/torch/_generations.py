@@ -18,7 +18,7 @@ from shoal.exceptions import ActorDiedError, InvalidArgument, ShoalError, Unavai
 from shoal.torch._errors import as_torch
 from shoal.torch._membership import Unformed, make_handle, meet, meeting_store, members_of
 from shoal.torch._messages import Messages
-from shoal.torch._work import DONE
+from shoal.torch._work import ENDED
 
 _OF_CALLBACKS = (-1, 0)  # the channel of collectives, which has no peer
 _LOSS_KNOWN_S = 5.0  # the store of a rank that dies may break before the rank's death is known
@@ -146,7 +146,7 @@ class Generations(Messages):
             self._reconfigure(opts.uuid, opts.handles, opts.timeout or self._timeout)
         except ShoalError as error:
             raise as_torch(error) from None
-        return DONE
+        return ENDED
 
     def _reconfigure(self, uuid: int, handles: set[str] | list[str], timeout: timedelta) -> None:
         if uuid in self._uuids:

@@ -71,7 +71,7 @@ class Messages(Collectives):
         """Waits for the first message of a channel. A peer that died before it opened the channel was a member of the group only. So only
         the group reports its death."""
         pause = 20e-6
-        while not native.done():
+        while not native.ended():
             if peer in self._native.lost():
                 raise ActorDiedError(
                     f"rank {peer} is gone: rank {self._rank} waits for a message of it, or to it",

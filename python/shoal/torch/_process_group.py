@@ -169,11 +169,11 @@ class ProcessGroup(Windows):
         # Ranks may split at once into groups of one name. Members of a generation have one base, but may have other names for this group.
         at = f"{name}/{'-'.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{at}/", self._store)
-        made = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
-        made.setGroupName(group_name or f"{self._group_name}:{name}")
-        made.setGroupDesc(group_desc or "undefined")
-        made._split = {"cpu": "shoal"}
-        return made
+        group = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
+        group.setGroupName(group_name or f"{self._group_name}:{name}")
+        group.setGroupDesc(group_desc or "undefined")
+        group._split = {"cpu": "shoal"}
+        return group
 
     def abort(self) -> None:
         """Ends pending and later operations on every rank with an error."""
@@ -215,10 +215,10 @@ def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: t
 def create(options: object, _: object = None) -> ProcessGroup:
     """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
     formed = not getattr(options, "enable_reconfigure", False)  # since torch 2.14
-    made = ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
+    group = ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
     if torch_has_hooks() and os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":  # earlier versions of torch ignore the variable, too
-        made.register_pre_hook(_NAN_CHECK, partial(check_for_nan, made))
-    return made
+        group.register_pre_hook(_NAN_CHECK, partial(check_for_nan, group))
+    return group
 
 
 _functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its operators with itself

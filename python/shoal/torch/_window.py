@@ -16,7 +16,7 @@ from shoal.torch._allocator import use_count
 from shoal.torch._errors import as_torch
 from shoal.torch._generations import Generations
 from shoal.torch._tensors import DTYPES, dense, dtype_of, is_simple, memory
-from shoal.torch._work import DONE
+from shoal.torch._work import ENDED
 
 _NUMBERS = tuple(DTYPES)  # a dtype by its number, the same on all ranks
 _MOST_DIMS = 64
@@ -37,7 +37,7 @@ class Window:
         self._native: _native.Window | None = None
         self._tensor: torch.Tensor | None = None
         self._facts: list[tuple[torch.dtype, torch.Size]] = []  # by rank
-        self._ways: dict[tuple[int, int], _native.Communicator] = {}  # channels of signals, by source and target
+        self._channels: dict[tuple[int, int], _native.Communicator] = {}  # channels of signals, by source and target
         self._opening = threading.Lock()  # one thread at a time opens channels
         self._own_signals = 0
         if tensor is not None:
@@ -78,9 +78,9 @@ class Window:
         """Ends the registration. The tensor keeps its elements and its memory."""
         self._check()
         self._group.barrier().wait()  # no rank is about to put or to wait
-        for way in self._ways.values():
+        for way in self._channels.values():
             way.leave()
-        self._ways.clear()
+        self._channels.clear()
         self._native, self._tensor, self._facts, self._own_signals = None, None, [], 0
 
     def put(self, tensor: torch.Tensor, dst_rank: int, target_offset_nelems: int, async_op: bool, opts: object = None) -> dist.Work:
@@ -119,11 +119,11 @@ class Window:
         self._check(peer_rank)
         if peer_rank == self._group.rank():
             self._own_signals += 1
-            return DONE
+            return ENDED
         byte = torch.zeros(1, dtype=torch.uint8)
         way = self._way(self._group.rank(), peer_rank)
         self._group.started([way.send(memory(byte), 1, "uint8", 0, self._group._later)], byte, [])
-        return DONE
+        return ENDED
 
     def wait_signal(self, peer_rank: int, async_op: bool, opts: object = None) -> dist.Work:
         """Waits for the peer's next signal. Raises ``DeadlineExceeded`` after the options' timeout, by default the group's."""
@@ -132,7 +132,7 @@ class Window:
             if not self._own_signals:
                 _refuse(InvalidArgument("this rank waits for a signal that it did not send to itself"))
             self._own_signals -= 1
-            return DONE
+            return ENDED
         limit = getattr(opts, "timeout", None) or timedelta(0)
         byte, way = torch.empty(1, dtype=torch.uint8), self._way(peer_rank, self._group.rank())
         call = ("", 0, max(0.0, limit.total_seconds()), True)
@@ -146,16 +146,16 @@ class Window:
     def get_attr(self, peer_rank: int) -> object:
         """Returns torch's ``WindowAttr``: one coherent memory (UNIFIED)."""
         self._check(peer_rank)
-        made = getattr(c10d, "WindowAttr", None)  # since torch 2.14
-        if made is None:
+        attributes = getattr(c10d, "WindowAttr", None)  # since torch 2.14
+        if attributes is None:
             _refuse(Unimplemented(f"torch {torch.__version__} has no WindowAttr", hint="install torch 2.14 or later"))
-        return made()
+        return attributes()
 
     def _way(self, source: int, to: int) -> _native.Communicator:
         with self._opening:
-            way = self._ways.get((source, to))
+            way = self._channels.get((source, to))
             if way is None:
-                way = self._ways[source, to] = self._group.open_way(source, to, self._name)
+                way = self._channels[source, to] = self._group.open_way(source, to, self._name)
         return way
 
     def _check(self, rank: int = 0) -> None:

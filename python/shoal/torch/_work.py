@@ -22,7 +22,7 @@ OF_CALLBACKS = "callbacks"  # the lane of collectives that callbacks start
 _finishing = threading.Lock()  # one thread copies results back, others that wait for the same Work wait for that
 
 
-class Done(dist.Work):
+class EndedWork(dist.Work):
     """The Work of an operation that has ended before its call returned."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -49,7 +49,7 @@ class Done(dist.Work):
         return future
 
 
-DONE = Done()
+ENDED = EndedWork()
 
 
 class Work(dist.Work):
@@ -81,7 +81,7 @@ class Work(dist.Work):
 
     def ended(self) -> bool:
         """Returns True if the operation uses its memory no more. Results that are to be copied back may not be in their tensors yet."""
-        return all(native.done() for native in self._natives)
+        return all(native.ended() for native in self._natives)
 
     def is_completed(self) -> bool:
         """Returns True if ``wait`` would return or raise at once. The results are in their tensors then."""

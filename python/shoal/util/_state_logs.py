@@ -63,8 +63,8 @@ def _nodes_named(
     rows = [r for r in rows if node_id in (None, r.node_id) and node_ip in (None, r.node_ip)]
     if not rows:
         raise ValueError(f"there is no node {node_id or node_ip}")
-    here = _this_host(folder) or rows[0].node_ip
-    return {r.node_id for r in rows}, "" if any(r.node_ip == here for r in rows) else rows[0].node_id
+    own_ip = _this_host(folder) or rows[0].node_ip
+    return {r.node_id for r in rows}, "" if any(r.node_ip == own_ip for r in rows) else rows[0].node_id
 
 
 def _this_host(folder: Path) -> str:
@@ -151,10 +151,10 @@ def _shown(pieces: Iterator[bytes], encoding: str | None, errors: str, plain: bo
 
 def _node_elsewhere(folder: Path, worker: str, address: str | None, timeout: float) -> str:
     """Returns the worker's node if it is on another host, else ""."""
-    here = _this_host(folder)
-    row = get_worker(worker, address, timeout) if here else None
+    own_ip = _this_host(folder)
+    row = get_worker(worker, address, timeout) if own_ip else None
     node = get_node(row.node_id, address, timeout) if row is not None else None
-    return node.node_id if node is not None and node.node_ip != here else ""
+    return node.node_id if node is not None and node.node_ip != own_ip else ""
 
 
 def _printed_by(task: str, address: str | None, tail: int, timeout: float, suffix: str) -> Iterator[bytes]:

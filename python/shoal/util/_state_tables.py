@@ -31,15 +31,15 @@ def address_of(address: str | None) -> list[str]:
 def run_command(*words: str, timeout: float) -> str:
     """Returns the command's output."""
     try:
-        done = subprocess.run([binary(), *words, "--json"], capture_output=True, text=True, timeout=timeout, check=False)
+        process = subprocess.run([binary(), *words, "--json"], capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"the cluster did not answer within {timeout:g} s") from error
-    if done.returncode:
-        said = json.loads(done.stdout) if done.stdout else {"message": done.stderr.strip()}
+    if process.returncode:
+        said = json.loads(process.stdout) if process.stdout else {"message": process.stderr.strip()}
         hint = said.get("hint", "")
         kind = {"Unimplemented": Unimplemented, "NotFound": NotFound}.get(said.get("code"), InvalidArgument)
-        raise (Unavailable if done.returncode in (4, 5, 6) else kind)(said.get("message", ""), hint=hint)
-    return done.stdout
+        raise (Unavailable if process.returncode in (4, 5, 6) else kind)(said.get("message", ""), hint=hint)
+    return process.stdout
 
 
 def answer_of(*words: str, timeout: float) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _over_http(http: Http, path: str) -> list[dict[str, Any]]:
 def _reported(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
     """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns. It also warns of ended
     calls that are kept no more, if the filters may choose such."""
-    rows, missing, forgotten = _asked(what, address, timeout)
+    rows, missing, forgotten = _answered(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
     if forgotten and not _chooses_open_ones(filters):
@@ -79,7 +79,7 @@ def _chooses_open_ones(filters: Any) -> bool:
     return any(state not in ("FINISHED", "FAILED") for state in states)
 
 
-def _asked(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str], int]:
+def _answered(what: str, address: str | None, timeout: float) -> tuple[list[dict[str, Any]], list[str], int]:
     """Returns (rows, descriptions of what is missing, number of ended calls that are kept no more)."""
     if address is not None and "://" in address:
         raise Unimplemented(f"{what} cannot be listed over HTTP", hint="give the address of the cluster itself: HOST:PORT")
@@ -114,8 +114,8 @@ def _lister(what: str, shape: Callable[[dict[str, Any], bool], StateRow], doc: s
         raise_on_missing_output: bool = True,
         _explain: bool = False,
     ) -> list[StateRow]:
-        asked = what in ("objects", "runtime-envs", "tasks")
-        raw = _reported(what, filters, address, timeout, raise_on_missing_output) if asked else _raw(what, address, timeout)
+        reported = what in ("objects", "runtime-envs", "tasks")
+        raw = _reported(what, filters, address, timeout, raise_on_missing_output) if reported else _raw(what, address, timeout)
         rows = _kept([shape(r, detail) for r in raw], filters)
         shown = rows[: _DEFAULT_LIMIT if limit is None else limit]
         if len(shown) < len(rows) and (limit is None or _explain):
@@ -183,7 +183,7 @@ def get_task(id: str, address: str | None = None, timeout: float = TIMEOUT_S, _e
         if (ref := id).task_id().is_nil():
             raise ValueError(f"{ref!r} was put: no task returned it")
         id = ref.task_id()
-    raw, missing, _ = _asked("tasks", address, timeout)
+    raw, missing, _ = _answered("tasks", address, timeout)
     rows = [task_row(r, True) for r in raw if r["id"] == id]
     if not rows and missing:
         raise _incomplete("tasks", missing)

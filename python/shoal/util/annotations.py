@@ -31,12 +31,12 @@ def Deprecated(*args: Any, message: str = "", warning: bool = False):
             return target
         text = f"{target.__qualname__} is deprecated. {message}".rstrip()
         if inspect.isclass(target):
-            made = target.__init__
+            original = target.__init__
 
-            @functools.wraps(made)
+            @functools.wraps(original)
             def init(self, /, *args, **kwargs):
                 warnings.warn(text, RayDeprecationWarning, stacklevel=2)
-                made(self, *args, **kwargs)
+                original(self, *args, **kwargs)
 
             target.__init__ = init
             return target

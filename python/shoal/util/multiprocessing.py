@@ -142,7 +142,7 @@ class Pool:
         if processes > cpus:
             raise ValueError(f"a pool of {processes} processes, and the cluster has {cpus} CPUs")
         self._actor_class = ActorClass(_Process, {"num_cpus": 0, **(ray_remote_args or {})})
-        self._made_with = (initializer, tuple(initargs or ()))
+        self._arguments = (initializer, tuple(initargs or ()))
         self._limit = maxtasksperchild
         self._actors: list[ActorHandle] = [self._process() for _ in range(processes)]
         self._begun = [0] * processes  # number of chunks begun, per actor
@@ -152,7 +152,7 @@ class Pool:
         self._open = True
 
     def _process(self) -> ActorHandle:
-        return self._actor_class.remote(*self._made_with)
+        return self._actor_class.remote(*self._arguments)
 
     def _submit(self, function: Callable, items: list[tuple[tuple, dict]]) -> ObjectRef:
         """Submits a chunk to the actor with the fewest unfinished chunks."""

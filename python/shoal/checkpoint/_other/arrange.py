@@ -227,10 +227,10 @@ class _Optimizer:
         numbers = [g.get("params", []) for g in listed]
         if not states or not self._wanted:
             return
-        there, here = ([len(of) for of in groups] for groups in (numbers, self._wanted))
-        if there != here:
+        stored, wanted = ([len(of) for of in groups] for groups in (numbers, self._wanted))
+        if stored != wanted:
             raise InvalidArgument(
-                f"the optimizer had groups of {there} parameters there and has {here} here",
+                f"the optimizer had groups of {stored} parameters there and has {wanted} here",
                 reason="CheckpointOfAnother",
                 hint="make the optimizer as it was when it was saved",
             )

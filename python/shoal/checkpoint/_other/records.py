@@ -128,8 +128,8 @@ class _Machine:
             module, attribute = self.stack[-2:]
             self.stack[-2:] = [Record(f"{module}.{attribute}")]
         elif name in ("NEWOBJ", "REDUCE"):
-            made, args = self.stack[-2:]
-            self.stack[-2:] = [Record(made.name, args)]
+            record, args = self.stack[-2:]
+            self.stack[-2:] = [Record(record.name, args)]
         elif name == "BUILD":
             state = self.stack.pop()
             self.stack[-1].state = state

@@ -130,8 +130,8 @@ class Prices:
             for i, a in zip(places, given, strict=True):
                 stored[i], leaves[i] = torch.empty(a.shape, dtype=a.dtype, device="meta"), None
             positional, named = tree_unflatten(stored, tree)
-            made = func(*positional, **named)
-            results = made if isinstance(made, (list, tuple)) else [made]
+            outputs = func(*positional, **named)
+            results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
             values = [Value(tuple(r.shape), r.dtype) if isinstance(r, torch.Tensor) else None for r in results]
             inputs = tuple(Value(a.shape, a.dtype) for a in given)
             write = func._schema.arguments[0].alias_info
@@ -146,12 +146,12 @@ class Prices:
                 r if v is None else Array(v.shape, v.dtype, self.shardings[s], {})
                 for r, v, s in zip(results, values, price.outputs, strict=True)
             ]
-            return outs if isinstance(made, (list, tuple)) else outs[0]
+            return outs if isinstance(outputs, (list, tuple)) else outs[0]
 
         results = plan.run(step, *plan.given, *args, **kwargs)
         numbers = tuple(self.number(r.sharding) if isinstance(r, Array) else -1 for r in results)
-        made = tuple(0.0 if v is None else local_bytes(v, r.sharding) for v, r in zip(kind.outputs, results, strict=True))
-        return Price(numbers, sum(p.seconds for p in prices), tuple(collectives), made, max(p.extra for p in prices))
+        sizes = tuple(0.0 if v is None else local_bytes(v, r.sharding) for v, r in zip(kind.outputs, results, strict=True))
+        return Price(numbers, sum(p.seconds for p in prices), tuple(collectives), sizes, max(p.extra for p in prices))
 
     def _alike(self, kind: Kind, arrays: list[Array], target: Sharding) -> Price:
         """Returns the price of a pointwise operator whose result has the sharding of the first argument."""
@@ -182,8 +182,8 @@ class Prices:
             m = self.machine
             seconds = max(kind.flops * share / m.flops, (sum(read) + sum(held)) / m.memory_bandwidth)
         numbers = tuple(-1 if s is None else self.number(s) for s in outputs)
-        made = tuple(0.0 if kind.is_view and not laid_anew else b for b in held)
-        return Price(numbers, seconds + sum(c.seconds for c in collectives), tuple(collectives), made, 0.0 if kind.is_view else extra)
+        sizes = tuple(0.0 if kind.is_view and not laid_anew else b for b in held)
+        return Price(numbers, seconds + sum(c.seconds for c in collectives), tuple(collectives), sizes, 0.0 if kind.is_view else extra)
 
     def _replicated(self, rank: int) -> Sharding:
         return Sharding.replicated(rank, self.num_devices)

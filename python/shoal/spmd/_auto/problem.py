@@ -41,11 +41,11 @@ class Problem:
         inputs. A view has the memory of its base."""
         trace = self.trace
         root = list(range(len(trace.values)))
-        made = set()
+        produced = set()
         for op in trace.ops:
             for o in op.outputs:
                 if o >= 0 and o not in op.inputs:
-                    made.add(o)
+                    produced.add(o)
                     if op.kind >= 0 and trace.kinds[op.kind].is_view:
                         root[o] = root[op.inputs[0]]
         kept = {op.outputs[0] for op in trace.ops if op.kind == GRADIENT}
@@ -56,7 +56,7 @@ class Problem:
                     last[root[v]] = i
         ends: list[list[int]] = [[] for _ in trace.ops]
         for v, i in last.items():
-            if v in made and v not in kept:
+            if v in produced and v not in kept:
                 ends[i].append(v)
         shared: dict[Any, dict[tuple[int, ...], Price]] = {}
         steps = []

@@ -116,9 +116,9 @@ class _Recorder(TorchDispatchMode):
 
     def gradient(self, p: Tensor) -> None:
         """Records that a gradient is complete, and from here on sharded like its parameter."""
-        made = self.number(p.grad)
+        gradient = self.number(p.grad)
         number = self._name(p.grad, Value(tuple(p.shape), p.dtype))
-        self.trace.ops.append(Op(GRADIENT, (made, self.number(p)), (number,)))
+        self.trace.ops.append(Op(GRADIENT, (gradient, self.number(p)), (number,)))
 
     def _there(self, a: Any) -> Any:
         """Returns the argument for recording. A device tensor gets a twin without memory; other tensors of the program are constants of the
@@ -146,11 +146,11 @@ class _Recorder(TorchDispatchMode):
             if not on_device:
                 return func(*args, **kwargs)
             args, kwargs = tree_map(self._there, (args, {**kwargs, "device": torch.device("meta")}))
-            made = tree_map(lambda t: _twin(t) if isinstance(t, torch.Tensor) else t, func(*args, **kwargs))
-            for t in tree_flatten(made)[0]:
+            results = tree_map(lambda t: _twin(t) if isinstance(t, torch.Tensor) else t, func(*args, **kwargs))
+            for t in tree_flatten(results)[0]:
                 if isinstance(t, Tensor):
                     self.number(t, Sharding.replicated(t.dim(), devices.global_runtime_device_count()))
-            return made
+            return results
         args, kwargs = tree_map(self._there, (args, kwargs))
         flat, tree = tree_flatten((args, kwargs))
         places = [i for i, a in enumerate(flat) if isinstance(a, Tensor)]
@@ -175,9 +175,9 @@ class _Recorder(TorchDispatchMode):
     def _kind(self, func, args, kwargs, flat, tree, places, inputs, out, outputs) -> int:
         values = self.trace.values
         like = [Value(values[i].shape, values[i].dtype) for i in inputs]
-        made = [None if i < 0 else Value(values[i].shape, values[i].dtype) for i in outputs]
+        results = [None if i < 0 else Value(values[i].shape, values[i].dtype) for i in outputs]
         leaves = tuple(None if i in places else a for i, a in enumerate(flat))
-        key = (func, repr(tree), repr(leaves), repr(like), repr(made))
+        key = (func, repr(tree), repr(leaves), repr(like), repr(results))
         number = self._kinds.get(key)
         if number is None:
             number = self._kinds[key] = len(self.trace.kinds)
@@ -189,7 +189,7 @@ class _Recorder(TorchDispatchMode):
                     tree,
                     tuple(places),
                     tuple(like),
-                    tuple(made),
+                    tuple(results),
                     tuple(k for k, i in enumerate(places) if any(flat[i] is w for w in written)),
                     is_view(func),
                     _flops(func, args, kwargs, out),

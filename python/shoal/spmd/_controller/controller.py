@@ -185,7 +185,7 @@ class Controller:
         own = [r for r, f in failed.items() if not isinstance(f.error, (Cancelled, Unavailable))]
         rank = min(own or failed)
         error = self._explained(batch, rank, failed[rank])
-        if aborted or not failed[rank].stays:
+        if aborted or not failed[rank].continues:
             self._cause = error
         raise error
 

@@ -160,11 +160,11 @@ class Recorder(Controller):
             first = self._next
             item = (plan.template, call.boxes, call.values, first, random)
             if plan.results is None or (random is not None and random[1] is None):
-                return self._asked(f, plan, call, item, args, kwargs)
+                return self._query_results(f, plan, call, item, args, kwargs)
             self._next += plan.new
             at = self.add(item)
             self.pace()
-        return self._made(f, plan.kind, plan.results, call, first, at, args, kwargs)
+        return self._tensors_of(f, plan.kind, plan.results, call, first, at, args, kwargs)
 
     def _send_modes(self) -> tuple[torch.dtype, str, bool, bool]:
         """Sends torch's modes to the ranks after a change, because results depend on them; returns the modes."""
@@ -261,7 +261,7 @@ class Recorder(Controller):
 
     # ---- results
 
-    def _asked(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple, kwargs: dict) -> Any:
+    def _query_results(self, f: _Function, plan: _Plan, call: _Call, item: tuple, args: tuple, kwargs: dict) -> Any:
         kind, found, after = self.query(("ask", *item))
         results = [Meta.cached(*r) if type(r) is tuple and len(r) == 2 else r for r in found]
         self._next += sum(type(r) is Meta for r in results)
@@ -272,9 +272,9 @@ class Recorder(Controller):
                 plan.draws = False
         if not f.depends_on_values(call) and all(type(r) is not tuple or r[0] is None for r in results):
             plan.kind, plan.results, plan.new = kind, results, self._next - item[3]
-        return self._made(f, kind, results, call, item[3], called_from(), args, kwargs)
+        return self._tensors_of(f, kind, results, call, item[3], called_from(), args, kwargs)
 
-    def _made(
+    def _tensors_of(
         self, f: _Function, kind: type | None, results: list, call: _Call, first: int, at: Position, args: tuple, kwargs: dict
     ) -> Any:
         out: list[Any] = []

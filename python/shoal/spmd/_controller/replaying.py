@@ -89,11 +89,11 @@ class Stream:
 
 @dataclass
 class Failure:
-    """The failure of an item: its index and error. ``stays``: the item was a question, so that the program can continue."""
+    """The failure of an item: its index and error. ``continues``: the item was a question, so that the program can continue."""
 
     item: int
     error: BaseException
-    stays: bool
+    continues: bool
 
 
 class _Template:
@@ -147,9 +147,9 @@ class Replay:
                         said += [(at, str(w.message), w.category) for w in caught]
                         caught.clear()
             except Exception as error:
-                stays = type(items[at]) is tuple and items[at][0] in QUESTIONS
-                self._stopped = not stays
-                answer = Failure(at, error.with_traceback(None), stays)
+                continues = type(items[at]) is tuple and items[at][0] in QUESTIONS
+                self._stopped = not continues
+                answer = Failure(at, error.with_traceback(None), continues)
                 if self._stopped:
                     abort(f"rank {world().rank} failed: {error}")
         self._larges = []

@@ -114,10 +114,10 @@ def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = 
         moves: list[tuple[str, int]] = []
 
         def step(func: Any, *args: Any, **kwargs: Any) -> Any:
-            made = _op(func, *args, **kwargs)
-            for a in made if isinstance(made, list) else [made]:
+            outputs = _op(func, *args, **kwargs)
+            for a in outputs if isinstance(outputs, list) else [outputs]:
                 moves.extend(a.origin[2] if isinstance(a, Array) and a.origin else ())
-            return made
+            return outputs
 
         args, kwargs = unflatten(flat, form)
         values = prepared.steps.run(step, *prepared.steps.given, *args, **kwargs)
@@ -357,10 +357,10 @@ def _whole(func: Any, op: Operator, flat: list[Any], form: Form, where: list[int
     values, as_list = called(func, op, flat, form)
     n = world().num_devices
     aliases = bool(arrays) and all(_shares(v, arrays[0].locals[0]) for v in values)
-    made = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
+    arrays_out = [Array.whole(v, n) if isinstance(v, torch.Tensor) else v for v in values]
     if aliases and arrays[0].origin is not None:  # the results are in the first argument's memory
-        _came_from(made, arrays[0].origin)
-    return Result(made, aliases, as_list, {0: 0})
+        _came_from(arrays_out, arrays[0].origin)
+    return Result(arrays_out, aliases, as_list, {0: 0})
 
 
 def _replicate(
@@ -434,9 +434,9 @@ def _joined(values: list[torch.Tensor], positions: list[int], output: Output, or
         elements = traffic.summed(_count(output.sharding.tile(shape)), output.summands)
         moved = traffic.count(name, "all_reduce", round(world().num_devices * elements * values[0].dtype.itemsize))
         origin = name, stack, moves + moved
-    made = Array(shape, values[0].dtype, output.sharding, parts)
-    made.origin = origin
-    return made
+    array = Array(shape, values[0].dtype, output.sharding, parts)
+    array.origin = origin
+    return array
 
 
 def _summed(values: list[torch.Tensor], how: Sum, cuts: Sequence[tuple[slice, ...]], name: str) -> dict[int, torch.Tensor]:

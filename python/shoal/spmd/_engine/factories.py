@@ -17,7 +17,7 @@ aten = torch.ops.aten
 _library = torch.library.Library("aten", "IMPL")
 
 
-def _made(overload: Any):
+def _factory(overload: Any):
     def make(*args, **kwargs):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
         if operator_of(overload).random:
@@ -27,8 +27,8 @@ def _made(overload: Any):
         excluded = torch._C._dispatch_tls_is_dispatch_key_excluded("Python")
         if processes.controller is not None and not excluded and not operator_of(overload).random:
             return processes.controller.make(overload, args, kwargs)
-        made = overload(*args, **kwargs, device="cpu")
-        return made if excluded else on_device(made)
+        created = overload(*args, **kwargs, device="cpu")
+        return created if excluded else on_device(created)
 
     return make
 
@@ -58,7 +58,7 @@ def _register() -> None:
     )  # fmt: skip
     for name in names:
         packet, _, overload = name.partition(".")
-        _library.impl(name, _made(getattr(getattr(aten, packet), overload or "default")), "PrivateUse1")
+        _library.impl(name, _factory(getattr(getattr(aten, packet), overload or "default")), "PrivateUse1")
 
     torch.tensor, torch.as_tensor, torch.asarray = map(_from_data, (torch.tensor, torch.as_tensor, torch.asarray))
 

@@ -96,7 +96,7 @@ def put_back(container: Any, before: Any) -> str:
     return ", ".join(map(str, changed))
 
 
-class Made(TorchFunctionMode):
+class ResultsRecorder(TorchFunctionMode):
     """Records the tensors of class ``kind`` that torch's functions return."""
 
     def __init__(self, kind: type[torch.Tensor]):
@@ -165,9 +165,9 @@ def function_behind(outputs: list[torch.Tensor]) -> str | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        made_by = getattr(node, "_forward_cls", None)
-        if made_by is not None and (is_of_program(made_by) or made_by is CheckpointFunction):
-            return made_by.__name__
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and (is_of_program(function) or function is CheckpointFunction):
+            return function.__name__
         nodes += [n for n, _ in node.next_functions]
     return None
 

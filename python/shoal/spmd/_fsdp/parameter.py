@@ -29,21 +29,21 @@ class EngineBox(Box):
     def __init__(self, parameter: ShardedParameter, sharding: Sharding):
         self._parameter, self._sharding = parameter, sharding
         self.whole: Array | None = None
-        super().__init__(self._made())
+        super().__init__(self._new_array())
         self.mark = sharding
 
-    def _made(self) -> Array:
+    def _new_array(self) -> Array:
         p = self._parameter
-        made = Array(p.shape, p.dtype, self._sharding, {self._sharding.position(world().rank): p.own})
-        made.yields = True
-        return made
+        array = Array(p.shape, p.dtype, self._sharding, {self._sharding.position(world().rank): p.own})
+        array.yields = True
+        return array
 
     @property
     def array(self) -> Array:
         if self.whole is not None:
             return self.whole
         if next(iter(self._array.locals.values())) is not self._parameter.own:  # the engine has rebuilt its unit in other memory
-            self._array = self._made()
+            self._array = self._new_array()
         return self._array
 
     def before_write(self) -> None:
@@ -75,7 +75,7 @@ class EngineParameter(Parameter):
             return operators
         if self._known is None or self._known[0] is not reduced:
             box = self._box
-            array = box._made()
+            array = box._new_array()
             array.locals = dict.fromkeys(array.locals, reduced._local_tensor)
             self._known = (reduced, Tensor(Box(array)))
         if operators is not None:  # operators outside of the unit used the parameter
@@ -135,14 +135,14 @@ def _copied(module: nn.Module, cls: type, memo: dict) -> nn.Module:
     for m in reversed(list(module.modules())[1:]):  # inner ones first; the unit's modules have hooks of the engine, which a copy leaves out
         if id(m) not in memo and not hasattr(type(m), "__deepcopy__"):
             _copied(m, type(m), memo)
-    memo[id(module)] = made = cls.__new__(cls)
+    memo[id(module)] = copied = cls.__new__(cls)
     for name, value in vars(module).items():
         if name in _OF_ENGINE:
             continue
         if isinstance(value, dict) and name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
             value = type(value)((k, h) for k, h in value.items() if not _of_engine(h))
-        vars(made)[name] = copy.deepcopy(value, memo)
-    return made
+        vars(copied)[name] = copy.deepcopy(value, memo)
+    return copied
 
 
 _OF_ENGINE = {"_shoal_fsdp_state", "_is_fsdp_managed_module", "_fsdp_use_orig_params", STATE_KEY, REGISTRY_KEY}

@@ -32,7 +32,7 @@ from shoal.spmd._fsdp.crossing import Enter, Leave
 from shoal.spmd._fsdp.module_tree import ModuleTree
 from shoal.spmd._fsdp.observing import (
     CONSTANTS,
-    Made,
+    ResultsRecorder,
     are_close,
     function_behind,
     gradients_watched,
@@ -115,7 +115,7 @@ class Unit:
         self.module = module
         self._tree = ModuleTree(module)
         self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # its modules, and the nested units among them
-        self._ways: dict[Any, Way | None] = {}  # by kind of call: how it runs on rows; None: operator by operator
+        self._plans: dict[Any, Way | None] = {}  # by kind of call: how it runs on rows; None: operator by operator
         self._again: set[Any] = set()  # kinds of calls that get a second test
         self._changed = False  # the last test changed attributes of modules
         self._never = False  # True: its training forward does not work by rows; nested units may
@@ -187,7 +187,7 @@ class Unit:
             try:
                 return self._on_rows(flat, tree, units, way)
             except _Otherwise:
-                way = self._ways[key] = None if last else self._look(flat, tree, units)
+                way = self._plans[key] = None if last else self._test(flat, tree, units)
         states = [self.state] if self._never else [u.state for u in units]
         with paused(states), contextlib.nullcontext() if self._never else going("operators"):
             return self.module(*args, **kwargs)
@@ -201,21 +201,21 @@ class Unit:
                 )
 
     def _way_of(self, key: Any, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
-        if key in self._ways:
-            return self._ways[key]
+        if key in self._plans:
+            return self._plans[key]
         self._changed = False
-        way = None if self._never else self._look(flat, tree, units)
+        way = None if self._never else self._test(flat, tree, units)
         if way is None and self._changed and key not in self._again:  # a second test, because modules may make caches at their first call
-            if len(self._again) > _MOST_WAYS:
+            if len(self._again) > _MAX_PLANS:
                 self._again.clear()
             self._again.add(key)
             return None
         self._again.discard(key)
-        self._ways[key] = way
-        if len(self._ways) > _MOST_WAYS:
-            del self._ways[next(iter(self._ways))]
+        self._plans[key] = way
+        if len(self._plans) > _MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
         if way is None:
-            self._never |= torch.is_grad_enabled() and not any(self._ways.values())
+            self._never |= torch.is_grad_enabled() and not any(self._plans.values())
             _log.info("%s runs operator by operator: %s", type(self.module).__name__, self.reason)
         return way
 
@@ -251,7 +251,7 @@ class Unit:
         wanted = tuple(p.requires_grad for p in parameters)
         return inputs, str(tree), modes, self._tree.number(), wanted
 
-    def _look(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
+    def _test(self, flat: list[Any], tree: Any, units: list[Unit]) -> Way | None:
         """Tests whether the module works by rows. Returns how it then runs, or None if it does not."""
         inputs = [a for a in flat if isinstance(a, Tensor)]
         given = [t._box.array.sharding for t in inputs]
@@ -269,13 +269,13 @@ class Unit:
         counts = {t.shape[0] for t in inputs if is_by_rows(t._box.array.sharding)}
         cut = [rows_of(t.dim()) if t.shape[:1] and t.shape[0] in counts else s for t, s in zip(inputs, given, strict=True)]
         for entering in [cut, given] if cut != given else [given]:
-            way = self._looked(flat, tree, units, entering)
+            way = self._test_without_gradients(flat, tree, units, entering)
             if way is not None:
                 self.reason = None
                 return way
         return None
 
-    def _looked(self, flat: list[Any], tree: Any, units: list[Unit], entering: list[Sharding]) -> Way | None:
+    def _test_without_gradients(self, flat: list[Any], tree: Any, units: list[Unit], entering: list[Sharding]) -> Way | None:
         copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in flat]
         inputs = [c for c in copies if isinstance(c, Tensor)]
         for t, sharding in zip(inputs, entering, strict=True):
@@ -285,10 +285,10 @@ class Unit:
             next(iter(c._box.array.locals.values())).clone().requires_grad_(a.requires_grad) if isinstance(c, Tensor) else c
             for c, a in zip(copies, flat, strict=True)
         ]
-        made = Made(Tensor)
+        recorder = ResultsRecorder(Tensor)
         try:
             with (
-                going("looking"), loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen, made,
+                going("looking"), loaders_waiting(), self._leaving_no_trace(units) as traces, torch.no_grad(), observed() as seen, recorder,
             ):  # fmt: skip
                 output = self._run_inside(*tree_unflatten(copies, tree))
         except Exception as error:  # the actual run raises the error again if the program causes it
@@ -300,7 +300,7 @@ class Unit:
         if said:
             self._changed = any(again for _, again in said)
             return self._because(said[0][0])
-        if self._is_any_kept(world().passed(made.kept(tree_flatten(output)[0]))):
+        if self._is_any_kept(world().passed(recorder.kept(tree_flatten(output)[0]))):
             return None
         if before != [t._box.written for t in inputs]:
             return self._because("it writes to its inputs")
@@ -319,8 +319,8 @@ class Unit:
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
         """Runs the module on rows of inputs. Returns True if every process gets the wanted rows of outputs. A process that fails reports it
         where the others begin their next unit."""
-        made_inside = Made(torch.Tensor)
-        made_inside.note(local)
+        inner = ResultsRecorder(torch.Tensor)
+        inner.note(local)
         try:
             # Hides this trial's saved tensors from a checkpoint around the module, which counts those that its forward saves.
             unseen = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t)
@@ -328,22 +328,22 @@ class Unit:
             local.clear()
             with (
                 going("trying"), loaders_waiting(), self._leaving_no_trace(units), local_buffers(self._tree.modules()), unseen,
-                made_inside, gradients_watched() as said,
+                inner, gradients_watched() as said,
             ):  # fmt: skip
                 output = self._run_inside(args, kwargs)
         except _Stopped:
             return False
         except Exception:
             return self._agreed(False, False)
-        made = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
-        function = function_behind(made)
+        tensors = [o for o in tree_flatten(output)[0] if isinstance(o, torch.Tensor)]
+        function = function_behind(tensors)
         if function is not None:
             said.append(f"the backward of {function} has no rule")
-        close = not said and len(made) == len(wanted) and all(map(are_close, made, wanted))
+        close = not said and len(tensors) == len(wanted) and all(map(are_close, tensors, wanted))
         if said:
             self._because(said[0])
-        del args, kwargs, output, made
-        return self._agreed(close, made_inside.kept([]))
+        del args, kwargs, output, tensors
+        return self._agreed(close, inner.kept([]))
 
     def _agreed(self, close: bool, kept: bool) -> bool:
         found = world().passed((close, kept))
@@ -392,15 +392,15 @@ class Unit:
         entering = iter(way.entering)
         args, kwargs = tree_unflatten([Enter.apply(a, next(entering)) if isinstance(a, Tensor) else a for a in flat], tree)
         with going("rows"), local_buffers(self._tree.modules()):
-            made, made_tree = tree_flatten(self.module(*args, **kwargs))
-        if [o.shape[1:] for o in made if isinstance(o, torch.Tensor)] != [shape[1:] for shape, *_ in way.outputs]:
+            flat_out, out_tree = tree_flatten(self.module(*args, **kwargs))
+        if [o.shape[1:] for o in flat_out if isinstance(o, torch.Tensor)] != [shape[1:] for shape, *_ in way.outputs]:
             raise _Otherwise
         outputs = iter(way.outputs)
-        asked = [torch.zeros((), requires_grad=True), *(p for u in units for p in u.parameters)]
-        of = [(asked if o.requires_grad else [None]) if isinstance(o, torch.Tensor) else [] for o in made]
+        targets = [torch.zeros((), requires_grad=True), *(p for u in units for p in u.parameters)]
+        of = [(targets if o.requires_grad else [None]) if isinstance(o, torch.Tensor) else [] for o in flat_out]
         return tree_unflatten(
-            [Leave.apply(o, *next(outputs), *a) if isinstance(o, torch.Tensor) else o for o, a in zip(made, of, strict=True)], made_tree
+            [Leave.apply(o, *next(outputs), *a) if isinstance(o, torch.Tensor) else o for o, a in zip(flat_out, of, strict=True)], out_tree
         )
 
 
-_MOST_WAYS = 256  # the most kinds of calls that a unit remembers
+_MAX_PLANS = 256  # the most kinds of calls that a unit remembers

@@ -173,10 +173,10 @@ def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callabl
     wrapped = 0
     for name, child in list(module.named_children()):
         total = sum(p.numel() for p in child.parameters())
-        if not _asked(policy, child, True, total):
+        if not _policy_wraps(policy, child, True, total):
             continue
         inside = _wrap_children(child, policy, make, ignored)
-        if not _has_forward(child) or not _asked(policy, child, False, total - inside):
+        if not _has_forward(child) or not _policy_wraps(policy, child, False, total - inside):
             wrapped += inside
             continue
         setattr(module, name, make(child))
@@ -184,7 +184,7 @@ def _wrap_children(module: nn.Module, policy: Callable[..., bool], make: Callabl
     return wrapped
 
 
-def _asked(policy: Callable[..., bool], module: nn.Module, recurse: bool, elements: int) -> bool:
+def _policy_wraps(policy: Callable[..., bool], module: nn.Module, recurse: bool, elements: int) -> bool:
     """Calls a policy. Its argument for the number of elements is nonwrapped_numel in torch's policies, unwrapped_params in torch_xla's."""
     names = inspect.signature(policy).parameters
     given = {n: elements for n in ("nonwrapped_numel", "unwrapped_params") if n in names}

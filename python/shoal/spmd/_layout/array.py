@@ -61,12 +61,12 @@ class Array:
         for piece, value in found:
             by_target[piece.target].append((piece, value))
         cuts, order = parts_of(self.shape, sharding), list(self.order or _order(next(iter(self.locals.values()))))
-        made = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype, order) for t in by_target})
-        made.yields, made.order = self.yields, self.order
+        array = Array(self.shape, self.dtype, sharding, {t: _assembled(cuts[t], by_target[t], self.dtype, order) for t in by_target})
+        array.yields, array.order = self.yields, self.order
         move = traffic.move_of(self.shape, self.sharding, sharding)
         moves = () if move is None else traffic.count(label, move.collective, move.total * self.dtype.itemsize)
-        made.origin = traffic.origin(label, moves)
-        return made
+        array.origin = traffic.origin(label, moves)
+        return array
 
     def write(self, whole: torch.Tensor) -> None:
         """Writes each part of ``whole`` into the existing memory of that part."""
@@ -108,10 +108,10 @@ def note(what: str) -> None:
 def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
     """Returns a tensor whose dimensions lie in memory in this order, outermost first."""
     shape = tuple(c.stop - c.start for c in cut)
-    made = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
+    assembled = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
     for piece, value in pieces:
-        made[piece.to] = value
-    return made
+        assembled[piece.to] = value
+    return assembled
 
 
 def _order(local: torch.Tensor) -> list[int]:

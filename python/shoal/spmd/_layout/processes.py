@@ -71,10 +71,10 @@ class World:
 
     def _transfer(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Transfer:
         plan = Transfer(sends=[[] for _ in range(self.num_processes)], receives=[[] for _ in range(self.num_processes)])
-        there, here = parts_of(shape, source), parts_of(shape, target)
-        holders = [sorted({self.process_of(d) for d in source.holders(s)}) for s in range(len(there))]
-        for t, to in enumerate(here):
-            for s, of in enumerate(there):
+        sources, targets = parts_of(shape, source), parts_of(shape, target)
+        holders = [sorted({self.process_of(d) for d in source.holders(s)}) for s in range(len(sources))]
+        for t, to in enumerate(targets):
+            for s, of in enumerate(sources):
                 cut = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(to, of, strict=True)]
                 if any(begin >= end for begin, end in cut):
                     continue

@@ -19,9 +19,10 @@ def _compile(compile: Callable) -> Callable:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if not devices.is_spmd():
             return compile(*args, **kwargs)
-        made = compile(*args, **{**kwargs, "backend": "eager"})  # torch would import another backend at once, although nothing calls it
+        # torch would import another backend at once, although nothing calls it
+        runs_eagerly = compile(*args, **{**kwargs, "backend": "eager"})
         devices.run_eagerly()
-        return made
+        return runs_eagerly
 
     return compiled
 
@@ -30,7 +31,7 @@ _init, _enter, _exit = torch.autocast.__init__, torch.autocast.__enter__, torch.
 
 
 @functools.wraps(_init)
-def _made(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+def _initialized(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
     if device_type == DEVICE.type and dtype is None:
         dtype = torch.bfloat16  # torch's default for a device type such as this is float16
     _init(self, device_type, dtype, *args, **kwargs)
@@ -87,6 +88,6 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 torch.compile = _compile(torch.compile)
 nn.Module._apply = _keeping_ties(nn.Module._apply)
 torch.Tensor.pin_memory = _pin_memory
-torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__ = _made, _entered, _exited
+torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__ = _initialized, _entered, _exited
 torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
 serialization.register_package(0, lambda storage: None, _refuse)

@@ -40,8 +40,8 @@ class Explanation:
             names = f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
             lines.append(f"  {names}: [{', '.join(f'{r.start}:{r.stop}' for r in ranges)}]")
         if self.operator is None:
-            made = "whole" if self.sharding == "{replicated}" else "so, by a loader or as the parameter of a unit"
-            lines.append(f"no operator on split tensors made it: it was created {made}")
+            origin = "whole" if self.sharding == "{replicated}" else "so, by a loader or as the parameter of a unit"
+            lines.append(f"no operator on split tensors made it: it was created {origin}")
             return "\n".join(lines)
         where = ""
         if self.source is not None:

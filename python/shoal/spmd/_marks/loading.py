@@ -40,12 +40,12 @@ def upload(t: torch.Tensor, spec: ShardingSpec | None) -> Tensor:
     """Returns a device copy of a host tensor, with the spec's sharding if the number of dimensions fits, else whole."""
     if spec is not None and spec.minibatch and spec.can_apply(t):
         return _joined(t, spec)
-    made = on_device(t.detach().clone())
+    loaded = on_device(t.detach().clone())
     if spec is None or not spec.can_apply(t):
-        made._box.mark = Sharding.replicated(t.dim(), world().num_devices)
+        loaded._box.mark = Sharding.replicated(t.dim(), world().num_devices)
     else:
-        mark_freely(made, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
-    return made
+        mark_freely(loaded, sharding_for(spec.mesh, spec.partition_spec, t.dim()))
+    return loaded
 
 
 def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
@@ -70,9 +70,9 @@ def _joined(t: torch.Tensor, spec: ShardingSpec) -> Tensor:
                 hint="with minibatch=True the first dimension is split over all processes in their order",
             )
         parts[position] = t[(slice(first.start - begin, first.stop - begin), *rest)].clone(memory_format=torch.contiguous_format)
-    made = Tensor(Box(Array(shape, t.dtype, sharding, parts)))
-    made._box.mark = sharding
-    return made
+    loaded = Tensor(Box(Array(shape, t.dtype, sharding, parts)))
+    loaded._box.mark = sharding
+    return loaded
 
 
 def placed_on_device(batch: Any, sharding: InputSharding, loaded: list[Loaded] | None = None) -> Any:

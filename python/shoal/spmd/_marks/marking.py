@@ -46,10 +46,10 @@ class XLAShardedTensor(Tensor):
     """A marked tensor with its sharding; operators on it return such tensors. ``global_tensor``: the tensor that was marked."""
 
     def __new__(cls, tensor: Any, mesh_shape=None, partition_spec=None, requires_grad: bool = False, mesh: Mesh | None = None):
-        made = not isinstance(tensor, torch.Tensor)  # True if `tensor` is the Box of an operator's result
-        box = tensor if made else _tensor(tensor, "XLAShardedTensor")._box
+        is_box = not isinstance(tensor, torch.Tensor)  # True if `tensor` is the Box of an operator's result
+        box = tensor if is_box else _tensor(tensor, "XLAShardedTensor")._box
         t = super().__new__(cls, box, requires_grad)
-        t._global = None if made else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+        t._global = None if is_box else tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
         t._cached_spec = None
         t.mesh_shape, t.partition_spec, t._mesh = mesh_shape, partition_spec, mesh
         if isinstance(tensor, XLAShardedTensor) and mesh_shape is None and partition_spec is None:
