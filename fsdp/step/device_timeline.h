@@ -1,5 +1,5 @@
 // The executor for a virtual device: what each action puts on which stream, as python/shoal/fsdp/_devices does, and the memory that it
-// takes. It shows how long a step's communication is exposed on a cluster that is not there. SimulatedRanks (simulated.h) checks the
+// takes. It shows how long a step's communication is exposed on a cluster that is not there. SimulatedRanks (simulated/ranks.h) checks the
 // protocol; this class assumes it, and knows one rank, because all ranks of a step on devices do the same.
 #pragma once
 

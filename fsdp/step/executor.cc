@@ -25,7 +25,8 @@ Result<void> carry_out(StepMachine& machine, Executor& executor, const Actions& 
     if (!machine.is_due(a)) continue;
     SHOAL_OK(executor.run(a));
     const auto followed = carry_out(machine, executor, machine.completed(a));
-    // At a forward's end the views still have to change; a dead peer is an error of the next begin.
+    // Unshards that follow a forward's end fail if a rank has died. The modules' views have to change nevertheless: the actions go on, and
+    // the next event reports the death.
     if (!followed && a.kind != Action::Kind::kForwardEnd) return followed;
   }
   return {};

@@ -1,5 +1,6 @@
 // Programs drawn at random, on 2 to 4 simulated ranks: trees of units, units used twice, checkpoints, frozen units, ranks that skip a unit,
-// accumulation, exceptions and deaths at any event. The simulated ranks check the protocol's rules (simulated.h); here is what they run.
+// accumulation, exceptions and deaths at any event. The simulated ranks check the protocol's rules (simulated/ranks.h); here is what they
+// run.
 //
 // SHOAL_SEEDS sets how many seeds run, SHOAL_SEED runs a single one and prints what its ranks do.
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "fsdp/step/simulated.h"
+#include "fsdp/step/simulated/ranks.h"
 
 namespace shoal::fsdp {
 namespace {

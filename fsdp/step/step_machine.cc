@@ -68,8 +68,8 @@ void StepMachine::find_collectives() {
 bool StepMachine::window_open() const { return std::find(open_.begin(), open_.end(), false) == open_.end(); }
 
 AfterForward StepMachine::after_forward(int unit) const {
-  const AfterForward asked = rules(unit).after_forward;
-  if (asked != AfterForward::kDefault) return asked;
+  const AfterForward wanted = rules(unit).after_forward;
+  if (wanted != AfterForward::kDefault) return wanted;
   return units_[at(unit)].options.root ? AfterForward::kKeep : AfterForward::kReshard;
 }
 
@@ -173,39 +173,11 @@ void StepMachine::finish_all_reductions(Actions& out) {
   for (std::size_t model = 0; model < reducing_.size(); ++model) finish_reductions(out, static_cast<int>(model), 0);
 }
 
-void StepMachine::finish_transfer(Actions& out, const Transfer& transfer) {
-  out.push_back({.kind = Kind::kFinishReduce, .unit = transfer.unit, .group = transfer.group});
-  if (gives_up(transfer.unit)) out.push_back({.kind = Kind::kUpdate, .unit = transfer.unit, .group = transfer.group});
-}
-
-// Ends the oldest reductions until those of at most `inputs` units hold their inputs. A reduction among replicas begins where the one among
-// shards ends, and ends at the next call: it runs beside a backward.
-void StepMachine::advance_transfers(Actions& out, std::size_t inputs) {
-  std::deque<Transfer> kept;
-  for (const Transfer& t : transfers_) {
-    if (t.among == Transfer::Among::kReplicas) {
-      finish_transfer(out, t);
-    } else {
-      kept.push_back(t);
-    }
-  }
-  transfers_.clear();
-  std::size_t left = 0;  // units that hold inputs
-  for (std::size_t i = 0; i < kept.size(); ++i) left += i == 0 || kept[i].number != kept[i - 1].number;
-  for (std::size_t i = 0; i < kept.size(); ++i) {
-    Transfer& t = kept[i];
-    if (left <= inputs) {
-      transfers_.push_back(t);
-      continue;
-    }
-    left -= i + 1 == kept.size() || kept[i + 1].number != t.number;
-    if (!t.replicated) {
-      finish_transfer(out, t);
-      continue;
-    }
-    out.push_back({.kind = Kind::kReduceReplicas, .unit = t.unit, .group = t.group});
-    t.among = Transfer::Among::kReplicas;
-    transfers_.push_back(t);
+void StepMachine::add_transfers(Actions& out, const Transfers::Steps& steps) const {
+  for (const auto& step : steps) {
+    const bool ends = step.kind == Transfers::Step::Kind::kFinish;
+    out.push_back({.kind = ends ? Kind::kFinishReduce : Kind::kReduceReplicas, .unit = step.unit, .group = step.group});
+    if (ends && gives_up(step.unit)) out.push_back({.kind = Kind::kUpdate, .unit = step.unit, .group = step.group});
   }
 }
 
@@ -213,13 +185,8 @@ void StepMachine::make_room(Actions& out, int unit) {
   const auto& groups = units_[at(unit)].groups;
   const bool packs = std::any_of(groups.begin(), groups.end(), [](const Group& g) { return g.collectives && !g.empty; });
   if (!packs || !rules(unit).reduces) return;
-  advance_transfers(out, inputs_ - 1);
-  ++transfer_number_;
-}
-
-void StepMachine::finish_transfers(Actions& out) {
-  advance_transfers(out, 0);
-  advance_transfers(out, 0);
+  add_transfers(out, transfers_.advance(inputs_ - 1));
+  transfers_.begin_batch();
 }
 
 bool StepMachine::is_reducing(int unit, int group) const {
@@ -235,7 +202,7 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   const bool partial = g.replicated && !rules(unit).everywhere;
   out.push_back(
       {.kind = Kind::kBeginReduce, .unit = unit, .group = group, .model = g.model, .reshard = reshard || last_read, .partial = partial});
-  if (g.collectives && !g.empty) transfers_.push_back({unit, group, transfer_number_, g.replicated && !partial});
+  if (g.collectives && !g.empty) transfers_.add(unit, group, g.replicated && !partial);
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
     // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
@@ -439,7 +406,7 @@ Actions StepMachine::finish_pass(bool alive) {
       out.push_back({Kind::kRaiseFound});
     }
   };
-  finish_transfers(out);
+  add_transfers(out, transfers_.finish());
   if (uses_collectives_) out.push_back({Kind::kFinishTransfers});
   if (leave) {  // leases end before the window opens
     end_version(out);
@@ -535,7 +502,7 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
 
 Result<Actions> StepMachine::serve_window() {
   Actions out;
-  finish_transfers(out);
+  add_transfers(out, transfers_.finish());
   if (uses_collectives_) out.push_back({Kind::kFinishTransfers});
   show_all_sharded(out);
   finish_models(out, /*leave=*/true);
@@ -551,7 +518,7 @@ void StepMachine::raised() {
 
 void StepMachine::failed(const Actions& actions) {
   for (auto& reducing : reducing_) std::erase_if(reducing, [](const Reduction& r) { return !r.begun; });
-  std::erase_if(transfers_, [](const Transfer& t) { return !t.begun; });
+  transfers_.drop_added();
   const auto ends = [](const Action& a) { return a.kind == Kind::kEndPass; };
   if (pass_ == Pass::kEnding && std::any_of(actions.begin(), actions.end(), ends)) pass_ = Pass::kLeft;
 }
@@ -701,9 +668,7 @@ Actions StepMachine::completed(const Action& a) {
       pass_boundary(out, g, /*backward=*/true, /*begin=*/false);
       if (g.empty) return out;
       if (g.collectives) {
-        const auto begun = [&](const Transfer& t) { return !t.begun && t.unit == a.unit && t.group == a.group; };
-        const auto transfer = std::find_if(transfers_.begin(), transfers_.end(), begun);
-        if (transfer != transfers_.end()) transfer->begun = true;
+        transfers_.begun(a.unit, a.group);
         return out;
       }
       auto& reducing = reducing_[at(a.model)];

@@ -30,6 +30,7 @@
 
 #include "fsdp/plan/schedule.h"
 #include "fsdp/step/action.h"
+#include "fsdp/step/transfers.h"
 #include "runtime/core/result.h"
 
 namespace shoal::fsdp {
@@ -193,16 +194,6 @@ class StepMachine {
     bool matches(int a, int b) const { return unit == a && group == b; }
   };
 
-  // A reduction by collectives: among the ranks of the shards, then among those of the replicas, if it is to reach these.
-  struct Transfer {
-    enum class Among : std::uint8_t { kShards, kReplicas };
-    int unit, group;
-    std::uint64_t number;  // the same for all groups of a unit that are reduced together
-    bool replicated;
-    Among among = Among::kShards;
-    bool begun = false;  // as in Reduction
-  };
-
   struct Following {
     std::shared_ptr<const Schedule> schedule = {};  // null: none, or the step has left it
     std::size_t passed = 0;                         // boundaries
@@ -236,11 +227,9 @@ class StepMachine {
   void reduce(Actions& out, int unit, int group, bool reshard);
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
-  void advance_transfers(Actions& out, std::size_t inputs);
   // Memory of earlier reductions is free before the unit's gradients are packed.
   void make_room(Actions& out, int unit);
-  void finish_transfer(Actions& out, const Transfer& transfer);
-  void finish_transfers(Actions& out);
+  void add_transfers(Actions& out, const Transfers::Steps& steps) const;
   bool is_reducing(int unit, int group) const;
   void finish_models(Actions& out, bool leave) const;
   void pass_boundary(Actions& out, const Group& group, bool backward, bool begin);
@@ -254,10 +243,9 @@ class StepMachine {
   std::vector<bool> open_;                       // by model: its write window is open
   std::vector<std::deque<Reduction>> reducing_;  // by model: publications that are not finished, oldest first
   std::vector<Following> following_;             // by model
-  std::deque<Transfer> transfers_;               // not finished, oldest first
+  Transfers transfers_;                          // reductions by collectives that are not finished
   std::vector<bool> gathers_all_;                // by model: each of its groups gathers
   bool uses_collectives_ = false;
-  std::uint64_t transfer_number_ = 0;
   std::vector<std::vector<Place>> places_;  // by model and the group's number there
   std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1

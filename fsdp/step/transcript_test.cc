@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "fsdp/step/simulated.h"
+#include "fsdp/step/simulated/ranks.h"
 #include "runtime/core/golden.h"
 
 namespace shoal::fsdp {

@@ -1,4 +1,4 @@
-#include "fsdp/step/simulated_collectives.h"
+#include "fsdp/step/simulated/collectives.h"
 
 #include <algorithm>
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fsdp/step/executor.h"
-#include "fsdp/step/simulated_collectives.h"
+#include "fsdp/step/simulated/collectives.h"
 
 namespace shoal::fsdp {
 

@@ -1,4 +1,4 @@
-#include "fsdp/step/simulated.h"
+#include "fsdp/step/simulated/ranks.h"
 
 #include <algorithm>
 #include <map>
