@@ -1,4 +1,5 @@
-// Runs a hand-written step graph on one rank, over the same units, arenas, gate, reducer and AdamW that fully_shard's hooks use.
+// Runs a hand-written step graph on one rank, over the same units, arenas, gate, reducer and AdamW that fully_shard's hooks use. The
+// graph's Progress decides what runs next, no step machine (docs/decisions/a-graph-has-its-own-machine.md).
 //
 // The compute lane is the caller's thread: it calls the user's forward, backward and loss, and updates this rank's rows. The communication
 // lane is a thread for the time of a step, because its nodes wait for other ranks. So unshard(u+1) runs while forward(u) computes.
