@@ -17,7 +17,7 @@ def protection_of(step):
     nothing = lambda *_: None  # noqa: E731
     return SimpleNamespace(
         step=step,
-        made=step,
+        latest_step=step,
         words=(step, step, step),
         actor=SimpleNamespace(hosts=[]),
         record=None,
@@ -129,10 +129,10 @@ def test_a_loop_joins_if_it_is_a_new_workers_or_runs_again(monkeypatch, newcomer
 def test_of_two_steps_between_two_marks_the_first_has_to_count():
     state, record = marked()
     waited = []
-    record.protection.wait = lambda: waited.append(record.protection.made)
+    record.protection.wait = lambda: waited.append(record.protection.latest_step)
     for made in (2, 4):
         state.step += 1
-        record.protection.made = made
+        record.protection.latest_step = made
         record.mark()
     assert waited == [4]
     assert [mark.step for mark in record._marks] == [4]

@@ -13,7 +13,7 @@ from shoal.fsdp._devices import collectives, gather, streams
 from shoal.fsdp._devices.gather import InPlaceGather, MixedGather, PackedGather
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.reduction import Reduction
-from shoal.fsdp._devices.streams import DONE, HostStreams, Transfers, WorkMark, transfers
+from shoal.fsdp._devices.streams import REACHED, HostStreams, Transfers, WorkMark, transfers
 from shoal.fsdp._devices.timeline import DeviceStamps, HostStamps, Timeline
 from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import managed, state_of

@@ -281,11 +281,11 @@ def a_forward_runs_while_the_last_step_is_repeated():
     optimizer.step()
     optimizer.zero_grad()
     model(batch(2)).square().mean().backward()
-    assert (protection.step, protection.made) == (1, 2)
+    assert (protection.step, protection.latest_step) == (1, 2)
     forward_ran.set()
     optimizer.step()
     host_copy.wait()
-    assert (protection.step, protection.made) == (3, 3)
+    assert (protection.step, protection.latest_step) == (3, 3)
     expect_equal(host_copy, model, optimizer)
 
 

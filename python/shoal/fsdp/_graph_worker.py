@@ -118,21 +118,21 @@ class _Program:
         self._modules, self._parameters, self._names, self._loss_fn, self._grad = modules, parameters, names, loss_fn, grad
         self._num_micro = micro
         self._inputs, self._targets = ([part] for part in batch) if micro == 1 else (_split(part, micro) for part in batch)
-        self._made: dict[int, Any] = {}  # by node: its detached output, or the gradient of its input
+        self._results: dict[int, Any] = {}  # by node: its detached output, or the gradient of its input
         self._saved: dict[tuple[int, int], tuple[Any, Any]] = {}  # by unit and micro-batch: input and output of an autograd graph
         self._again: dict[tuple[int, int], tuple[Any, torch.Tensor]] = {}  # for recomputation: input and RNG state
         self._whole: dict[tuple[int, int], list[torch.Tensor | None]] = {}  # gradients until they are reduced
         self.loss = 0.0
 
     def forward(self, node: int, unit: int, micro: int, source: int, saves: bool) -> None:
-        x = self._inputs[micro] if source == BATCH else self._made[source]
+        x = self._inputs[micro] if source == BATCH else self._results[source]
         if unit < 0:
-            self._made[node] = self._run_loss(x, micro)
+            self._results[node] = self._run_loss(x, micro)
             return
         if not saves and self._grad:
             self._again[unit, micro] = x, torch.get_rng_state()
         y = self._run(unit, micro, x, source != BATCH, self._grad and saves)
-        self._made[node] = y.detach()
+        self._results[node] = y.detach()
 
     def recompute(self, unit: int, micro: int) -> None:
         x, random = self._again.pop((unit, micro))
@@ -143,8 +143,8 @@ class _Program:
     def backward(self, node: int, unit: int, micro: int, source: int, reduced: bool) -> list[int]:
         x, y = self._saved.pop((unit, micro))
         if y.requires_grad:
-            torch.autograd.backward(y, self._made.pop(source))
-        self._made[node] = x.grad if isinstance(x, torch.Tensor) else None
+            torch.autograd.backward(y, self._results.pop(source))
+        self._results[node] = x.grad if isinstance(x, torch.Tensor) else None
         if not reduced:
             return []
         gradients = []

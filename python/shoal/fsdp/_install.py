@@ -66,14 +66,14 @@ def install() -> None:
     import torch.distributed.checkpoint.state_dict  # noqa: F401  before rebinding: it must keep torch's FSDP1
 
     ours = {id(TorchFSDP1): FullyShardedDataParallel, id(TorchShardedGradScaler): ShardedGradScaler}
-    done = _Installed()
+    installed = _Installed()
     for theirs, function, forward in (
         (torch_fully_shard, fully_shard, _fully_shard),
         (torch_register_fsdp_forward_method, register_fsdp_forward_method, _register_fsdp_forward_method),
         (torch_share_comm_ctx, share_comm_ctx, _share_comm_ctx),
     ):
         ours[id(theirs)] = function
-        done.functions.append((theirs, theirs.__code__))
+        installed.functions.append((theirs, theirs.__code__))
         theirs.__code__ = forward.__code__.replace(co_freevars=theirs.__code__.co_freevars)
     TorchFSDP1.__new__ = _new_fsdp1
     for name, module in list(sys.modules.items()):
@@ -82,9 +82,9 @@ def install() -> None:
         namespace = object.__getattribute__(module, "__dict__")  # bypasses __getattribute__ of lazy modules
         for of, theirs in list(namespace.items()):
             if id(theirs) in ours:
-                done.names.append((namespace, of, theirs))
+                installed.names.append((namespace, of, theirs))
                 namespace[of] = ours[id(theirs)]
-    _installed = done
+    _installed = installed
     _libraries.follow(is_installed)
 
 

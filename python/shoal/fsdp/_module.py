@@ -183,14 +183,14 @@ class FSDPModule(TorchFSDPModule):
         """On devices, gives reductions a process group of their own, so that they do not queue behind gathers. Collective.
 
         In an arena gathers and reductions never wait for each other."""
-        made: dict[tuple[int, ...], Any] = {}
+        groups: dict[tuple[int, ...], Any] = {}
         for u in (u for s in self._states(recurse) for u in s.units if u.reduces_by_collectives and u.data.shards > 1):
             ranks = tuple(dist.get_process_group_ranks(u.data.shard_group))
-            if enable and ranks not in made and u.gathered.collectives.reduce_group is not None:
-                made[ranks] = u.gathered.collectives.reduce_group
-            if enable and ranks not in made:
-                made[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter")
-            u.gathered.collectives.reduce_group = made[ranks] if enable else None
+            if enable and ranks not in groups and u.gathered.collectives.reduce_group is not None:
+                groups[ranks] = u.gathered.collectives.reduce_group
+            if enable and ranks not in groups:
+                groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter")
+            u.gathered.collectives.reduce_group = groups[ranks] if enable else None
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """On devices, the process group allocates the buffers of this unit's collectives. An arena needs none. Raises AssertionError for a

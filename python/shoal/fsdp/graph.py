@@ -193,10 +193,10 @@ class Step:
             "optimizer_in_backward": optimizer_in_backward,
             "offload": self._indices(offload),
         }
-        made = Step(self.units)
-        made._native = self._native.passes(options)
-        made._ops = [made._native.op(n) for n in range(len(made._native.graph_nodes()))]
-        return made
+        step = Step(self.units)
+        step._native = self._native.passes(options)
+        step._ops = [step._native.op(n) for n in range(len(step._native.graph_nodes()))]
+        return step
 
     def fit(self, memory_budget: int | str, unsharded_bytes: Mapping[str, int], fixed_bytes: int = 0) -> Step:
         """Returns another step whose leases fit a memory budget, with the fewest reshards and then the deepest prefetching that fit.
@@ -237,8 +237,8 @@ class Step:
 
     def _reading(self, x: After, after: After) -> dict[str, list[Handle]]:
         """Edges of a compute node: data edges from its input and from the nodes that make its parameters and activations."""
-        made = [h for h in self._handles(after) if self._ops[h.id] in ("unshard", "recompute")]
-        return {"data": self._handles(x) + made, "order": [h for h in self._handles(after) if h not in made]}
+        producers = [h for h in self._handles(after) if self._ops[h.id] in ("unshard", "recompute")]
+        return {"data": self._handles(x) + producers, "order": [h for h in self._handles(after) if h not in producers]}
 
     def _after_loss(self) -> bool:
         return "loss" in self._ops

@@ -95,7 +95,7 @@ def check_all(
 def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
     """The unit's device: ``device_id``, or its parameters' device. A number is an accelerator's index, or the CPU without accelerators.
     Raises Unimplemented for a device that is neither the CPU nor a CUDA device, InvalidArgument for one that is not this rank's."""
-    device = _asked_device(module, ignored, device_id)
+    device = _chosen_device(module, ignored, device_id)
     if device.type == "cpu":
         return device
     leave = 'pass device_id=torch.device("cpu"), or leave torch its FSDP1: no install(), no SHOAL_FSDP'
@@ -111,7 +111,7 @@ def device_of(module: nn.Module, ignored: set[nn.Parameter], device_id: int | st
     return torch.device("cuda", current)
 
 
-def _asked_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
+def _chosen_device(module: nn.Module, ignored: set[nn.Parameter], device_id: int | str | torch.device | None) -> torch.device:
     if device_id is not None:
         if isinstance(device_id, bool) or not isinstance(device_id, (int, str, torch.device)):
             raise TypeError(f"device_id should be a number or a torch.device, got {type(device_id).__name__}")

@@ -74,15 +74,15 @@ def saved(
     """
     names = names_of(model)
     by_id = [_name(names, p) for p in _ordered(model, optim, None)]
-    here = not rank0_only or dist.get_rank(group) == 0
+    returns_state = not rank0_only or dist.get_rank(group) == 0
     state: dict[str, Any] = {}
     # in one order on all ranks, because _shown() communicates
     for index, values in sorted(state_dict["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])):
         name = index if isinstance(index, str) else by_id[index]
         shown = {key: _shown(value, kind, offload_to_cpu) for key, value in values.items()}
-        if here:
+        if returns_state:
             state[name] = shown
-    if not here:
+    if not returns_state:
         return {}
     groups = [_with_params(g, [p if isinstance(p, str) else by_id[p] for p in g["params"]]) for g in state_dict["param_groups"]]
     return {"state": state, "param_groups": groups}
@@ -103,9 +103,9 @@ def before_the_first_step(optim: torch.optim.Optimizer) -> dict[str, Any]:
     for values in optim.state.values():
         if "step" in values:
             values["step"] = torch.zeros_like(values["step"]) if torch.is_tensor(values["step"]) else 0
-    made = optim.state_dict()
+    state_dict = optim.state_dict()
     optim.state.clear()
-    return made
+    return state_dict
 
 
 def _with_params(group: dict[str, Any], params: list) -> dict[str, Any]:

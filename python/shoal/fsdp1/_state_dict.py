@@ -51,13 +51,13 @@ def settings_for(
     type."""
     if not isinstance(state_dict_type, StateDictType):
         raise TypeError(f"state_dict_type should be a StateDictType, got {state_dict_type!r}")
-    made = []
+    settings = []
     names = ("state_dict_config", "optim_state_dict_config")
     for name, given, cls in zip(names, (config, optim_config), _CONFIGS[state_dict_type], strict=True):
         if given is not None and not isinstance(given, cls):
             raise OtherConfig(f"Expected {name} of type {cls} but got {type(given)} with {state_dict_type.name}")
-        made.append(given if given is not None else cls())
-    return StateDictSettings(state_dict_type, *made)
+        settings.append(given if given is not None else cls())
+    return StateDictSettings(state_dict_type, *settings)
 
 
 def get_state_dict_type(module: nn.Module) -> StateDictSettings | None:
@@ -125,13 +125,13 @@ def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -
     settings = unit._settings
     config = settings.state_dict_config
     full = settings.state_dict_type is StateDictType.FULL_STATE_DICT
-    here = not full or not config.rank0_only or first_rank(unit)
-    whole = whole_values(unit, keep=here, joined=True) if full else {}
+    returns_state = not full or not config.rank0_only or first_rank(unit)
+    whole = whole_values(unit, keep=returns_state, joined=True) if full else {}
     for m in unit._managed:
         key = prefix + m.name
         if key not in state_dict:
             continue
-        if not here:
+        if not returns_state:
             del state_dict[key]
             continue
         if full:
@@ -146,7 +146,7 @@ def to_user(unit: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -
             key = prefix + clean(names + name)
             if value is None or key not in state_dict:
                 continue
-            if not here:
+            if not returns_state:
                 del state_dict[key]
             elif settings.state_dict_type is not StateDictType.LOCAL_STATE_DICT:
                 state_dict[key] = unit._buffers_of.as_saved(module, name, state_dict[key])

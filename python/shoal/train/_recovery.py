@@ -207,10 +207,10 @@ class Record:
             return
         if (host_copy := self.protection.host_copy) is not None and host_copy.num_steps > 0:
             repeated, waited = (1e3 * s / host_copy.num_steps for s in (host_copy.repeated_s, host_copy.waited_s))
-            sent, made = ("gradients", "repeated") if host_copy.copies is None else ("rows and states", "copied")
+            sent, verb = ("gradients", "repeated") if host_copy.copies is None else ("rows and states", "copied")
             print(
                 f"shoal: host copy of rank 0: {host_copy.num_steps} steps, {host_copy.step_bytes / 1e6:.3f} MB of {sent} per step, updates "
-                f"{made} in {repeated:.2f} ms, {waited:.2f} ms of them waited for; {host_copy.num_written} parameters written otherwise",
+                f"{verb} in {repeated:.2f} ms, {waited:.2f} ms of them waited for; {host_copy.num_written} parameters written otherwise",
                 file=sys.stderr,
             )
         if self.protection.replicas is None:
@@ -296,12 +296,12 @@ class Record:
             self.forget_past()
             self.predecessor = None
         self.protection.follow_writes()
-        made, marks = self.protection.made, self._marks
-        if marks and made - marks[-1].step > 1:  # there is no mark between these steps, so all but the last one have to count
+        latest_step, marks = self.protection.latest_step, self._marks
+        if marks and latest_step - marks[-1].step > 1:  # there is no mark between these steps, so all but the last one have to count
             self.protection.wait()
-        if not marks or marks[-1].step != made or marks[-1].batches == self._state.step:
-            before = [m for m in marks if m.step == made - 1]
-            self._marks = [*before[-1:], Mark(made, self._state, self._worker.num_reports, self._buffers, opens)]
+        if not marks or marks[-1].step != latest_step or marks[-1].batches == self._state.step:
+            before = [m for m in marks if m.step == latest_step - 1]
+            self._marks = [*before[-1:], Mark(latest_step, self._state, self._worker.num_reports, self._buffers, opens)]
 
     def abandon_step(self) -> None:
         """Drops the step under way, and a change in which this worker has no record yet, so that the others stop waiting for that record.

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal.fsdp._devices.collectives import Collectives, gather_by_process_group
 from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.packing import counts, joined, own_piece, owns_on, pack, slice_bytes, times, unpack
-from shoal.fsdp._devices.streams import DONE, Mark, Transfers
+from shoal.fsdp._devices.streams import REACHED, Mark, Transfers
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._parameters.parameter import ShardedParameter
 
@@ -57,7 +57,7 @@ class PackedGather:
     ):
         self._transfers, self._data, self._parameters, self._wholes = transfers, data, parameters, wholes
         self._buffer: torch.Tensor | None = None
-        self._mark: Mark = DONE
+        self._mark: Mark = REACHED
         if data.shards == 1 and collectives.all_gather is None:
             return  # finish copies
         streams, dtype = transfers.streams, parameters[0].compute_dtype
@@ -263,9 +263,9 @@ class MixedGather:
         if known is not None:
             local.fsdp_post_all_gather(outputs, metadata, dtype, out=p.views.unsharded)
             return
-        made, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
+        gathered, inner = local.fsdp_post_all_gather(outputs, metadata, dtype)
         whole.keep(inner)
-        p.views.set_whole(torch.as_strided(made, p.shape, make_contiguous_strides_for(p.shape), storage_offset=0))
+        p.views.set_whole(torch.as_strided(gathered, p.shape, make_contiguous_strides_for(p.shape), storage_offset=0))
 
 
 def _extension_inputs(p: ShardedParameter, data: DataMesh) -> tuple[list[torch.Tensor], Any]:

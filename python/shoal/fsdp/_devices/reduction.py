@@ -120,9 +120,9 @@ class Reduction:
             self._mark.wait()
             self._accumulate(stream)
             self._transfers.accumulated()
-            done = streams.mark()
+            reduced = streams.mark()
         with self._summed_on():
-            done.wait()  # before the memory of the sums returns to this stream's pool
+            reduced.wait()  # before the memory of the sums returns to this stream's pool
         del self._out
 
     def _summed_on(self) -> AbstractContextManager:

@@ -51,7 +51,7 @@ class Streams(Protocol):
         """Enters a stream of the program."""
 
 
-class _Done:
+class _Reached:
     def wait(self) -> None:
         pass
 
@@ -59,7 +59,7 @@ class _Done:
         pass
 
 
-DONE: Mark = _Done()
+REACHED: Mark = _Reached()
 
 
 class WorkMark:
@@ -95,11 +95,11 @@ class HostStreams:
         self.timeline = Timeline(HostStamps())
 
     def mark(self) -> Mark:
-        return DONE
+        return REACHED
 
     def of_event(self, event: Any) -> Mark:
         (event.synchronize if hasattr(event, "synchronize") else event.wait)()
-        return DONE
+        return REACHED
 
     def synchronize(self, mark: Mark) -> None:
         mark.wait()
@@ -177,8 +177,8 @@ class Transfers:
 
     def __init__(self, streams: Streams):
         self.streams = streams
-        self.rows: Mark = DONE  # the program's writes to rows, which gathers have to see
-        self.packed: Mark = DONE  # the last gather's reads of rows
+        self.rows: Mark = REACHED  # the program's writes to rows, which gathers have to see
+        self.packed: Mark = REACHED  # the last gather's reads of rows
         self._read: tuple[Mark, Any] | None = None  # the buffers of the last gather of a forward, until they are unpacked
         self._reduced: list[Mark] = []
         self._on_host: list[Mark] = []
@@ -189,9 +189,9 @@ class Transfers:
         self.rows = self.streams.mark() if event is None else self.streams.of_event(event)
 
     def wait_for_reads(self) -> None:
-        """The host waits until gathers have read rows that lie in its memory, which it is going to write."""
+        """Waits on the host until gathers have read the rows in its memory, because the program is going to write to them."""
         self.streams.synchronize(self.packed)
-        self.packed = DONE
+        self.packed = REACHED
 
     # ---- memory ----
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class Ends:
     """The autograd nodes that run when a unit's backward has ended: one per forward with an input that requires a gradient."""
 
-    def __init__(self, done: Callable[[Any], None]):
-        """``done(node)`` is called when the gradients of a forward's inputs are computed."""
-        self.done = done
+    def __init__(self, on_computed: Callable[[Any], None]):
+        """``on_computed(node)`` is called when the gradients of a forward's inputs are computed."""
+        self.on_computed = on_computed
         self.unseen = False  # no input of the running forward requires a gradient
         self._nodes: weakref.WeakSet = weakref.WeakSet()
         self._endless: weakref.WeakSet = weakref.WeakSet()  # tokens of forwards without such a node
@@ -50,5 +50,5 @@ class InputOfShardedUnit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor):
-        ctx.ends.done(ctx)
+        ctx.ends.on_computed(ctx)
         return (None, *grads)

@@ -28,7 +28,7 @@ class Reductions:
         if not reduced:
             return False
         index, present = reduced.popleft()
-        self._units_of[unit.place][index].gradients_done(present)
+        self._units_of[unit.place][index].complete_gradients(present)
         return True
 
     def accumulated(self, p: ShardedParameter) -> None:

@@ -52,7 +52,7 @@ class State:
         self.replaced = False  # parameters are temporarily replaced (FSDP1's summon_full_params)
         self.writes = WriteGuard(self)
         self.entered: nn.Module | None = None  # an inner module that the program called directly
-        self.ends = Ends(self.inputs_done)
+        self.ends = Ends(self.inputs_computed)
 
     @property
     def module(self) -> nn.Module:
@@ -329,7 +329,7 @@ class State:
         _unshard_elsewhere(self.root, self.settings.backward_prefetch)
         return grad
 
-    def inputs_done(self, node) -> None:
+    def inputs_computed(self, node) -> None:
         """Called when the gradients of a forward's inputs are computed. Ends the unit's backward unless this pass returns to it."""
         self.root.note_left()
         if self.ends.leave(node):

@@ -169,12 +169,12 @@ class Unit:
         for p in self.parameters:
             p.gradient.published()
 
-    def gradients_done(self, present: list[bool]) -> None:
-        done = [(p, p.gradient.complete(has)) for p, has in zip(self.parameters, present, strict=True)]
-        done = [(p, gradient) for p, gradient in done if gradient is not None]
-        if self.all_reduce_hook is not None and done:
-            self._call_hook([(p, gradient._local_tensor) for p, gradient in done])
-        for p, gradient in done:
+    def complete_gradients(self, present: list[bool]) -> None:
+        reduced = [(p, p.gradient.complete(has)) for p, has in zip(self.parameters, present, strict=True)]
+        reduced = [(p, gradient) for p, gradient in reduced if gradient is not None]
+        if self.all_reduce_hook is not None and reduced:
+            self._call_hook([(p, gradient._local_tensor) for p, gradient in reduced])
+        for p, gradient in reduced:
             p.gradient.add(gradient)
             self.accumulated(p)
 

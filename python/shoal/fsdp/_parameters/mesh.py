@@ -151,13 +151,13 @@ class DataMesh:
         if len(self.dims.shard_names) <= 1:
             return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
         # Several dims of the mesh shard the parameter: one flattened dim replaces them.
-        meshes, flat, done = [], [], False
+        meshes, flat, shard_replaced = [], [], False
         for dim_name, placement in zip(names, placements, strict=True):
             if dim_name in self.dims.shard_names:
-                if not done:
+                if not shard_replaced:
                     meshes.append(self.mesh)
                     flat += [placement] if self.replicate_dim is None else [Replicate(), placement]
-                done = True
+                shard_replaced = True
             elif dim_name not in self.dims.replicate_names:
                 meshes.append(spec.mesh[dim_name])
                 flat.append(placement)
@@ -230,11 +230,11 @@ def in_arenas(meshes: Iterable[DataMesh]) -> bool:
 def on_hosts(data: DataMesh) -> DataMesh:
     """The ranks of a mesh of devices as a mesh of their CPUs, whose rows lie in arenas. It has no process groups, and needs none."""
     mesh = DeviceMesh("cpu", data.mesh.mesh, mesh_dim_names=_HOST_DIMS[-data.mesh.ndim :], _init_backend=False)
-    made = DataMesh(mesh, data.shard_dim, data.replicate_dim)
-    made.__dict__["groups"] = (None, None)
+    hosts = DataMesh(mesh, data.shard_dim, data.replicate_dim)
+    hosts.__dict__["groups"] = (None, None)
     if "index" in data.__dict__ or dist.get_rank() in data.ranks:  # else this rank is not on it
-        made.__dict__.update(index=data.index, shard=data.shard)  # the mesh's groups may have ended since they were known
-    return made
+        hosts.__dict__.update(index=data.index, shard=data.shard)  # the mesh's groups may have ended since they were known
+    return hosts
 
 
 def is_host_mesh(mesh: DeviceMesh) -> bool:

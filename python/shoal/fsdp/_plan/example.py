@@ -185,8 +185,8 @@ def _fake(model: nn.Module, states: list[State], mode: FakeTensorMode, boundarie
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in faked:
             with mode:
-                made = torch.empty(t.shape, dtype=compute.get(id(t), t.dtype))
-            faked[id(t)] = nn.Parameter(made, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else made
+                blank = torch.empty(t.shape, dtype=compute.get(id(t), t.dtype))
+            faked[id(t)] = nn.Parameter(blank, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else blank
         return faked[id(t)]
 
     try:

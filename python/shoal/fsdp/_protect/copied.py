@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shoal.exceptions import Unimplemented
-from shoal.fsdp._devices.streams import DONE, Transfers
+from shoal.fsdp._devices.streams import REACHED, Transfers
 from shoal.fsdp._parameters.parameter import ShardedParameter
 from shoal.fsdp._parameters.slices import local_of
 from shoal.fsdp._protect.states import StatesOf
@@ -27,7 +27,7 @@ class CopiedStep:
         self._singles: dict[torch.dtype, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         # With the sources, whose memory no other work may get before the copies have ended.
         self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor, torch.Tensor]] = []
-        self._copied = DONE
+        self._copied = REACHED
 
     @classmethod
     def begin(

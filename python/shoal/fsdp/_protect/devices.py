@@ -32,7 +32,7 @@ class ProtectionOfDevices(Protection):
             settings.host_copy = HostCopy(root.states, [optimizer])
         self.host_copy = settings.host_copy
         self.host_copy.copies = copies
-        self._made_before = step - self.host_copy.num_steps
+        self._steps_before = step - self.host_copy.num_steps
         super().__init__(root_of(self.host_copy.model), self.host_copy.optimizers[0], step, replicas)
         self._hooks: list[Any] = []
         if isinstance(optimizer, Fused):
@@ -50,8 +50,8 @@ class ProtectionOfDevices(Protection):
         return optimizer in (self._steps_on_devices, self.optimizer)
 
     @property
-    def made(self) -> int:
-        return self._made_before + self.host_copy.num_steps
+    def latest_step(self) -> int:
+        return self._steps_before + self.host_copy.num_steps
 
     def wait(self) -> None:
         self.host_copy.wait()

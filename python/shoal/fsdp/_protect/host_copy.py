@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shoal._objects.tensors import dtensor, lasting, with_dtype
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
-from shoal.fsdp._devices.streams import DONE, Transfers, transfers
+from shoal.fsdp._devices.streams import REACHED, Transfers, transfers
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._engine.settings import Settings
 from shoal.fsdp._engine.sharding import shard
@@ -62,7 +62,7 @@ class HostCopy:
         self._spoiled = False  # an abort has left half a sum in gradients
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
-        self._copied = self._updated = DONE  # where the gradients are on the host, and the devices' update is made
+        self._copied = self._updated = REACHED  # where the gradients are on the host, and the devices' update is made
         self.copies: dict[int, StatesOf] | None = None  # steps are copied, with these states by the id of a parameter on devices
         self._step: CopiedStep | None = None  # the last step, if it is copied
         self._stream: Any = None  # the program's stream at that step
@@ -99,11 +99,11 @@ class HostCopy:
             {**_options(group), "params": [self._copies[id(p)].views.sharded if id(p) in self._copies else p for p in group["params"]]}
             for group in original.param_groups
         ]
-        made = type(original).__new__(type(original))
-        made.__setstate__({"defaults": dict(original.defaults), "state": defaultdict(dict), "param_groups": groups})
-        if isinstance(made, Fused):
-            made.reserves = False
-        return made
+        copied = type(original).__new__(type(original))
+        copied.__setstate__({"defaults": dict(original.defaults), "state": defaultdict(dict), "param_groups": groups})
+        if isinstance(copied, Fused):
+            copied.reserves = False
+        return copied
 
     @property
     def bytes(self) -> int:

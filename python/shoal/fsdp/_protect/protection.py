@@ -44,7 +44,7 @@ class Protection:
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
         # The names of the records and replicas of other ranks at this node, if they exist.
         self.keys_of_others: list[str] = []
-        self._made: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
+        self._new_states: list[tuple[torch.Tensor, str]] = []  # states that the step under way has made: parameter and name
         self._check()
         arrays = self._arrays()
         specs = [(u, i, name, engine_dtype(dtype)) for u, i, _, name, dtype in arrays]
@@ -89,8 +89,8 @@ class Protection:
         return self.record.words[2]
 
     @property
-    def made(self) -> int:
-        """The number of steps that the program has made. On devices the last one may not count yet."""
+    def latest_step(self) -> int:
+        """The number of the latest step that the program has made. On devices it may not count yet."""
         return self.step
 
     def wait(self) -> None:
@@ -151,8 +151,8 @@ class Protection:
         before = shared_arrays.get(first)
         if before is not None and before.fits(units, specs):
             return before, False
-        shared_arrays[first] = made = self.actor.share_arrays(units, specs)
-        return made, True
+        shared_arrays[first] = shared = self.actor.share_arrays(units, specs)
+        return shared, True
 
     def take_states(self, fresh: bool = False) -> None:
         """Moves the optimizer's present states to their places in the record. A death during the move loses them, which the record shows.
@@ -175,7 +175,7 @@ class Protection:
     def new_state(self, p: torch.Tensor, name: str) -> torch.Tensor:
         """The tensor in the record of a state that the optimizer makes anew: zeros."""
         home = self.home(p, name)
-        self._made.append((p, name))
+        self._new_states.append((p, name))
         if self.replicas is not None and home.any():
             self.replicas.stale = True
         return home.zero_()
@@ -241,7 +241,7 @@ class Protection:
         if self.replicas is not None:
             self.replicas.committed(self.step + 1)
         self.record.run(num_threads)
-        self._made.clear()
+        self._new_states.clear()
 
     def _recorded_by_all(self, step: int) -> bool:
         """Called after a death. True if every rank of the mesh has recorded the step all the same. A rank's control word shows that, or its
@@ -267,12 +267,12 @@ class Protection:
             self.record.run(num_threads=1)
             self._end_recorded()
         else:
-            for p, name in self._made:
+            for p, name in self._new_states:
                 state = self.optimizer.state[p]
                 state.pop(name, None)
                 if state.keys() <= {"step"}:
                     del self.optimizer.state[p]
-        self._made.clear()
+        self._new_states.clear()
 
     def _end_recorded(self) -> None:
         """Called once a recorded step is made, after a death."""
@@ -280,11 +280,11 @@ class Protection:
 
     def adopt(self, rank: int) -> AdoptedRank:
         """Opens a dead rank's record if it was a rank of this host, or else its replica. Raises NotFound if neither is here."""
-        return adopt(self.actor, self.record.key_of(rank) if self._is_here(rank) else self.record.replica_key_of(rank))
+        return adopt(self.actor, self.record.key_of(rank) if self._is_local(rank) else self.record.replica_key_of(rank))
 
     def held_by(self, rank: int) -> list[AdoptedRank]:
         """Opens the replicas that a dead rank of this host has held, so that their memory can be released."""
-        if self.replicas is None or not self._is_here(rank):
+        if self.replicas is None or not self._is_local(rank):
             return []
         found = []
         for ward, buddy in enumerate(buddies(self.actor.hosts)):
@@ -293,7 +293,7 @@ class Protection:
                     found.append(adopt(self.actor, self.record.replica_key_of(ward)))
         return found
 
-    def _is_here(self, rank: int) -> bool:
+    def _is_local(self, rank: int) -> bool:
         hosts = self.actor.hosts
         return not hosts or hosts[rank] == hosts[self.actor.rank]
 

@@ -124,7 +124,7 @@ class _Change:
         self._old_owners, self._old_index, self._adopted = request.old_owners, request.old_index, request.adopted
         self._recovers = request.recovers
         self._newcomers = [r for r in request.data.ranks if r not in request.old_owners]
-        self._stays = union.rank in request.data.ranks
+        self._continues = union.rank in request.data.ranks
         self._new: NewMesh | None = None
 
     def run(self, phases: Phases) -> Report:
@@ -212,7 +212,7 @@ class _Change:
                 p.views.follow_requires_grad()
         takes_over = self._union.one_host and self._data.replicas == 1
         arenas = [key if takes_over else "" for key in reference.arenas]
-        if self._stays:
+        if self._continues:
             self._new = NewMesh.make(contents, self._data, self._union.name, arenas, reference.shared if takes_over else None)
         shards = len(self._old_owners) // reference.replicas
         old_shard = None if self._old_index is None else self._old_index % shards

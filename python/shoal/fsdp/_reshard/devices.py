@@ -94,8 +94,8 @@ def _copy_of(contents: Contents, request: Request) -> HostCopy:
         raise Unimplemented(
             "a rank has died, and this model on devices has no copy in the host's memory", hint="call protect(model, optimizer) before"
         )
-    root.states[0].settings.host_copy = made = HostCopy(root.states, contents.optimizers)
-    return made
+    root.states[0].settings.host_copy = host_copy = HostCopy(root.states, contents.optimizers)
+    return host_copy
 
 
 class _Whole:

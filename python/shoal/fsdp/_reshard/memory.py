@@ -38,18 +38,18 @@ class NewMesh:
     @classmethod
     def make(cls, contents: Contents, data: DataMesh, gang: str, arenas: list[str], shared: SharedStates | None) -> NewMesh:
         """``arenas``: by unit, the key of an arena that it takes over with its values, or "". ``shared``: the states that it takes over."""
-        made = cls(data, place_actor(data.ranks, data.index, data.replicas, gang))
+        new = cls(data, place_actor(data.ranks, data.index, data.replicas, gang))
         try:
             for u, arena in zip(contents.units, arenas, strict=True):
-                native = u.native_on(made.actor, arena)
-                made.units.append(native)
-                made.rows.append([_rows(p, native, index, data) for index, p in enumerate(u.parameters)])
+                native = u.native_on(new.actor, arena)
+                new.units.append(native)
+                new.rows.append([_rows(p, native, index, data) for index, p in enumerate(u.parameters)])
             if shared is not None:
-                made.shared = made.actor.share_arrays(made.units, shared.states, shared.key, contents.shared_arrays)
+                new.shared = new.actor.share_arrays(new.units, shared.states, shared.key, contents.shared_arrays)
         except BaseException:
-            made.drop()
+            new.drop()
             raise
-        return made
+        return new
 
     def make_models(self, contents: Contents) -> None:
         """Waits until all ranks of the new mesh are placed."""
@@ -195,14 +195,14 @@ class Ledger:
             optimizer = self._contents.optimizers[at[0]]
             value = optimizer.state[p.views.sharded][at[2]]
             old = (value if state.plain else value._local_tensor).detach().contiguous()
-        made = None
+        moved = None
         if new is not None:
             begin, end = new.data.own_bounds(state.shape[state.dim])
             shape = torch.Size((*state.shape[: state.dim], end - begin, *state.shape[state.dim + 1 :]))
-            stays = old is not None and old.shape == shape and entry.old[0].begin == entry.new_begin
-            made = old if stays else long_lived(shape, state.dtype, touched=True)
-            self.states[at] = made
-        self._add(entry, p, at[2], state.shape, state.dtype, old, made)
+            in_place = old is not None and old.shape == shape and entry.old[0].begin == entry.new_begin
+            moved = old if in_place else long_lived(shape, state.dtype, touched=True)
+            self.states[at] = moved
+        self._add(entry, p, at[2], state.shape, state.dtype, old, moved)
 
     def state(self, at: tuple[int, int, str], state: Sharded, data: DataMesh) -> torch.Tensor:
         """A state on the new mesh, as the optimizer keeps it."""
