@@ -19,16 +19,22 @@ from shoal.exceptions import InvalidArgument, ShoalError, Unavailable, Unimpleme
 from shoal.optim import AdamW
 
 
+def hold_saves(monkeypatch):
+    """Returns the event until which the threads of saves do not begin."""
+    go, run = threading.Event(), threading.Thread.run
+
+    def held_run(self):
+        assert self.name != "shoal-checkpoint" or go.wait(60)
+        run(self)
+
+    monkeypatch.setattr(threading.Thread, "run", held_run)
+    return go
+
+
 @pytest.fixture
 def held(monkeypatch):
     """Holds the saving thread back until the event is set."""
-    go, run = threading.Event(), _saving.PendingSave._run
-
-    def held_run(self):
-        assert go.wait(60)
-        run(self)
-
-    monkeypatch.setattr(_saving.PendingSave, "_run", held_run)
+    go = hold_saves(monkeypatch)
     yield go
     go.set()
     checkpoint.wait()
@@ -306,13 +312,13 @@ def test_a_full_disk_is_an_error_of_the_save_and_keeps_the_previous_checkpoint(t
 
 def test_the_error_of_a_save_is_not_lost_by_an_interrupted_wait(tmp_path, monkeypatch, capfd):
     (tmp_path / "file").touch()
-    pending = checkpoint.save_async(tmp_path / "file", build())
+    checkpoint.save_async(tmp_path / "file", build())
 
-    def interrupted():
+    def interrupted(self, timeout=None):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
-        m.setattr(pending._thread, "join", interrupted)
+        m.setattr(threading.Thread, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.wait()
     _saving._at_exit()
@@ -345,15 +351,13 @@ def test_a_range_whose_copy_was_interrupted_is_copied_by_the_saving_thread(tmp_p
     """Ctrl-C in a step's wait for the copy raises KeyboardInterrupt in the training's thread."""
     model, optimizer = trained()
     expected = values(model, optimizer)
-    go, copy = threading.Event(), _snapshot.copy_in
-    run = _saving.PendingSave._run
+    go, copy = hold_saves(monkeypatch), _snapshot.copy_in
 
     def interrupted(*taken):
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         copy(*taken)
 
-    monkeypatch.setattr(_saving.PendingSave, "_run", lambda self: run(self) if go.wait(60) else None)
     pending = checkpoint.save_async(tmp_path / "c", model, optimizer)
     monkeypatch.setattr(_snapshot, "copy_in", interrupted)
     with pytest.raises(KeyboardInterrupt):

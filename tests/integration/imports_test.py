@@ -1,5 +1,6 @@
 """Imports of programs at their start, and of the interpreter that workers are forked from."""
 
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ def test_drivers_and_commands_start_without_torch():
 
 
 def test_a_worker_with_other_values_of_variables_that_torch_reads_once_is_a_fresh_interpreter(monkeypatch):
-    monkeypatch.setattr(_zygote, "_has_one_thread", lambda: True)
+    monkeypatch.setattr(os, "listdir", lambda path: ["1"])  # /proc/self/task: torch has threads in the test's own process
     monkeypatch.setenv("TORCH_LOGS", "all")
     for env in ({}, {"TORCH_LOGS": "all"}, {"TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "3"}):
         assert _zygote._can_be_forked(env), env

@@ -3,7 +3,7 @@
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from shoal.optim import _kernels
+from shoal.optim import _clip, _kernels
 from shoal.optim._fused import Scaling
 
 
@@ -35,3 +35,8 @@ def kernels_fail_with(error):
     with mock.patch.object(_kernels, "kernels_on", fail):
         yield
     lacks_kernels.cache_clear()
+
+
+def norms_by_operators():
+    """``clip_grad_norm_`` adds by torch's operators, as on devices."""
+    return mock.patch.object(_clip, "_by_operators", return_value=True)

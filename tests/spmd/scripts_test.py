@@ -318,13 +318,20 @@ def test_shard_as_splits_two_structures_alike():
         xs.shard_as(whole, split[:1])
 
 
-def test_a_model_that_transformers_wraps_trains_as_in_plain_torch(monkeypatch):
+@pytest.fixture
+def global_mesh():
+    """Sets the global mesh until the end of the test."""
+    yield xs.set_global_mesh
+    xs.set_global_mesh(None)
+
+
+def test_a_model_that_transformers_wraps_trains_as_in_plain_torch(monkeypatch, global_mesh):
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.integrations.tpu import tpu_spmd_dataloader, wrap_model_xla_fsdp
 
     # wrap_model_xla_fsdp replaces this function; monkeypatch puts it back after the test
     monkeypatch.setattr(xm, "optimizer_step", xm.optimizer_step)
-    monkeypatch.setattr(shoal.spmd._layout.mesh, "_global", xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
+    global_mesh(xs.Mesh(np.arange(8), (8, 1), ("fsdp", "tensor")))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32}
     torch.manual_seed(0)
     plain = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
