@@ -67,6 +67,7 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         if strangers := [line.strip() for line in outside if not line.strip().startswith(allowed)]:
             sys.exit(f"smoke: {binary.name} needs what the wheel does not bring: {strangers}")
 
+    run(python, Path(__file__).with_name("smoke_imports.py"), env=clean, cwd=folder)
     said = run(python, "-c", PROGRAM.format(environment=str(environment)), env=clean, cwd=folder).strip()
     if (version := run(command, "--version", env=clean).strip()) != said:
         sys.exit(f"smoke: the command is {version!r}, the package {said!r}")
@@ -87,4 +88,5 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         time.sleep(0.05)
     if "--cpp" in sys.argv:
         print(run(sys.executable, Path(__file__).with_name("smoke_cpp.py"), command, timeout=900).strip())
-print(f"{wheel.name}: installed, imported, init, actor, shutdown, {version}, doctor, submit and the switch are fine")
+tried = f"installed, imported, init, actor, shutdown, {version}, doctor, submit and the switch are fine"
+print(f"{wheel.name}: with Python {sys.version.split()[0]} {tried}")
