@@ -1,7 +1,9 @@
 // A mesh of four counters: call all of them, kill one, await the others.
 //
-//   bazel run //examples:counter          on a private cluster, which ends with it
-//   SHOAL_ADDRESS=auto counter            on the running one (shoal start --head)
+//   bazel run //examples:counter                     in Shoal's workspace, on a private cluster, which ends with it
+//   cmake -B build && cmake --build build            in a project of `shoal cpp new counter`
+//   build/counter
+//   SHOAL_ADDRESS=auto counter                       on the running cluster (shoal start --head)
 #include <cstdio>
 #include <string>
 

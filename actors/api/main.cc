@@ -1,5 +1,6 @@
 #include "actors/api/main.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -119,10 +120,22 @@ std::vector<std::string> resource_words(const MainOptions& o) {
   return out;
 }
 
-// The shoal command where $SHOAL_BINARY is not set. It is beside the program, in the Bazel output tree around it, or on PATH.
+// LIB/libshoal.so of an installed package has the command in BIN beside LIB. Empty if this code is part of the program itself.
+fs::path installed_command(const fs::path& program) {
+  Dl_info here;
+  if (dladdr(reinterpret_cast<const void*>(&print_error), &here) == 0 || here.dli_fname == nullptr) return {};
+  std::error_code missing;
+  const fs::path library = fs::canonical(here.dli_fname, missing);
+  if (missing || library == program) return {};
+  return library.parent_path().parent_path() / "bin" / "shoal";
+}
+
+// The shoal command where $SHOAL_BINARY is not set. It is beside the program, where libshoal.so was installed, in the Bazel output tree
+// around the program, or on PATH.
 fs::path find_command(const fs::path& program) {
   const auto runs = [](const fs::path& file) { return access(file.c_str(), X_OK) == 0; };
   if (const auto beside = program.parent_path() / "shoal"; runs(beside)) return beside;
+  if (const auto installed = installed_command(program); runs(installed)) return installed;
   for (auto folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
     // bazel-out/CONFIGURATION/bin
     if (folder.filename() != "bin" || folder.parent_path().parent_path().filename() != "bazel-out") continue;

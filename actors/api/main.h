@@ -6,7 +6,8 @@
 //
 // In a worker it serves that process's actor and never calls `run`. A driver connects to the cluster at $SHOAL_ADDRESS ("auto": this
 // user's latest). Without it the driver starts its own cluster, which ends with the driver, by the shoal command's `role local`. The
-// command is $SHOAL_BINARY, or a file beside the program, in this workspace's Bazel outputs, or on PATH. Only main reads the environment.
+// command is $SHOAL_BINARY, or a file beside the program, in libshoal.so's package, in this workspace's Bazel outputs, or on PATH. Only
+// main reads the environment.
 #pragma once
 
 #include <functional>

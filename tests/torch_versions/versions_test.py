@@ -1,12 +1,14 @@
-"""The tests of torch's backend and of FSDP2 with another torch than that of requirements.txt: the oldest or the newest supported one, by
-turns of days, or that of $SHOAL_TORCH.
+"""The tests of torch's backend and of FSDP2 with another torch than that of requirements.txt, and another Python: the oldest or the newest
+supported torch and each supported Python, by turns of days, or those of $SHOAL_TORCH and $SHOAL_OTHER_PYTHON.
 
-Not part of ``bazel test //...``: it installs torch. $SHOAL_TORCH_HOME: a folder in which to keep it.
+Not part of ``bazel test //...``: it installs torch. $SHOAL_TORCH_HOME: a folder in which to keep it. The turn of a Python that is not on
+PATH nor in pyenv falls to the present one.
 """
 
 import datetime
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,8 +19,28 @@ import pytest
 import shoal
 
 ROOT = Path(__file__).resolve().parents[2]
-OLDEST, NEWEST = "2.11.0", "2.15.0"
-VERSION = os.environ.get("SHOAL_TORCH") or (OLDEST, NEWEST)[datetime.date.today().toordinal() % 2]
+DAY = datetime.date.today().toordinal()
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PRESENT = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def interpreter(version: str) -> str | None:
+    """The path of a Python of this version that runs: a shim of pyenv may not."""
+    kept = Path(os.environ.get("PYENV_ROOT") or Path("~/.pyenv").expanduser(), "versions").glob(f"{version}.*/bin/python")
+    for path in [shutil.which(f"python{version}"), *sorted(kept)]:
+        if path and subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
+            return str(path)
+    return None
+
+
+CHOSEN = os.environ.get("SHOAL_OTHER_PYTHON") or PYTHONS[DAY // 2 % len(PYTHONS)]
+OTHER = interpreter(CHOSEN) if CHOSEN != PRESENT else None  # without one: the present Python and its packages
+PYTHON = CHOSEN if OTHER else PRESENT
+OLDEST, NEWEST = "2.11.0", "2.14.1" if PYTHON == "3.10" else "2.15.0"  # torch 2.15 needs Python 3.11
+VERSION = os.environ.get("SHOAL_TORCH") or (OLDEST, NEWEST)[DAY % 2]
+# For another Python: what torch and Shoal import, but for torch itself.
+PACKAGES = ["cloudpickle", "filelock", "fsspec", "jinja2", "nanobind-backend", "networkx", "numpy", "pytest", "pyyaml", "safetensors"]
+PACKAGES += ["setuptools", "sympy", "typing_extensions"]
 LIMIT_S = 1500
 TESTS = [  # with two ranks; what the record says of this version's names
     ["tests/torch_versions/names_test.py"],
@@ -31,20 +53,22 @@ TESTS = [  # with two ranks; what the record says of this version's names
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory) -> Path:
-    """Makes an environment with this torch, and the other packages of the present one behind it."""
-    if sys.version_info < (3, 11) and VERSION == NEWEST:
-        pytest.skip(f"torch {VERSION} needs Python 3.11")
+    """Makes an environment of this Python with this torch. Behind it are the packages of the present one, or packages of its own."""
+    if os.environ.get("SHOAL_OTHER_PYTHON") and PYTHON != CHOSEN:
+        pytest.skip(f"there is no Python {CHOSEN} on PATH or in pyenv")
     kept = os.environ.get("SHOAL_TORCH_HOME")
-    folder = Path(kept) / VERSION if kept else tmp_path_factory.mktemp("torch") / VERSION
+    name = f"{VERSION}-{PYTHON}"
+    folder = Path(kept) / name if kept else tmp_path_factory.mktemp("torch") / name
     python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([OTHER or sys.executable, "-m", "venv", folder], check=True)
     site = next(folder.glob("lib/python3*/site-packages"))
-    packages = [ROOT / "python", Path(shoal._native.__file__).parents[1], sysconfig.get_paths()["purelib"]]
+    packages = [ROOT / "python", Path(shoal._native.__file__).parents[1], *([] if OTHER else [sysconfig.get_paths()["purelib"]])]
     (site / "shoal-test.pth").write_text("\n".join(map(str, packages)) + "\n" + (ROOT / "python/wheel/shoal-fsdp.pth").read_text())
-    words = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", f"torch=={VERSION}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
-    if done.returncode:
-        pytest.skip(f"torch {VERSION} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-cache-dir"]
+    for words in (["--no-deps", f"torch=={VERSION}"], *([PACKAGES] if OTHER else [])):
+        done = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=900, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
+        if done.returncode:
+            pytest.skip(f"{words[-1]} cannot be installed for Python {PYTHON}: {done.stderr.strip().splitlines()[-1]}")
     make_stand_ins(site)
     return python
 
@@ -79,4 +103,4 @@ def test_with_this_torch(python, arguments, tmp_path):
     env["SHOAL_IMPORTS"] = ":".join(f"tests/{name}" for name in ("torch_versions", "torch_backend", "parity"))
     words = ["sh", "third_party/pytest.sh", *arguments]
     done = subprocess.run(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, f"torch {VERSION}\n{done.stdout[-12000:]}"
+    assert done.returncode == 0, f"torch {VERSION}, Python {PYTHON}\n{done.stdout[-12000:]}"

@@ -1,0 +1,12 @@
+# Before 1.0 a program is compiled for one version of Shoal: find_package(shoal @VERSION@) takes that one.
+set(PACKAGE_VERSION "@VERSION@")
+if(NOT PACKAGE_FIND_VERSION OR PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  set(PACKAGE_VERSION_EXACT TRUE)
+else()
+  string(FIND "${PACKAGE_VERSION}." "${PACKAGE_FIND_VERSION}." _shoal_at)
+  if(_shoal_at EQUAL 0)
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  endif()
+  unset(_shoal_at)
+endif()
