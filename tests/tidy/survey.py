@@ -70,7 +70,7 @@ LAYERS = (
     ("spmd._layout", "spmd._rules", "spmd._engine", "spmd._marks", "spmd._fsdp", "spmd._auto", "spmd._controller"),
     ("spmd.runtime", "spmd.xla_model", "spmd.", "spmd._names", "spmd"),
     # the package, and programs that are started by their name
-    ("", "spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark"),
+    ("", "spmd.run", "_zygote", "_entrypoint", "_submitting", "_microbenchmark", "_scripts"),
 )
 _ORDER = {name: k for k, name in enumerate(name for names in LAYERS for name in names)}
 EXTENSION = "shoal._native"

@@ -1,0 +1,391 @@
+"""Translations by ``shoal migrate`` and findings of ``shoal check``, from short scripts."""
+
+import ast
+import textwrap
+
+import pytest
+import torch.distributed.fsdp
+from torch.distributed.fsdp import wrap as torch_wrap
+
+import shoal.fsdp
+import shoal.fsdp1
+from shoal._scripts import constructor
+from shoal._scripts.check import RULES, check
+from shoal._scripts.imports import FSDP2_NAMES
+from shoal._scripts.methods import FSDP1_NAMES
+from shoal._scripts.migrate import migrate
+from shoal._scripts.source import Source
+from shoal.exceptions import InvalidArgument
+
+FSDP1 = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+FSDP2 = "import torch\nfrom torch.distributed.fsdp import fully_shard\n"
+
+
+def source(text):
+    return Source("script.py", textwrap.dedent(text))
+
+
+def migrated(text, to="shoal"):
+    done = migrate(source(text), to)
+    ast.parse(done.text)
+    return done
+
+
+def body(text):
+    """The translation of statements after FSDP1's import, without imports."""
+    done = migrated(FSDP1 + textwrap.dedent(text))
+    assert done.result == "shoal.fsdp", done.notes
+    assert not [n for n in done.notes if n.level == "by hand"]
+    return "".join(line for line in done.text.splitlines(keepends=True) if not line.startswith(("import ", "from ")))
+
+
+def rules(text, level=None):
+    return [(n.line, n.rule) for n in migrated(text).notes if level in (None, n.level)]
+
+
+def findings(text):
+    return [(n.line, n.rule) for n in check(source(text))]
+
+
+BODIES = {
+    "one unit": ("model = FSDP(model)", "model = fully_shard(model)"),
+    "inside an expression": ("self.head = Wrapper(FSDP(Linear(4, 4)))", "self.head = Wrapper(fully_shard(Linear(4, 4)))"),
+    "strategy": (
+        "model = FSDP(model, None, torch.distributed.fsdp.ShardingStrategy.SHARD_GRAD_OP)",
+        "model = fully_shard(model, reshard_after_forward=False)",
+    ),
+    "a strategy by its name": ('model = FSDP(model, sharding_strategy="FULL_SHARD")', "model = fully_shard(model)"),
+    "hybrid": (
+        'model = FSDP(model, sharding_strategy="HYBRID_SHARD", device_mesh=mesh)',
+        "model = fully_shard(model, mesh=mesh)",
+    ),
+    "what FSDP2 always does": (
+        "model = FSDP(model, backward_prefetch=torch.distributed.fsdp.BackwardPrefetch.BACKWARD_PRE, use_orig_params=True)",
+        "model = fully_shard(model)",
+    ),
+    "ignored modules": (
+        "model = FSDP(model, ignored_modules=[model.table])",
+        "model = fully_shard(model, ignored_params={p for module in [model.table] for p in module.parameters()})",
+    ),
+    "precision that may be None": (
+        "model = FSDP(model, mixed_precision=choose())",
+        "model = fully_shard(model, mp_policy=choose() or MixedPrecisionPolicy())",
+    ),
+    "offload by a flag": (
+        "from torch.distributed.fsdp import CPUOffload\nmodel = FSDP(model, cpu_offload=CPUOffload(offload_params=flag))",
+        "model = fully_shard(model, offload_policy=CPUOffloadPolicy() if flag else OffloadPolicy())",
+    ),
+    "a policy of classes": (
+        """
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        policy = ModuleWrapPolicy({Encoder, Decoder})
+        def build():
+            return FSDP(Net(), auto_wrap_policy=policy)
+        """,
+        """
+        def build():
+            model = Net()
+            for unit in reversed(list(model.modules())):  # innermost first
+                if unit is not model and isinstance(unit, (Encoder, Decoder)):
+                    fully_shard(unit)
+            return fully_shard(model)
+        """,
+    ),
+    "a policy by a function": (
+        """
+        import functools
+        from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+        net = FSDP(Net(), auto_wrap_policy=functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: m.wide))
+        """,
+        """
+        net = Net()
+        for unit in reversed(list(net.modules())):  # innermost first
+            if unit is not net and (lambda m: m.wide)(unit):
+                fully_shard(unit)
+        fully_shard(net)
+        """,
+    ),
+    "a whole state dict": (
+        """
+        from torch.distributed.fsdp import FullStateDictConfig, StateDictType
+        model = FSDP(model)
+        with FSDP.state_dict_type(  # keeps this
+            model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(True, True)
+        ):
+            # and this
+            states = model.state_dict(), '''a
+                text'''
+            optim = FSDP.optim_state_dict(model, optimizer)
+        """,
+        """
+        model = fully_shard(model)
+        # keeps this
+        # and this
+        states = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), '''a
+                text'''
+        optim = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        """,
+    ),
+    "sharded states, loaded": (
+        """
+        from torch.distributed.fsdp import StateDictType
+        model = FSDP(model)
+        with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+            model.load_state_dict(states["model"])
+            found = FSDP.optim_state_dict_to_load(model, optimizer, states["optim"])
+            optimizer.load_state_dict(found)
+        """,
+        """
+        model = fully_shard(model)
+        set_model_state_dict(model, states["model"])
+        set_optimizer_state_dict(model, optimizer, states["optim"])
+        """,
+    ),
+    "the default type of state dicts": (
+        "model = FSDP(model)\nstates = model.state_dict(), optimizer_.state_dict()",
+        "model = fully_shard(model)\n"
+        "states = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), optimizer_.state_dict()",
+    ),
+    "methods": (
+        """
+        def step(model: FSDP):
+            model.clip_grad_norm_(1.0, norm_type=2.0)
+            assert isinstance(model, FSDP) and FSDP.fsdp_modules(model)
+        """,
+        """
+        def step(model: FSDPModule):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=2.0)
+            assert isinstance(model, FSDPModule) and [m for m in model.modules() if isinstance(m, FSDPModule)]
+        """,
+    ),
+    "the wrapped module": ("model = FSDP(net)\nprint(model.module.layers)", "model = fully_shard(net)\nprint(model.layers)"),
+    "comments of arguments": (
+        "model = FSDP(\n    net,\n    limit_all_gathers=True,  # against fragmentation\n)",
+        "# against fragmentation\nmodel = fully_shard(net)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_fsdp1_becomes_fsdp2(name):
+    before, after = (textwrap.dedent(text).strip() for text in BODIES[name])
+    assert body(before).strip() == after
+
+
+def test_units_by_size_are_those_of_torchs_policy():
+    text = FSDP1 + textwrap.dedent("""
+        from functools import partial
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+        def shard(model):
+            model = FSDP(model, auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params=100))
+        """)
+    done = migrated(text)
+    assert "    for unit in units_by_size(model, min_num_params=100):\n        fully_shard(unit)\n    fully_shard(model)\n" in done.text
+    assert "partial" not in done.text
+    helper = next(n for n in ast.parse(done.text).body if getattr(n, "name", "") == "units_by_size")
+    names = {"torch": torch}
+    exec(compile(ast.Module([helper], []), "helper", "exec"), names)  # the function alone
+    nn = torch.nn
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.Linear(9, 11), nn.ModuleList([nn.Linear(12, 12)])) for _ in range(2)]
+    model = nn.Sequential(nn.Linear(3, 3), *blocks, nn.MultiheadAttention(8, 2), nn.ModuleDict({"a": nn.Linear(20, 20)}))
+    ours, theirs = names["units_by_size"](model, 100), []
+
+    def policy(module, recurse, nonwrapped_numel):
+        chosen = torch_wrap.size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, min_num_params=100)
+        if chosen and not recurse:
+            theirs.append(module)
+        return chosen
+
+    torch_wrap._recursive_wrap(model, policy, lambda m, **_: nn.Identity(), set(), set(), only_wrap_children=True)
+    assert ours == theirs
+    assert len(theirs) > 3
+
+
+def test_no_sync_keeps_its_form():
+    done = migrated(FSDP1 + "model = FSDP(net)\nwith model.no_sync() if k % 4 else contextlib.nullcontext():\n    pass\n")
+    assert "with no_sync(model) if k % 4 else" in done.text
+    assert "import contextlib\n" in done.text
+    assert "model.set_requires_gradient_sync(False)" in done.text
+
+
+def test_options_in_a_dictionary_are_translated_where_they_are_set():
+    text = body("""
+        import functools
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+        def build(net, big):
+            options = {"use_orig_params": True, "device_mesh": mesh}
+            if big:
+                options["auto_wrap_policy"] = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
+            if fast:
+                options["forward_prefetch"] = True
+            net = FSDP(net, **options)
+        """)
+    assert 'options = {"mesh": mesh}\n' in text
+    assert '["auto_wrap_policy"] = functools.partial(units_by_size, min_num_params=100)\n' in text
+    assert "    if fast:\n        pass\n" in text
+    assert "    for unit in options_units(net):\n        fully_shard(unit, **options)\n    fully_shard(net, **options)\n" in text
+
+
+KEPT = {
+    "sharding-strategy": 'model = FSDP(model, sharding_strategy="NO_SHARD")',
+    "argument": "model = FSDP(model, process_group=group)",
+    "fsdp1-name": "with FSDP.summon_full_params(model):\n    print(model.weight)",
+    "auto-wrap-policy": "model = FSDP(model, auto_wrap_policy=choose)",
+    "starred": "model = FSDP(model, **options)",
+    "method": "model = FSDP(model)\nmodel.register_comm_hook(None, hook)",
+    "state-dict": "from torch.distributed.fsdp import StateDictType\n"
+    "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n    save(model)",
+}
+
+
+@pytest.mark.parametrize("rule", KEPT)
+def test_what_fsdp2_lacks_keeps_fsdp1s_class_and_says_so(rule):
+    text = FSDP1 + KEPT[rule] + "\n"
+    done = migrated(text)
+    assert done.result == "shoal.fsdp1"
+    assert done.text == text.replace("torch.distributed.fsdp", "shoal.fsdp1")
+    assert rule in [n.rule for n in done.notes if n.level == "by hand"]
+    assert all(n.code and n.message and n.hint for n in done.notes)
+    assert migrated(text, "fsdp2").text == text
+
+
+MISTAKES = {
+    "rank-zero-collective": FSDP1 + "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'x')",
+    "broadcast-result": FSDP1 + "model = FSDP(m)\nx = torch.distributed.broadcast_object_list([x], src=0)[0]",
+    "no-such-name": FSDP2 + "fully_shard(model)\nprint(p._sharded)",
+    "no-such-argument": FSDP2 + "fully_shard(model)\ntorch.amp.GradScaler(device_type='cuda')",
+    "optimizer-after": FSDP2 + "optimizer = torch.optim.SGD(model.parameters())\nfully_shard(model)",
+    "forward-call": FSDP2 + "fully_shard(model)\nmodel.forward(x)",
+    "reset-parameters": FSDP2 + "class Net(torch.nn.Module): pass\nmodel = Net()\nfully_shard(model)\nmodel.reset_parameters()",
+    "ddp-around-shards": FSDP2 + "fully_shard(model)\nmodel = torch.nn.parallel.DistributedDataParallel(model)",
+}
+
+
+@pytest.mark.parametrize("rule", MISTAKES)
+def test_mistakes_of_the_documents_are_named(rule):
+    assert rule in [r for _, r in rules(MISTAKES[rule], "by hand")]
+
+
+ACCEPTED = {
+    "former-name": "from torch.distributed.fsdp.wrap import default_auto_wrap_policy\n"
+    "model = FSDP(model, fsdp_auto_wrap_policy=default_auto_wrap_policy)",
+    "policy-is-called": "from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy\n"
+    "model = FSDP(model, auto_wrap_policy=transformer_auto_wrap_policy(transformer_layer_cls={Block}))",
+    "no-such-argument": "model = FSDP(model, flatten_parameters=True)",
+    "no-such-name": "model = FSDP(model)\nwith FSDP.state_dict_type(model, FSDP.StateDictType.FULL_STATE_DICT):\n    model.state_dict()",
+}
+
+
+@pytest.mark.parametrize("rule", ACCEPTED)
+def test_names_that_never_existed_are_taken_as_meant(rule):
+    assert rule in [r for _, r in rules(FSDP1 + ACCEPTED[rule], "check")]
+    assert migrated(FSDP1 + ACCEPTED[rule]).result == "shoal.fsdp"
+
+
+def test_fsdp2_needs_other_imports_only():
+    start = "import torch.distributed.fsdp\n"
+    text = start + "from torch.distributed.fsdp import (\n    fully_shard, FSDPModule as F,\n)\n\n\n\nx  =  [ 1,2 ]\n"
+    after = "from shoal.fsdp import FSDPModule as F, fully_shard\n\n\n\nx  =  [ 1,2 ]\n"
+    assert migrated(text + "fully_shard(F)\n").text == start + after + "fully_shard(F)\n"
+    text = "import torch.distributed.fsdp as f\nf.fully_shard(m)\n"
+    assert migrated(text).text == "from shoal.fsdp import fully_shard\nfully_shard(m)\n"
+
+
+def test_bytes_that_nothing_changes_stay():
+    text = FSDP1.replace("\n", "\r\n") + 'x  = "ü"\t;  y=1\r\n\r\n\r\nmodel = FSDP(m)  # ü\r\n\x0c\r\nz = 2'
+    done = migrate(Source("script.py", text))
+    first, _, rest = done.text.partition("fully_shard\r\n")
+    assert rest == 'x  = "ü"\t;  y=1\r\n\r\n\r\nmodel = fully_shard(m)  # ü\r\n\x0c\r\nz = 2'
+    assert first == "import torch\r\nfrom shoal.fsdp import "
+    assert "\r\n\\ No newline at end of file" not in done.diff()
+
+
+def test_a_script_without_fsdp_stays():
+    assert migrated("import torch\nprint(torch.ones(2))\n").text == "import torch\nprint(torch.ones(2))\n"
+    with pytest.raises(InvalidArgument, match=r"script.py, line 2 is no Python program"):
+        source("x = 1\nif x\n")
+
+
+def test_the_names_are_those_of_torch_and_shoal():
+    assert set(shoal.fsdp.__all__) >= FSDP2_NAMES
+    theirs = {*torch.distributed.fsdp.__all__, "OptimStateKeyType", "ShardedGradScaler"}
+    left_out = {"FlatParameter", "OptimStateDictConfig", "StateDictConfig", "StateDictSettings"}
+    assert theirs - FSDP2_NAMES <= FSDP1_NAMES | left_out
+    assert [n for n in FSDP1_NAMES if not hasattr(shoal.fsdp1, n) and not hasattr(shoal.fsdp1.wrap, n)] == []
+    code = torch.distributed.fsdp.FullyShardedDataParallel.__init__.__code__
+    assert code.co_varnames[1 : code.co_argcount] == constructor._SIGNATURE
+
+
+GOOD = """
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+model = Net()
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for layer in model.layers:
+    fully_shard(layer, mp_policy=policy)
+fully_shard(model, mp_policy=policy)
+optimizer = torch.optim.AdamW(model.parameters())
+if args.explicit:
+    model.layers[0].set_modules_to_forward_prefetch([model.layers[1]])
+print(torch.cuda.max_memory_allocated())
+dcp.save({}, checkpoint_id="x")
+"""
+LINES = GOOD.splitlines()
+
+
+def changed(old, new):
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+BAD = {
+    "submodules-first": [
+        (changed("for layer", "fully_shard(model, mp_policy=policy)\nfor layer"), 8),
+        (changed("for layer in model.layers:\n    fully_shard(layer, mp_policy=policy)\n", ""), 6),
+        (changed("for layer in model.layers", "for layer in model.modules()"), 7),
+    ],
+    "optimizer-after": [
+        (changed("model = Net()\n", "model = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=1)\n"), 5),
+        (GOOD + "def build(net):\n    return torch.optim.Adam(net.parameters())\nother = Net()\nbuild(other)\nfully_shard(other[0])\n", 15),
+    ],
+    "checkpoint": [(changed("import torch.distributed.checkpoint as dcp\n", "").replace("dcp.save", "torch.save"), 12)],
+    "prefetch": [(changed("if args.explicit:\n    model", "model"), 10)],
+    "mixed-precision": [
+        (GOOD.replace(", mp_policy=policy", ""), 7),
+        (changed(", reduce_dtype=torch.float32", ""), 5),
+    ],
+    "memory": [(changed("print(torch.cuda.max_memory_allocated())\n", ""), 7)],
+}
+
+
+def test_a_script_that_follows_the_guide_has_no_findings():
+    assert findings(GOOD) == []
+    assert findings("import torch\nmodel = torch.nn.Linear(2, 2)\n") == []
+    assert list(BAD) == list(RULES)
+
+
+@pytest.mark.parametrize("rule", BAD)
+def test_each_practice_is_checked(rule):
+    for text, line in BAD[rule]:
+        found = [(n, r) for n, r in findings(text.lstrip()) if r == rule]
+        assert found == [(line, rule)], (text, findings(text))
+
+
+def test_the_order_is_followed_through_functions():
+    text = """
+        from torch.distributed.fsdp import fully_shard
+        from torch import optim
+        def shard(net):
+            for layer in (net[0], net[1], net):
+                fully_shard(layer)
+            return net
+        def main(rank):
+            model = shard(Net())
+            first = optim.Adam(model.parameters())
+        def wrong():
+            model = Net()
+            first = optim.Adam(model.parameters())
+            second = shard(model)
+        """
+    assert [(n, r) for n, r in findings(text) if r in ("submodules-first", "optimizer-after")] == [(13, "optimizer-after")]

@@ -1,0 +1,107 @@
+"""The state that the parts of a translation share: the script, its changes, and notes for the user."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from shoal._scripts.source import Edits, Note, Source
+
+_LINE = 120  # columns
+STATE_DICT = "torch.distributed.checkpoint.state_dict"
+
+
+class Untranslatable(Exception):
+    """A use of FSDP1 that has no counterpart in FSDP2, or that is not understood."""
+
+    def __init__(self, node: ast.AST, rule: str, message: str, hint: str):
+        super().__init__(message)
+        self.node, self.rule, self.message, self.hint = node, rule, message, hint
+
+
+@dataclass
+class Work:
+    source: Source
+    edits: Edits = field(init=False)
+    notes: list[Note] = field(default_factory=list)
+    blockers: list[Note] = field(default_factory=list)  # for which FSDP1's class has to stay
+    needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module; "fsdp" is FSDP2's
+    helpers: dict[str, str] = field(default_factory=dict)  # functions to add, by name
+    consumed: list[ast.Name] = field(default_factory=list)  # uses of variables, whose values were translated in place of the uses
+    shift: int = 0  # columns by which the present code moves to the left
+
+    def __post_init__(self) -> None:
+        self.edits = Edits(self.source)
+
+    def need(self, module: str, name: str) -> str:
+        self.needs.setdefault(module, set()).add(name)
+        return name
+
+    def fsdp(self, name: str) -> str:
+        return self.need("fsdp", name)
+
+    def note(self, node: ast.AST, rule: str, message: str, hint: str, level: str = "check") -> None:
+        self.notes.append(Note(node.lineno, rule, level, self.source.line(node.lineno), message, hint))
+
+    def block(self, reason: Untranslatable) -> None:
+        line = reason.node.lineno
+        self.blockers.append(Note(line, reason.rule, "by hand", self.source.line(line), reason.message, reason.hint))
+
+    def value(self, node: ast.expr) -> ast.expr:
+        """Returns what a variable stands for, where it has one assignment, or the node itself. ``consume`` counts the use."""
+        while isinstance(node, ast.Name) and (assign := self.source.binding(node)):
+            node = assign.value
+        return node
+
+    def consume(self, node: ast.expr) -> None:
+        while isinstance(node, ast.Name) and (assign := self.source.binding(node)):
+            self.consumed.append(node)
+            node = assign.value
+
+    def drop_consumed(self) -> None:
+        """Removes the assignments of variables of which no use is left."""
+        for assign in {self.source.binding(name): None for name in self.consumed}:
+            name = assign.targets[0]
+            scope = self.source.scope_of(assign)
+            uses = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name.id and isinstance(n.ctx, ast.Load)]
+            if all(any(use is c for c in self.consumed) for use in uses):
+                self.remove(assign)
+
+    def remove(self, statement: ast.stmt) -> None:
+        source, parent = self.source, self.source.parents[statement]
+        blocks = [b for _, b in ast.iter_fields(parent) if isinstance(b, list) and statement in b]
+        if len(blocks[0]) > 1 and source.alone(statement):
+            self.edits.replace(source.lines_span(statement), "")
+        else:
+            self.edits.replace(source.span(statement), "pass")
+
+    def replace_call(self, call: ast.Call, function: str, words: list[str]) -> None:
+        """Puts another call in a call's place: on its line if that has room, else with a line per argument."""
+        source = self.source
+        (begin, end), statement = source.span(call), source.statement_of(call)
+        before = source.text[source.line_start(call.lineno) : begin]
+        behind = source.text[end : source.line_start(call.end_lineno + 1)].rstrip()
+        room = _LINE + self.shift - len(before) - len(behind)
+        indent = (source.indent(statement) or "")[self.shift :]
+        self.edits.replace((begin, end), call_text(function, words, indent, source.newline, room))
+
+    def comments_in(self, node: ast.AST) -> list[str]:
+        begin, end = self.source.span(node)
+        return [text for at, text in self.source.comments if begin <= at < end and not self.edits.covers_position(at)]
+
+
+def keywords_text(arguments: list[tuple[str, str]]) -> list[str]:
+    return [f"{name}={text}" for name, text in arguments]
+
+
+def call_text(function: str, words: list[str], indent: str, newline: str, room: int) -> str:
+    """Returns a call, on one line if that needs at most ``room`` columns, else with a line per argument."""
+    line = f"{function}({', '.join(words)})"
+    if len(line) <= room or not words:
+        return line
+    inner = newline + indent + "    "
+    return f"{function}({inner}{f',{inner}'.join(words)},{newline}{indent})"
+
+
+def statement_text(function: str, words: list[str], indent: str, newline: str) -> str:
+    return call_text(function, words, indent, newline, _LINE - len(indent))
