@@ -59,15 +59,13 @@ class RootSeam(Protocol):
     """The units of one model (``root.py``), for their states and what those hold."""
 
     states: list[StateSeam]
+    number: int
     units: list[UnitSeam]
     models: list[_native.ShardedModel]
     step: _native.Step
     window_open: bool
     samples: int | None
     samples_kept: int
-    repeats: bool
-    total_samples: float | None
-    total_kept: float
     prefetch_depth: int
     reductions: Any
     copies: dict[ShardedParameter, torch.Tensor]
