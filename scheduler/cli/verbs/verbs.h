@@ -31,25 +31,16 @@ void add_job(CommandLine& line);
 void add_scale(CommandLine& line);
 void add_chaos(CommandLine& line);
 void add_checkpoint(CommandLine& line);
-<<<<<<< HEAD
 void add_cpp(CommandLine& line);
-void add_doctor(CommandLine& line);
-
-inline constexpr void (*kVerbs[])(CommandLine&) = {
-    add_run,      add_launch,         add_start,  add_stop,     add_status, add_health_check, add_stack,      add_memory, add_metrics,
-    add_timeline, add_microbenchmark, add_cordon, add_uncordon, add_drain,  add_drain_node,   add_list,       add_get,    add_describe,
-    add_summary,  add_logs,           add_submit, add_job,      add_scale,  add_chaos,        add_checkpoint, add_cpp,    add_doctor,
-=======
 void add_migrate(CommandLine& line);
 void add_check(CommandLine& line);
 void add_doctor(CommandLine& line);
 
 inline constexpr void (*kVerbs[])(CommandLine&) = {
-    add_run,        add_launch,  add_start,    add_stop,           add_status,  add_health_check, add_stack,
-    add_memory,     add_metrics, add_timeline, add_microbenchmark, add_cordon,  add_uncordon,     add_drain,
-    add_drain_node, add_list,    add_get,      add_describe,       add_summary, add_logs,         add_submit,
-    add_job,        add_scale,   add_chaos,    add_checkpoint,     add_migrate, add_check,        add_doctor,
->>>>>>> lane-docs
+    add_run,        add_launch,   add_start,          add_stop,   add_status,   add_health_check, add_stack,      add_memory,
+    add_metrics,    add_timeline, add_microbenchmark, add_cordon, add_uncordon, add_drain,        add_drain_node, add_list,
+    add_get,        add_describe, add_summary,        add_logs,   add_submit,   add_job,          add_scale,      add_chaos,
+    add_checkpoint, add_cpp,      add_migrate,        add_check,  add_doctor,
 };
 
 }  // namespace shoal::scheduler::cli
