@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from tidy import cpp_scan, python_scan, ratchet
+from tidy import cpp_scan, names, python_scan, ratchet
 from tidy.sentences import sentences
 from tidy.survey import Survey, read_sources, survey
 
@@ -54,6 +54,19 @@ def test_processes_are_not_told_and_do_not_hear() -> None:
         "the thread or the process has a name."
     )
     demand(ratchet.of_counts(*project(), "words"), advice)
+
+
+def test_identifiers_are_nouns_and_verbs_of_the_field() -> None:
+    advice = (
+        "A name in production code has made, done, ask, tell, hear, news, look, stay, ways or here (WORDS in tests/tidy/names.py). Name "
+        "what the value is or what the function does. If an API dictates the name, add it to DICTATED there, with the reason."
+    )
+    demand(project()[0].vague_names, advice)
+
+
+def test_every_dictated_name_exists() -> None:
+    lost = [f"{path}: {name}" for path, name in names.DICTATED if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+    demand(lost, "DICTATED in tests/tidy/names.py has a name that its file lacks. Remove it.")
 
 
 def test_clocks_are_read_in_listed_files_only() -> None:
@@ -112,6 +125,14 @@ def test_tests_import_private_names_from_their_seam() -> None:
         "import it from there."
     )
     demand(ratchet.of_counts(*project(), "private_imports"), advice)
+
+
+def test_tests_replace_no_private_names() -> None:
+    advice = (
+        "A test replaces a private name of shoal or of a library. Replace a public one (unittest.mock, monkeypatch), use the fault seam "
+        "`at_next(Moment..)` of tests/README.md, or build the object from parts of the test's own."
+    )
+    demand(ratchet.of_counts(*project(), "private_patches"), advice)
 
 
 def test_cpp_includes_follow_the_order_of_the_rooms() -> None:
@@ -182,6 +203,24 @@ def test_a_count_has_to_be_as_recorded() -> None:
     assert len(ratchet.of_counts(s, NOTHING | {"words": {"a": 3, "b": 1}}, "words")) == 2
     assert ratchet.lowered(s, NOTHING | {"words": {"a": 1}})["words"] == {"a": 1}
     assert ratchet.lowered(s, NOTHING | {"words": {"a": 3, "b": 1}})["words"] == {"a": 2}
+
+
+def test_vague_names_are_found() -> None:
+    cpp = """enum { kDone };  // done
+void f(int lookTimes, int other) { auto made = "asked"; g(made_by_, heard, ahead, therefore, newsletter); }
+"""
+    py = """import a as tell
+def stay(here, *, shown=1):
+    self.ways, total = f"{asks}", x.done()
+    with f(news=2) as NEWS: pass
+    match x:
+        case [1, *made] as done: pass
+"""
+    s = survey({"a/a.cc": cpp, "a/b.py": py, "a/a_test.cc": cpp, "tests/b.py": py, "a/b_test.py": py})
+    assert [place.partition("/")[2] for place in s.vague_names] == [
+        *("a.cc:1: kDone", "a.cc:2: heard", "a.cc:2: lookTimes", "a.cc:2: made", "a.cc:2: made_by_"),
+        *("b.py:1: tell", "b.py:2: here", "b.py:2: stay", "b.py:3: ways", "b.py:4: NEWS", "b.py:6: done", "b.py:6: made"),
+    ]
 
 
 def test_waits_of_the_host_are_found_in_rooms_of_a_step() -> None:
@@ -346,6 +385,15 @@ def test_private_imports_of_tests_are_found() -> None:
         f"tests/a/{p}:" for p in ("x.py:3", "x.py:5", "y.py:1", "y.py:3")
     ]
     assert list(s.places["private_imports"]) == ["tests/a"]
+
+
+def test_private_patches_of_tests_are_found() -> None:
+    found = "monkeypatch.setattr(a, '@b', c)\nwith patch.object(A.b, '@c'), mock.patch('shoal.a.@b'):\n    a.b().@c = 1\n"
+    found = found.replace("'", '"').replace("@", "_")
+    fine = 'monkeypatch.setattr(a, "b", c._d)\nself._a = 1\nx = a._b == 1\n# a._b = 1\n'
+    s = survey({"tests/a/x.py": found + fine, "python/a_test.py": found, "python/shoal/a.py": found, "tests/internals/a.py": found})
+    lines = {key: [place.split(":")[1] for place in places] for key, places in s.places["private_patches"].items()}
+    assert lines == {"tests/a": ["1", "2", "3"], "python": ["1", "2", "3"]}
 
 
 def test_circles_of_cpp_folders_are_found() -> None:

@@ -1,4 +1,5 @@
-"""Training over several hosts beside gloo, raw TCP and the links' rates: collectives, steps, lost hosts, memory (about 10 minutes).
+"""Training over several hosts beside gloo, raw TCP and the links' rates: collectives, steps, lost hosts, memory (about 10 minutes). And
+both stacks over TCP beside plain sockets: shards' (runtime/transport/tcp) and calls' (runtime/net), on loopback.
 
 The hosts are network namespaces with a core each (three share two), joined by links of 1 and 10 Gbit/s. Needs root. A rate of a collective
 is the smallest number of bytes that each host must send, divided by the time of the slowest rank. Its limit is the link, or the rate of
@@ -12,15 +13,16 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from hosts_world import World, world
-from launch import HERE, OURS, Failed, say, version
+from launch import HERE, OURS, ROOT, Failed, say, version
 from report import Report, Row
 
 NEEDS_PEERS = False
 PAIR = {"paired": True}
-SECTIONS = ["collectives", "step", "links", "memory"]
+SECTIONS = ["collectives", "step", "links", "memory", "stacks"]
 MIB = [8, 64]
 GOALS = {"gather": 0.9, "reduce_scatter": 0.9, "all_reduce": 0.98}
 GLOO_MIB = 64  # the size that is compared with gloo
@@ -82,6 +84,14 @@ LINK_ROWS = [
 ]
 MEMORY_ROWS = [Row("memory beyond the arena, gather of 1 GiB, 2 hosts", "MiB", "beyond", "allowed beyond", goal=("<=", 1))]
 
+TRANSPORT = ROOT / "bazel-bin" / "tests" / "bench" / "cpp" / "transport"
+LAYERS = {"raw": "plain sockets", "tcp": "shards' stack", "net": "calls' stack"}
+STACK_ROWS = [
+    Row(f"{figure}, {LAYERS[layer]}", unit, f"{layer}.{series}", f"raw.{series}")
+    for series, figure, unit in (("one_way", "256 MiB one way, on loopback", "GB/s"), ("round_trip.8B", "8 bytes, round trip", "us"))
+    for layer in ("tcp", "net")
+]
+
 
 def add_options(parser):
     parser.add_argument("--only", choices=SECTIONS, action="append", help="only these sections, as often as needed")
@@ -98,6 +108,7 @@ def measure(options) -> Report:
         "step": _step_rows(options.rates),
         "links": LINK_ROWS,
         "memory": MEMORY_ROWS,
+        "stacks": STACK_ROWS,
     }
     report = Report("hosts", [row for part in SECTIONS if part in parts for row in rows[part]])
     report.versions["torch"] = version(OURS / "python", "torch")
@@ -105,7 +116,7 @@ def measure(options) -> Report:
     for part in SECTIONS:
         if part in parts:
             begin = time.perf_counter()
-            {"collectives": _collectives, "step": _steps, "links": _links, "memory": _memory}[part](report, options)
+            {"collectives": _collectives, "step": _steps, "links": _links, "memory": _memory, "stacks": _stacks}[part](report, options)
             say(f"bench hosts: {part} took {time.perf_counter() - begin:.0f} s")
     return report
 
@@ -316,3 +327,30 @@ def _memory(report: Report, options) -> None:
                 report.add("beyond", max(found["beyond"]) / 2**20)
 
     _try(report, "memory", gather)
+
+
+# ---- both stacks over TCP ----
+
+
+def _stacks(report: Report, options) -> None:
+    for r in range(options.rounds):
+        for layer in LAYERS:
+            _try(report, f"{LAYERS[layer]}, round {r + 1} of {options.rounds}", lambda layer=layer: _stack_once(report, layer))
+
+
+def _stack_once(report: Report, layer: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [TRANSPORT, "--layer", layer, "--folder", folder, "--reps", "3", "--mib", "0", "--interface", "127.0.0.1"]
+        ranks = [subprocess.Popen([*map(str, words), "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+        try:
+            lines = ranks[0].communicate(timeout=60)[0].splitlines()
+            failed = [rank for rank, process in enumerate(ranks) if process.wait(timeout=10) != 0]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.communicate()
+    if failed:
+        raise Failed(f"rank {failed[0]} over {LAYERS[layer]} ended with an error")
+    for figure in map(json.loads, lines):
+        report.add(figure["name"], figure["median"])
+        report.raw.append(figure)

@@ -112,21 +112,17 @@ def test_new_workers_get_the_generators_of_random_numbers():
 def test_the_same_number_changes_nothing_and_other_numbers_are_refused():
     errors = []
 
-    def refused(scaler):
-        for wrong in (0, 5, "3", None):
-            with pytest.raises(InvalidArgument, match="is no number of workers from 1 to 4"):
-                scaler.trainer.scale(wrong)
-            errors.append(wrong)
+    class Refused(Scaler):
+        def reported(self, metrics):
+            super().reported(metrics)
+            if metrics["step"] != 2:
+                return
+            for wrong in (0, 5, "3", None):
+                with pytest.raises(InvalidArgument, match="is no number of workers from 1 to 4"):
+                    self.trainer.scale(wrong)
+                errors.append(wrong)
 
-    scaler = Scaler({2: 4})
-    plain_reported = scaler.reported
-
-    def reported(metrics):
-        plain_reported(metrics)
-        if metrics["step"] == 2:
-            refused(scaler)
-
-    scaler.trainer._on_report = reported
+    scaler = Refused({2: 4})
     scaler.trainer._config["changes"] = []
     result = scaler.trainer.fit()
     assert errors == [0, 5, "3", None]
@@ -176,15 +172,14 @@ def loop_whose_newcomers_fail(config):
 
 
 def test_a_new_worker_whose_loop_fails_does_not_stop_the_training(log, capfd):
-    scaler = Scaler({1: 2, 3: 4}, loop=loop_whose_newcomers_fail, bounds=(2, 4), log=log)
-    plain_reported = scaler.reported
 
-    def reported(metrics):
-        plain_reported(metrics)
-        if len(scaler.answers) == 2 and shoal.wait(scaler.answers[1:], timeout=0)[0]:
-            log.add.remote("the request has failed")
+    class Logged(Scaler):
+        def reported(self, metrics):
+            super().reported(metrics)
+            if len(self.answers) == 2 and shoal.wait(self.answers[1:], timeout=0)[0]:
+                log.add.remote("the request has failed")
 
-    scaler.trainer._on_report = reported
+    scaler = Logged({1: 2, 3: 4}, loop=loop_whose_newcomers_fail, bounds=(2, 4), log=log)
     result = scaler.trainer.fit()
     with pytest.raises(InvalidArgument, match=r"(?s)the number of workers was not changed: .*no disk on this host"):
         shoal.get(scaler.answers[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidy.survey import MOST_FILES, Places, Survey
 
-COUNTS = ("openings", "words", "hidden_imports", "wrong_imports", "private_imports")
+COUNTS = ("openings", "words", "hidden_imports", "wrong_imports", "private_imports", "private_patches")
 REASONS = ("clocks", "locks", "host_waits", "folders")  # the record has a reason for each key
 LOWER = "`python tests/tidy_test.py --record` lowers the record (tests/tidy.json)"
 MOST_SHOWN = 20

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidy import cpp_scan, python_scan
+from tidy import cpp_scan, names, python_scan
 from tidy.sentences import blocks, faults, sentences
 
 CPP = (".cc", ".h", ".cu")
@@ -29,6 +29,13 @@ STEP_ROOMS = tuple(f"python/shoal/{room}/" for room in ("fsdp/_devices", "fsdp/_
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*["<]([\w/-]+)/[^">/]+[">]', re.MULTILINE)
 PRIVATE = re.compile(r"^ *(?:(?:from|import) shoal[\w.]*\._[a-z].*|from shoal[\w.]* import (?:.*\W)?_[a-z]\w*)", re.MULTILINE)
+# A test replaces a private name of others: by a patch, or by an assignment to an attribute of another object than `self`.
+PATCH = re.compile(
+    r"""^(?!\s*\#).*\b(?:setattr|patch\.object)\([^\n]*?,\s*"_[a-z]\w*"
+      | ^(?!\s*\#).*\bpatch\("[\w.]*\._[a-z]\w*"
+      | ^[ ]*(?!self\b|cls\b)\w[\w.()\[\]]*\._[a-z]\w*\ =\ """,
+    re.MULTILINE | re.VERBOSE,
+)
 TEST_FILE = re.compile(r"_tests?(_\d+)?\.cc$|_fixture\.h$|/tested_\w+\.h$")
 # A source file that a comment names with a folder. Its first folder follows no part of a longer path, and no "<" as in <sys/socket.h>.
 CITED = re.compile(r"(?<![\w./<>{}*$~-])(?:[\w.-]+/)+[\w.-]*\w\.(?:h|cc|cu|py|capnp|sh)\b(?![/*])")
@@ -89,6 +96,7 @@ class Survey:
     unreadable: Places = field(default_factory=list)
     wrong_includes: Places = field(default_factory=list)
     lost_paths: Places = field(default_factory=list)  # names of files in comments without such a file
+    vague_names: Places = field(default_factory=list)  # identifiers with a word that names nothing
     places: dict[str, dict[str, Places]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))  # by rule and key
     sizes: dict[str, dict[str, tuple[int, str]]] = field(default_factory=lambda: defaultdict(dict))  # by rule and key: size, place
     circles: list[list[str]] = field(default_factory=list)  # Python modules
@@ -129,12 +137,17 @@ def survey(sources: dict[str, str]) -> Survey:
                 num_files[path.rpartition("/")[0]] += 1
             if path.endswith((*CPP, ".py")):
                 add_sizes(s, path, text, tree)
+                s.vague_names += names.faults(path, text, tree)
             if path.endswith(CPP):
                 add_rooms(s, path, text)
             if path.startswith("tests/") and not path.startswith("tests/internals/") and path.endswith(".py"):
                 for found in PRIVATE.finditer(text):
                     line = text.count("\n", 0, found.start()) + 1
                     s.places["private_imports"][path.rpartition("/")[0]].append(f"{path}:{line}: {found[0].strip()}")
+            if path.endswith(".py") and names.TEST.search(path) and not path.startswith("tests/internals/"):
+                for found in PATCH.finditer(text):
+                    line = text.count("\n", 0, found.start()) + 1
+                    s.places["private_patches"][path.rpartition("/")[0]].append(f"{path}:{line}: {found[0].strip()}")
             if path.endswith(CPP) and path.partition("/")[0] in BELOW and not TEST_FILE.search(path):
                 folder = path.rpartition("/")[0]
                 folders[folder].update(other for other in INCLUDED_FOLDER.findall(text) if other.partition("/")[0] in BELOW)

@@ -297,16 +297,16 @@ class Decision {
       if (*number >= limit) {
         return fail(contradiction(source, {"number of hosts", std::to_string(limit)}, "hosts are numbered from 0"));
       }
-      if (const auto here = own_number(); here && *here != *number) {
-        return fail(contradiction(source, nodes_source_, fmt::format("host {} of that list is this one", *here)));
+      if (const auto own = own_number(); own && *own != *number) {
+        return fail(contradiction(source, nodes_source_, fmt::format("host {} of that list is this one", *own)));
       }
       out_.node_rank = *number;
       return {};
     }
     if (!number_known_ || limit == 1) return {};
-    const auto here = own_number();
-    if (here) {
-      out_.node_rank = *here;
+    const auto own = own_number();
+    if (own) {
+      out_.node_rank = *own;
       return {};
     }
     if (out_.nodes.empty()) {

@@ -41,10 +41,7 @@ struct RunHost {
   bool name_resolves;  // this host's name resolves to an address of it that others reach
 };
 
-// Signals that ask this host to save and leave, and those that end it. Call it before run_host.
-void watch_run_signals();
-
-// Returns the exit code.
+// Returns the exit code. Call watch_run_signals() before.
 int run_host(const RunHost& host);
 
 }  // namespace shoal::scheduler::cli

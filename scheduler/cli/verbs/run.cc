@@ -18,6 +18,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/run/run_host.h"
+#include "scheduler/cli/run/run_signals.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/roles/roles.h"
 

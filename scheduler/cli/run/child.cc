@@ -1,0 +1,41 @@
+#include "scheduler/cli/run/child.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace shoal::scheduler::cli {
+
+namespace {
+constexpr auto kStartLimit = std::chrono::seconds(40);
+}
+
+Result<Child> Child::start(const Common& common, std::vector<std::string> words, std::vector<std::string> env, bool captured) {
+  runtime::SpawnSpec spec;
+  spec.argv = std::move(words);
+  spec.argv.insert(spec.argv.begin(), common.self);
+  spec.env = std::move(env);
+  spec.env.insert(spec.env.begin(), "SHOAL_PYTHON=" + common.python);  // the interpreter beside the command by which this one was started
+  spec.death_signal = SIGHUP;                                          // it ends what it has started
+  // Schedulers send these to all processes of a job, and this command reacts for all of them.
+  spec.ignored = {SIGTERM, SIGUSR1, SIGUSR2};
+  Child out;
+  if (captured) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return fail(from_errno(errno, "pipe"));
+    out.out_ = Fd(ends[0]);
+    spec.out = Fd(ends[1]);
+  }
+  SHOAL_TRY(out.pid_, runtime::spawn(std::move(spec)));
+  return out;
+}
+
+Result<nlohmann::json> Child::report() {
+  const auto line = runtime::read_line(out_, 64 << 10, kStartLimit);
+  auto said = line ? nlohmann::json::parse(*line, nullptr, false) : nlohmann::json();
+  if (said.is_object() && !said.contains("error")) return said;
+  return fail(unavailable("this host's part of the cluster did not start").with_reason("NotStarted"));  // it has printed why
+}
+
+}  // namespace shoal::scheduler::cli

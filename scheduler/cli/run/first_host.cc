@@ -1,0 +1,230 @@
+#include "scheduler/cli/run/first_host.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/net/interfaces.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/run/host_part.h"
+#include "scheduler/cli/run/run_signals.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::NodeRow;
+using std::chrono::seconds;
+
+namespace {
+
+constexpr auto kFarewell = seconds(10);  // this host waits so long for the others, which read the script's exit code from its head
+
+// The variables that the script gets: without those of this host alone, since it may run on another one.
+std::vector<std::string> script_environment(const RunHost& host) {
+  std::set<std::string> left_out;
+  for (const auto& v : launch_variables()) {
+    if (v.fact != LaunchFact::kRun && v.fact != LaunchFact::kNodes) left_out.insert(v.name);
+  }
+  left_out.insert({"TORCHELASTIC_ERROR_FILE", "SHOAL_RUN_FOLDER"});
+  std::vector<std::string> out;
+  for (const auto& entry : host.common.environment.entries()) {
+    if (!left_out.contains(entry.substr(0, entry.find('=')))) out.push_back(entry);
+  }
+  out.push_back("SHOAL_RUN_FOLDER=" + host.folder.path());
+  return out;
+}
+
+class FirstHost final : public HostPart {
+ public:
+  using HostPart::HostPart;
+
+  int run() {
+    auto words = start_words();
+    words.insert(words.end(), {"--head", "--port", std::to_string(port())});
+    const bool alone = allocation_.max_nodes == 1;
+    if (!alone && options_.interface.empty()) {
+      const auto address = own_address();
+      if (!address) return fail_with(address.error(), kDoNotRetry, false);
+      add_address(words, *address);
+    }
+    if (!alone && options_.data_tls) words.push_back("--data-tls");
+    if (!alone && has_secret()) {
+      if (const auto given = secret(); !given) return fail_with(given.error(), kDoNotRetry, false);
+      words.push_back("--from-token");
+    }
+    if (const auto begun = begin(std::move(words), alone ? without_secret() : with_secret()); !begun)
+      return fail_with(begun.error(), kSubmitOther, true);
+    if (!alone && !has_secret()) {
+      const auto token = session_->token();
+      if (!token) return fail_with(token.error(), kSubmitOther, true);
+      const auto written = host_.folder.write_meeting({field(said_, "address"), token->hex(), field(said_, "ca_fingerprint")});
+      if (!written) return fail_with(written.error(), kSubmitOther, true);
+    }
+    if (const auto there = wait_for_hosts(); !there) {
+      host_.folder.remove_meeting();
+      if (end_signal != 0) return ended_by_signal();
+      return fail_with(there.error(), kSubmitUnreachable, true);
+    }
+    return run_script();
+  }
+
+ private:
+  // The address at which the others reach this host.
+  Result<std::string> own_address() const {
+    for (const auto& address : addresses_of(allocation_.leader)) {
+      if (!runtime::is_loopback(address) && runtime::find_interface(address)) return address;
+    }
+    for (std::size_t i = 1; i < allocation_.nodes.size(); ++i) {
+      const auto address = runtime::own_address_towards(allocation_.nodes[i]);
+      if (address && !runtime::is_loopback(*address)) return *address;
+    }
+    SHOAL_TRY(const auto interface, runtime::find_interface(""));
+    return interface.address;
+  }
+
+  Result<void> wait_for_hosts() {
+    const auto end = after(options_.join_timeout_s);
+    auto next_status = after(2);
+    while (end_signal == 0) {
+      if (leave_signal != 0) end_signal = leave_signal;  // nothing runs yet
+      const auto living = nodes();
+      if (!living && !head_->is_back()) return fail(living.error());
+      std::set<std::uint32_t> missing;
+      for (std::uint32_t i = 0; living && i < allocation_.min_nodes; ++i) {
+        if (!living->contains(i)) missing.insert(i);
+      }
+      if (living && (missing.empty() || (allocation_.elastic && living->size() >= allocation_.min_nodes))) {
+        num_ranks_ = 0;
+        for (const auto& [number, node] : *living)
+          num_ranks_ += static_cast<std::uint32_t>(node.total.units(kRankResource) / actors::Resources::kUnit);
+        return {};
+      }
+      if (cluster_->ended()) return fail(unavailable("the head has ended"));
+      const auto lacking =
+          fmt::format("{} of {} hosts are here; missing: {}", living ? living->size() : 0, allocation_.min_nodes, names_of(missing));
+      if (clock_->now() >= end) {
+        return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, lacking))
+                        .with_hint("their output says why; --join-timeout SECONDS waits longer"));
+      }
+      if (clock_->now() >= next_status) {
+        print(stderr, "shoal: {}\n", lacking);
+        next_status = clock_->now() + kStatusInterval;
+      }
+      tick();
+    }
+    return fail(cancelled("a signal"));
+  }
+
+  std::string names_of(const std::set<std::uint32_t>& missing) const {
+    std::vector<std::string> out;
+    for (const auto i : missing) {
+      if (out.size() == 8) {
+        out.push_back("..");
+        break;
+      }
+      out.push_back(i < allocation_.nodes.size() ? fmt::format("{} ({})", i, allocation_.nodes[i]) : std::to_string(i));
+    }
+    return fmt::format("{}", fmt::join(out, ", "));
+  }
+
+  int run_script() {
+    const auto address = session_->info();
+    if (!address) return fail_with(address.error(), kSubmitOther, true);
+    std::vector<std::string> words = {"submit",
+                                      "--address",
+                                      address->head.empty() ? address->head_local : address->head,
+                                      "--name",
+                                      kJobPrefix + std::filesystem::path(options_.words[0]).filename().string(),
+                                      "--num-cpus",
+                                      "0",
+                                      "--wait"};
+    if (options_.trainer) {
+      words.insert(words.end(), {"--resource", "node:__internal_head__=0.001"});
+    } else {
+      words.insert(words.end(), {"--num-workers", std::to_string(num_ranks_), "--resource", fmt::format("{}=1", kRankResource)});
+    }
+    if (common_.json) words.push_back("--json");
+    if (options_.command) words.push_back("--");
+    words.insert(words.end(), options_.words.begin(), options_.words.end());
+    auto script = Child::start(common_, std::move(words), script_environment(host_), false);
+    if (!script) return fail_with(script.error(), kSubmitOther, true);
+    const int ended_by = follow(*script);
+    const int code = script->code();
+    const auto row = job();
+    host_.folder.remove_meeting();
+    say_farewell();
+    end();
+    const int whole = ended_by != 0 ? 128 + ended_by : code;
+    if (!row) {  // the head is leaving, too
+      const bool again = whole != 0 && whole != kDoNotRetry;
+      record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
+      return whole;
+    }
+    if (!*row) {  // submit has refused it, and printed why
+      const bool refused = code == kSubmitUsage || code == kSubmitVersion || code == kSubmitAuth || code == kSubmitDoesNotFit ||
+                           code == kSubmitCannotRun || code == kSubmitNotFound;
+      record({refused ? kDoNotRetry : code, "the script was not started", {}, !refused, ""});
+      return refused ? kDoNotRetry : code;
+    }
+    record(record_of(**row, whole));
+    return whole;
+  }
+
+  // Waits until the script has ended. Returns the signal that ended it; 0: it has ended by itself.
+  int follow(Child& script) {
+    std::optional<runtime::TimePoint> deadline;
+    int stopped = 0, ended_by = 0;
+    bool alone = false;
+    while (!script.ended()) {
+      if (leave_signal != 0 && !deadline) {
+        deadline = after(ranks_grace_s());
+        leave_by_ = after(options_.grace_s);
+        print(stderr, "shoal: {}: the script has {:g} s to save and end, because this host has the head\n",
+              runtime::signal_name(leave_signal), ranks_grace_s());
+        const auto living = nodes();
+        for (const auto& [number, node] : living ? *living : std::map<std::uint32_t, NodeRow>()) (void)drain(node);
+      }
+      const bool late = deadline && clock_->now() >= *deadline;
+      if (stopped < num_end_signals + (late ? 1 : 0)) {
+        script.signal(SIGHUP);  // the first one stops the job, the next one kills it
+        ++stopped;
+        ended_by = num_end_signals > 0 ? end_signal : leave_signal;
+      }
+      if (cluster_->ended() && !std::exchange(alone, true)) script.signal(SIGHUP);
+      context_->run_until([] { return false; }, kTick);
+    }
+    return ended_by;
+  }
+
+  // Waits until the others have read the end of the job, and left.
+  void say_farewell() {
+    auto end = clock_->now() + kFarewell;
+    if (leave_by_) end = std::min(end, *leave_by_);
+    const auto before = num_end_signals;
+    while (clock_->now() < end && num_end_signals == before) {
+      const auto living = nodes();
+      if (!living || living->size() <= 1) return;
+      context_->run_until([] { return false; }, kTick);
+    }
+  }
+
+  int ended_by_signal() {
+    end();
+    record({128 + end_signal, runtime::signal_name(end_signal), {}, true, ""});
+    return 128 + end_signal;
+  }
+
+  std::uint32_t num_ranks_ = 0;  // the sum over all hosts
+};
+
+}  // namespace
+
+int run_first_host(const RunHost& host) { return FirstHost(host).run(); }
+
+}  // namespace shoal::scheduler::cli

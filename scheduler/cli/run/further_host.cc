@@ -1,0 +1,179 @@
+#include "scheduler/cli/run/further_host.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/net/interfaces.h"
+#include "scheduler/cli/output.h"
+#include "scheduler/cli/run/host_part.h"
+#include "scheduler/cli/run/run_signals.h"
+
+namespace shoal::scheduler::cli {
+
+using actors::JobRow;
+using actors::Method;
+using actors::NodeRow;
+using std::chrono::milliseconds;
+
+namespace {
+
+// The script's exit code, from the row of its job.
+int code_of(const JobRow& row) { return row.state == actors::JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code; }
+
+class FurtherHost final : public HostPart {
+ public:
+  using HostPart::HostPart;
+
+  int run() {
+    const auto meeting = find_head();
+    if (!meeting && end_signal != 0) return 128 + end_signal;
+    if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
+    auto words = start_words();
+    words.insert(words.end(), {"--address", meeting->address, "--head-absence-limit", "60"});
+    const auto at = runtime::parse_endpoint(meeting->address);
+    const auto own = at ? runtime::own_address_towards(at->host) : Result<std::string>(fail(at.error()));
+    if (own) add_address(words, *own);
+    auto env = without_secret();
+    env.push_back("SHOAL_TOKEN=" + meeting->token);
+    env.push_back("SHOAL_CA_FINGERPRINT=" + meeting->fingerprint);
+    if (const auto begun = begin(std::move(words), std::move(env)); !begun) return fail_with(begun.error(), kSubmitOther, true);
+    return follow();
+  }
+
+ private:
+  // Waits until the first host's head answers.
+  Result<Meeting> find_head() {
+    const auto deadline = after(options_.join_timeout_s);
+    auto next_status = after(2);
+    std::string why;
+    while (end_signal == 0 && leave_signal == 0) {
+      const auto meeting = has_secret() ? meeting_by_secret() : host_.folder.read_meeting();
+      if (!meeting) return fail(meeting.error());
+      if (!*meeting && has_secret()) {
+        why = "the name of the first host, " + allocation_.leader + ", does not resolve";
+      } else if (!*meeting) {
+        why = "the first host has written nothing to " + host_.folder.path();
+      } else if (const auto there = reach(**meeting); there) {
+        return **meeting;
+      } else {
+        why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
+      }
+      if (clock_->now() >= deadline) {
+        return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, why))
+                        .with_hint("the output of the first host says why it did not start. The hosts need a folder that they share "
+                                   "(--run-folder DIR), or a secret (SHOAL_TOKEN_FILE)"));
+      }
+      if (clock_->now() >= next_status) {
+        print(stderr, "shoal: waiting: {}\n", why);
+        next_status = clock_->now() + kStatusInterval;
+      }
+      usleep(100'000);
+    }
+    if (end_signal == 0) end_signal = leave_signal;
+    return fail(cancelled("a signal"));
+  }
+
+  // The meeting that follows from the secret and the first host's name; nullopt while that does not resolve, as for a pod that is not
+  // there.
+  Result<std::optional<Meeting>> meeting_by_secret() const {
+    if (allocation_.leader.empty()) {
+      return fail(invalid_argument("nothing names the first host, and with a secret (SHOAL_TOKEN_FILE) no file does")
+                      .with_reason("Incomplete")
+                      .with_hint("pass --master-addr HOST"));
+    }
+    SHOAL_TRY(const auto token, secret());
+    SHOAL_TRY(const auto authority, runtime::derive_authority(token));
+    SHOAL_TRY(const auto fingerprint, runtime::Fingerprint::from_certificate(authority.certificate));
+    const auto addresses = addresses_of(allocation_.leader);
+    if (addresses.empty()) return std::optional<Meeting>();
+    return std::optional(Meeting{runtime::Endpoint::tcp(addresses.front(), port()).to_string(), token, fingerprint.to_string()});
+  }
+
+  Result<void> reach(const Meeting& meeting) const {
+    Target target = common_.target;
+    target.token = meeting.token;
+    target.fingerprint = meeting.fingerprint;
+    SHOAL_TRY(const auto credentials, credentials_of(target));
+    Context context(credentials);
+    SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
+    if (!allocation_.elastic) return {};
+    SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
+    const auto num =
+        std::count_if(reply.nodes.begin(), reply.nodes.end(), [](const NodeRow& n) { return n.state == actors::NodeState::kAlive; });
+    if (num >= allocation_.max_nodes) return fail(unavailable(fmt::format("the run has its {} hosts", num)));
+    return {};
+  }
+
+  int follow() {
+    std::optional<JobRow> row;
+    head_->set_on_notice([&](Method method, runtime::Message message) {
+      if (method != Method::kJobUpdate) return;
+      if (auto update = actors::from_bytes<JobRow>(message.body)) row = *std::move(update);
+    });
+    bool watches = false, leaves = false;
+    auto next_request = clock_->now();
+    while (end_signal == 0) {
+      if (row && row->ended_unix_ms != 0) return finish(*row);
+      if (head_->closed()) {
+        watches = false;
+        if (session_->ending() || !head_->is_back()) break;
+      }
+      if (!watches && clock_->now() >= next_request) {
+        next_request = clock_->now() + milliseconds(500);
+        if (const auto found = job(); found && *found) {
+          auto now = head_->request_for<JobRow>(Method::kWatchJob, to_bytes(actors::JobRef{(*found)->id}));
+          if (now) row = *std::move(now);
+          watches = now.has_value();
+        }
+      }
+      if (leave_signal != 0 && !std::exchange(leaves, true)) leave();
+      // Without this host a run with a fixed number of ranks ends, too, and its result is this host's.
+      if (cluster_->ended() && !(leaves && !allocation_.elastic)) {
+        if (leaves) {
+          print(stderr, "shoal: this host has left the run\n");
+          end();
+          record({0, "", {}, false, host_.folder.newest_checkpoint()});
+          return 0;
+        }
+        break;
+      }
+      tick();
+    }
+    if (end_signal != 0) {
+      end();
+      return 128 + end_signal;
+    }
+    return fail_with(
+        unavailable("the first host has ended the run, and no exit code of the script came from there").with_reason("FirstHostLost"),
+        kSubmitUnreachable, true);
+  }
+
+  void leave() {
+    leave_by_ = after(options_.grace_s);
+    print(stderr, "shoal: {}: this host leaves the run; its ranks have {:g} s to save and end\n", runtime::signal_name(leave_signal),
+          ranks_grace_s());
+    const auto living = nodes();
+    if (!living) return;
+    if (const auto own = living->find(allocation_.node_rank); own != living->end()) (void)drain(own->second);
+  }
+
+  int finish(const JobRow& row) {
+    const int code = code_of(row);
+    end();
+    if (code != 0) print(stderr, "shoal: the script ended with exit code {}; the first host has its output\n", code);
+    return code;
+  }
+};
+
+}  // namespace
+
+int run_further_host(const RunHost& host) { return FurtherHost(host).run(); }
+
+}  // namespace shoal::scheduler::cli
