@@ -158,6 +158,15 @@ BODIES = {
             assert isinstance(model, FSDPModule) and [m for m in model.modules() if isinstance(m, FSDPModule)]
         """,
     ),
+    "types": (
+        "from typing import Optional\nfrom torch.distributed.fsdp import MixedPrecision\n"
+        "def build(bf16: Optional[MixedPrecision]) -> FSDP: return FSDP(net, mixed_precision=bf16)",
+        "def build(bf16: Optional[MixedPrecisionPolicy]) -> FSDPModule: return fully_shard(net, mp_policy=bf16 or MixedPrecisionPolicy())",
+    ),
+    "methods of others": (
+        "model = FSDP(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
+        "model = fully_shard(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
+    ),
     "the wrapped module": ("model = FSDP(net)\nprint(model.module.layers)", "model = fully_shard(net)\nprint(model.layers)"),
     "comments of arguments": (
         "model = FSDP(\n    net,\n    limit_all_gathers=True,  # against fragmentation\n)",
@@ -206,6 +215,13 @@ def test_no_sync_keeps_its_form():
     assert "with no_sync(model) if k % 4 else" in done.text
     assert "import contextlib\n" in done.text
     assert "model.set_requires_gradient_sync(False)" in done.text
+
+
+def test_no_sync_of_ddp_stays():
+    text = FSDP1 + "from torch.nn.parallel import DistributedDataParallel\nmodel = FSDP(net)\nother.no_sync(), model.no_sync()\n"
+    done = migrated(text)
+    assert done.text.endswith("other.no_sync(), no_sync(model)\n")
+    assert [n.rule for n in done.notes] == ["no-sync"]
 
 
 def test_options_in_a_dictionary_are_translated_where_they_are_set():
