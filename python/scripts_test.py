@@ -158,6 +158,15 @@ BODIES = {
             assert isinstance(model, FSDPModule) and [m for m in model.modules() if isinstance(m, FSDPModule)]
         """,
     ),
+    "types": (
+        "from typing import Optional\nfrom torch.distributed.fsdp import MixedPrecision\n"
+        "def build(bf16: Optional[MixedPrecision]) -> FSDP: return FSDP(net, mixed_precision=bf16)",
+        "def build(bf16: Optional[MixedPrecisionPolicy]) -> FSDPModule: return fully_shard(net, mp_policy=bf16 or MixedPrecisionPolicy())",
+    ),
+    "methods of others": (
+        "model = FSDP(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
+        "model = fully_shard(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
+    ),
     "the wrapped module": ("model = FSDP(net)\nprint(model.module.layers)", "model = fully_shard(net)\nprint(model.layers)"),
     "comments of arguments": (
         "model = FSDP(\n    net,\n    limit_all_gathers=True,  # against fragmentation\n)",
@@ -208,6 +217,13 @@ def test_no_sync_keeps_its_form():
     assert "model.set_requires_gradient_sync(False)" in done.text
 
 
+def test_no_sync_of_ddp_stays():
+    text = FSDP1 + "from torch.nn.parallel import DistributedDataParallel\nmodel = FSDP(net)\nother.no_sync(), model.no_sync()\n"
+    done = migrated(text)
+    assert done.text.endswith("other.no_sync(), no_sync(model)\n")
+    assert [n.rule for n in done.notes] == ["no-sync"]
+
+
 def test_options_in_a_dictionary_are_translated_where_they_are_set():
     text = body("""
         import functools
@@ -251,6 +267,7 @@ def test_what_fsdp2_lacks_keeps_fsdp1s_class_and_says_so(rule):
 
 MISTAKES = {
     "rank-zero-collective": FSDP1 + "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'x')",
+    "star-import": "from torch.distributed.fsdp import *\nFullyShardedDataParallel(model)",
     "broadcast-result": FSDP1 + "model = FSDP(m)\nx = torch.distributed.broadcast_object_list([x], src=0)[0]",
     "no-such-name": FSDP2 + "fully_shard(model)\nprint(p._sharded)",
     "no-such-argument": FSDP2 + "fully_shard(model)\ntorch.amp.GradScaler(device_type='cuda')",
@@ -289,6 +306,32 @@ def test_fsdp2_needs_other_imports_only():
     assert migrated(text + "fully_shard(F)\n").text == start + after + "fully_shard(F)\n"
     text = "import torch.distributed.fsdp as f\nf.fully_shard(m)\n"
     assert migrated(text).text == "from shoal.fsdp import fully_shard\nfully_shard(m)\n"
+
+
+def test_imports_stay_in_their_blocks():
+    text = """
+        if available():
+            import torch
+            from torch.distributed.fsdp import FlatParameter, fully_shard
+            from torch.distributed.fsdp import FSDPModule
+            fully_shard(model), FlatParameter
+        """
+    assert migrated(text).text.splitlines()[3:6] == [
+        "    from torch.distributed.fsdp import FlatParameter",
+        "    from shoal.fsdp import fully_shard",
+        "    from shoal.fsdp import FSDPModule",
+    ]
+    text = """
+        def g():
+            from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+            from torch.distributed.fsdp import CPUOffload
+            return FSDP(model, cpu_offload=CPUOffload(True))
+        """
+    assert "def g():\n    return fully_shard(model, offload_policy=CPUOffloadPolicy())" in migrated(text).text
+    names = "import CPUOffload", "import FullyShardedDataParallel as FSDP"
+    block = "if x:\n" + "".join(f"    from torch.distributed.fsdp {name}\n" for name in names)
+    done = migrated(block + "model = FSDP(m, cpu_offload=CPUOffload())").text
+    assert done == "if x:\n    pass\nfrom shoal.fsdp import fully_shard\nmodel = fully_shard(m)"
 
 
 def test_bytes_that_nothing_changes_stay():

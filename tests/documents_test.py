@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,12 @@ def test_the_glossary_has_each_term_once_and_its_rooms_in_order():
     assert sorted(terms) == sorted(set(terms))
     for table in tables:
         assert table == sorted(table, key=lambda term: (term.lower().replace("-", " "), term))
+
+
+def test_the_site_has_the_lists_of_the_pages():
+    """Python-Markdown wants four spaces per level, and an empty line before a list."""
+    converted = runpy.run_path(str(ROOT / "docs" / "site" / "build.py"))["for_python_markdown"]
+    page = "Order:\n- a\n  - b\n    goes on\n\n      code\n\nEnd\n  no list\n\n```\nx:\n- y\n  - z\n```\n1. one\n"
+    assert converted(page) == (
+        "Order:\n\n- a\n    - b\n      goes on\n\n        code\n\nEnd\n  no list\n\n```\nx:\n- y\n  - z\n```\n\n1. one\n"
+    )

@@ -10,9 +10,9 @@ from shoal import _zygote
 
 
 def test_drivers_and_commands_start_without_torch():
-    """`shoal scale`, `shoal chaos` and `shoal submit` run these modules."""
-    names = "shoal.train, shoal.train._scale_command, shoal.train._chaos.__main__, shoal._submitting, shoal.dag, shoal.util"
-    names += ", shoal.job_submission"
+    """`shoal scale`, `shoal chaos`, `shoal submit` and `shoal migrate` run these modules."""
+    names = "shoal.train, shoal.train._scale_command, shoal.train._chaos.__main__, shoal._submitting, shoal._scripts.__main__, shoal.dag"
+    names += ", shoal.util, shoal.job_submission"
     subprocess.run([sys.executable, "-c", f"import sys, {names}; assert 'torch' not in sys.modules"], check=True)
 
 

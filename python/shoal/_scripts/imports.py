@@ -46,36 +46,48 @@ def rewrite(old: Source, text: str, needs: dict[str, set[str]], helpers: list[st
     place: ast.stmt | None = None
     for node in [n for n in ast.walk(new.tree) if isinstance(n, (ast.Import, ast.ImportFrom))]:
         family = isinstance(node, ast.ImportFrom) and not node.level and family_of(node.module or "")
-        kept, changed = [], False
+        kept, moved, changed = [], [], False
         for alias in node.names:
             bound = alias.asname or alias.name.split(".")[0]
-            if bound in unused and bound not in {"annotations"} and bound not in needs.get("", ()):
+            if bound in unused and bound not in needs.get("", ()):
                 changed = True
             elif family and alias.name in FSDP2_NAMES and node.module != fsdp:
                 changed = True
-                wanted.add(alias.name if not alias.asname else f"{alias.name} as {alias.asname}")
+                moved.append(alias)
             else:
                 kept.append(alias)
-        if family and place is None and node in new.tree.body:
+        top = node in new.tree.body
+        if top:
+            wanted |= {_text(alias) for alias in moved}
+            moved = []
+        if family and top and place is None:
             place = node
         if changed:
-            _shrink(new, edits, node, kept)
+            _shrink(new, edits, node, kept, moved, fsdp)
     _add(new, edits, place, wanted, needs, helpers, fsdp)
     return edits.apply()
 
 
-def _shrink(source: Source, edits: Edits, node: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> None:
-    if kept:
-        names = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in kept)
-        text = f"from {node.module} import {names}" if isinstance(node, ast.ImportFrom) else f"import {names}"
-        edits.replace(source.span(node), text)
-        return
-    parent = source.parents[node]
-    block = next(b for _, b in ast.iter_fields(parent) if isinstance(b, list) and node in b)
-    if len(block) > 1 and source.alone(node):
-        edits.replace(source.lines_span(node), "")
+def _text(alias: ast.alias) -> str:
+    return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+
+
+def _shrink(
+    source: Source, edits: Edits, node: ast.Import | ast.ImportFrom, kept: list[ast.alias], moved: list[ast.alias], fsdp: str
+) -> None:
+    """Leaves ``kept`` in an import, and puts one of ``moved`` from the module ``fsdp`` behind it. They stay in their block, because a
+    condition may be around it."""
+    parts = [(node.module if isinstance(node, ast.ImportFrom) else None, kept), (fsdp, moved)]
+    texts = [
+        f"from {module} import {', '.join(map(_text, names))}" if module else f"import {', '.join(map(_text, names))}"
+        for module, names in parts
+        if names
+    ]
+    if texts:
+        indent = source.indent(node)
+        edits.replace(source.span(node), (f"{source.newline}{indent}" if indent is not None else "; ").join(texts))
     else:
-        edits.replace(source.span(node), "pass")
+        edits.remove(node)
 
 
 def _add(source: Source, edits: Edits, place: ast.stmt | None, wanted: set[str], needs: dict[str, set[str]], helpers, fsdp: str) -> None:
@@ -162,7 +174,7 @@ def keep_fsdp1(source: Source) -> str:
             elif theirs:
                 rest = [a for a in node.names if a not in theirs]
                 texts = [
-                    f"from {module} import " + ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in names)
+                    f"from {module} import " + ", ".join(map(_text, names))
                     for module, names in ((node.module, rest), (_FSDP1_MODULES[node.module], theirs))
                 ]
                 indent = source.indent(node)

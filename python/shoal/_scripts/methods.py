@@ -23,6 +23,7 @@ _BY_HAND = {
     "set_state_dict_type": "call get_model_state_dict and set_model_state_dict of torch.distributed.checkpoint.state_dict instead",
     "LOCAL_STATE_DICT": "use sharded state dicts",
 }
+_TYPES = {_CLASS: "FSDPModule", "fsdp:MixedPrecision": "MixedPrecisionPolicy"}
 # Names of FSDP1 without a translation of their own, by what to do.
 _LEFT = "write it with FSDP2's methods, or keep FSDP1's class: shoal migrate --to fsdp1"
 
@@ -51,8 +52,9 @@ def translate(work: Work, models: set[str]) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             _isinstance(work, node)
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(annotation, ast.expr) and source.name_of(annotation) == _CLASS:
-                work.edits.replace(source.span(annotation), work.fsdp("FSDPModule"))
+            for part in ast.walk(annotation) if isinstance(annotation, ast.expr) else []:
+                if source.name_of(part) in _TYPES:
+                    work.edits.replace(source.span(part), work.fsdp(_TYPES[source.name_of(part)]))
     for call in source.calls("fsdp:ShardedGradScaler"):
         work.need("", "torch")
         work.edits.replace(source.span(call.func), "torch.amp.GradScaler")
@@ -80,12 +82,14 @@ def _method(work: Work, call: ast.Call, models: set[str]) -> None:
     source, function = work.source, call.func
     imported = source.name_of(function)
     model = source.code(function.value)
-    if function.attr == "clip_grad_norm_" and not imported:
+    if function.attr == "clip_grad_norm_" and not imported and not any("parameters()" in source.code(a) for a in call.args):
         work.need("", "torch")
         arguments = source.text[source.span(function)[1] + 1 : source.span(call)[1]].lstrip()
         work.edits.replace(
             (source.span(call)[0], source.span(call)[1]), f"torch.nn.utils.clip_grad_norm_({model}.parameters(), {arguments}"
         )
+    elif function.attr == "no_sync" and model not in models and any(n.endswith(".DistributedDataParallel") for n in source.names.values()):
+        work.note(call, "no-sync", f"{model} is taken as a model of DDP", "if it is one of FSDP, call set_requires_gradient_sync")
     elif function.attr == "no_sync" and not imported:
         helper = next((h for h, text in work.helpers.items() if "set_requires_gradient_sync" in text), None) or source.unused_name(
             "no_sync"

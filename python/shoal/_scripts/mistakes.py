@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from shoal._scripts.source import Note, Source
+from shoal._scripts.source import Note, Source, family_of
 
 _BY_HAND = "by hand"
 
@@ -23,6 +23,8 @@ def find(source: Source, models: set[str]) -> list[Note]:
         elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
             if source.name_of(node.value.func) == "torch.distributed.broadcast_object_list":
                 note(node, "broadcast-result", "broadcast_object_list returns None", "read the list that was passed to it")
+        elif isinstance(node, ast.ImportFrom) and family_of(node.module or "") and any(a.name == "*" for a in node.names):
+            note(node, "star-import", f"names that {node.module} exports to * are not recognized", "import them by their names")
         elif isinstance(node, ast.ImportFrom) and node.module == "torch.distributed._tensor.placement_specs":
             note(node, "no-such-name", f"there is no module {node.module}", "from torch.distributed.tensor import Shard, Replicate")
         elif isinstance(node, ast.Attribute) and node.attr == "_sharded":

@@ -180,6 +180,10 @@ class Source:
             node = self.parents[node]
         return node
 
+    def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Returns the statements of the block that a statement is in."""
+        return next(b for _, b in ast.iter_fields(self.parents[statement]) if isinstance(b, list) and statement in b)
+
     def within(self, node: ast.AST, kinds: type | tuple[type, ...]) -> Iterator[ast.AST]:
         """Yields the nodes of these kinds around a node, up to its function."""
         while node in self.parents and not isinstance(node, Function):
@@ -217,6 +221,7 @@ class Edits:
     def __init__(self, source: Source):
         self._source = source
         self._found: list[tuple[int, int, str]] = []
+        self._removed: list[ast.stmt] = []
 
     def replace(self, span: tuple[int, int], text: str) -> None:
         begin, end = span
@@ -224,6 +229,16 @@ class Edits:
             e for e in self._found if not (begin <= e[0] and e[1] <= end and begin < end and (e[0] < e[1] or begin < e[0] < end))
         ]
         self._found.append((begin, end, text))
+
+    def remove(self, statement: ast.stmt) -> None:
+        """Removes a statement with its lines. The last one of a block becomes `pass`, and so does one among others on its lines."""
+        source = self._source
+        self._removed.append(statement)
+        block = source.block_of(statement)
+        if source.alone(statement) and (source.parents[statement] is source.tree or any(s not in self._removed for s in block)):
+            self.replace(source.lines_span(statement), "")
+        else:
+            self.replace(source.span(statement), "pass")
 
     def covers(self, node: ast.AST) -> bool:
         begin, end = self._source.span(node)

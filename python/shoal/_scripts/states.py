@@ -206,7 +206,7 @@ def _load_optimizer(work: Work, call: ast.Call, options: list[str]) -> bool:
         raise trouble
     scope = source.scope_of(call)
     wanted = f"{words[1]}.load_state_dict({statement.targets[0].id})"
-    block = next(b for _, b in ast.iter_fields(source.parents[statement]) if isinstance(b, list) and statement in b)
+    block = source.block_of(statement)
     load = next((s for s in block[block.index(statement) :] if source.code(s) == wanted), None)
     reads = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == statement.targets[0].id and isinstance(n.ctx, ast.Load)]
     if load is None or len(reads) != 1 or not isinstance(scope, (*Function.__args__, ast.Module)):

@@ -68,12 +68,7 @@ class Work:
                 self.remove(assign)
 
     def remove(self, statement: ast.stmt) -> None:
-        source, parent = self.source, self.source.parents[statement]
-        blocks = [b for _, b in ast.iter_fields(parent) if isinstance(b, list) and statement in b]
-        if len(blocks[0]) > 1 and source.alone(statement):
-            self.edits.replace(source.lines_span(statement), "")
-        else:
-            self.edits.replace(source.span(statement), "pass")
+        self.edits.remove(statement)
 
     def replace_call(self, call: ast.Call, function: str, words: list[str]) -> None:
         """Puts another call in a call's place: on its line if that has room, else with a line per argument."""
