@@ -15,6 +15,7 @@
 #include "actors/api/worker/worker.h"
 #include "actors/session/folder/folder.h"
 #include "actors/session/folder/role.h"
+#include "actors/session/session.h"
 #include "runtime/process/cpu_limit.h"
 #include "runtime/process/memory_limit.h"
 #include "runtime/process/process.h"

@@ -36,6 +36,8 @@ def check_library(prefix):
     exported = run("nm", "-D", "--defined-only", "-C", library).splitlines()
     if strangers := [line for line in exported if any(name in line.partition("(")[0] for name in foreign)]:
         sys.exit(f"smoke: {library.name} exports {len(strangers)} foreign names, such as {strangers[:3]}")
+    if (prefix / "include" / "shoal" / "actors" / "session" / "session.h").exists():
+        sys.exit("smoke: shoal.h includes session.h again, which has the layers below the API: declare what is needed instead")
     if f"soname: [{library.name}]" not in run("readelf", "-d", library):
         sys.exit(f"smoke: {library.name} has another soname")
     if "libpython" in run("ldd", library) or "not found" in run("ldd", library):

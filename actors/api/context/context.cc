@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "actors/session/session.h"
+
 namespace shoal {
 
 namespace api = actors::api;
@@ -26,6 +28,19 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
           hub_, launcher_, options_.functions, api::FunctionPools::Options{.hand_over = options_.hand_over, .needed = options_.needed})) {}
 
 Context::~Context() = default;
+
+JobId Context::job() const { return session_->identity().job; }
+NodeId Context::node() const { return session_->identity().node; }
+WorkerId Context::worker() const { return session_->identity().worker; }
+
+void Context::set_actor(ActorId actor) {
+  actor_ = actor;
+  session_->loop().own([&] { session_->actors().handles().set_own_actor(actor); });
+}
+
+Result<void> Context::kill(ActorId actor, bool no_restart) { return session_->actors().kill(actor, !no_restart); }
+
+Result<void> Context::remove(const PlacementGroup& group) { return session_->groups().remove(group.id); }
 
 Result<std::vector<Context::Created>> Context::create(std::size_t count, bool mesh, const Class& actor_class, const ActorOptions& options,
                                                       const api::Encoded& args) {

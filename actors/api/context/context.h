@@ -23,6 +23,10 @@
 #include "actors/api/context/handle.h"
 #include "actors/api/context/options.h"
 
+namespace shoal::actors {
+struct FoundActor;
+}
+
 namespace shoal {
 
 // Resources reserved together, bundle by bundle, in which Where places actors and functions. A value.
@@ -81,7 +85,7 @@ class Context {
   // left only loses its process.
   template <class T>
   Result<void> kill(const Handle<T>& handle, bool no_restart = true) {
-    return hub_.session.actors().kill(handle.id(), !no_restart);
+    return kill(handle.id(), no_restart);
   }
 
   // A remote function listed in shoal::main: context.remote<&square>()(5).get(). It runs in a worker that this process keeps for
@@ -95,19 +99,19 @@ class Context {
   // once.
   template <class T>
   Result<Future<actors::api::Returned<T>>> put(const T& value) {
-    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&session_->objects().memory(), value));
+    SHOAL_TRY(auto encoded, actors::api::encode_result<T>(&hub_.memory(), value));
     return Future<actors::api::Returned<T>>(actors::api::ready_reply(hub_, {}, "put", std::move(encoded)));
   }
 
   // Returns when the head accepts the group; `ready` waits for its room. Returns InvalidArgument/NameTaken if a living group has its name.
   Result<PlacementGroup> placement_group(const std::vector<std::map<std::string, double>>& bundles, const GroupOptions& options = {});
   // Removes the group. Actors and functions in it end.
-  Result<void> remove(const PlacementGroup& group) { return hub_.session.groups().remove(group.id); }
+  Result<void> remove(const PlacementGroup& group);
 
   // Identity and location of this process.
-  JobId job() const { return session_->identity().job; }
-  NodeId node() const { return session_->identity().node; }
-  WorkerId worker() const { return session_->identity().worker; }
+  JobId job() const;
+  NodeId node() const;
+  WorkerId worker() const;
   ActorId actor() const { return actor_; }  // this process's; none in a driver, and in a worker of functions
   const std::string& name_space() const { return options_.name_space; }
   std::uint32_t num_restarts() const { return options_.num_restarts; }
@@ -129,22 +133,19 @@ class Context {
     return *std::move(result);
   }
 
-  // The layer below, for lists, status and untyped calls.
+  // The layer below (actors/session/session.h), for lists, status and untyped calls.
   actors::Session& session() { return *session_; }
   actors::api::Hub& hub() { return hub_; }
   const Options& options() const { return options_; }
   actors::api::FunctionPools& functions() { return *functions_; }
-  void set_actor(ActorId actor) {  // called by the worker before all else
-    actor_ = actor;
-    session_->loop().own([&] { session_->actors().handles().set_own_actor(actor); });
-  }
+  void set_actor(ActorId actor);  // called by the worker before all else
 
  private:
   template <class T, class... A>
   Result<std::vector<Handle<T>>> spawn_gang(std::size_t count, bool mesh, const ActorOptions& options, const A&... args) {
     using Params = typename actors::api::Table<T>::Construction::Params;
     actors::api::check_arguments(Params(), actors::api::List<A...>());
-    SHOAL_TRY(const auto encoded, actors::api::encode_call(&session_->objects().memory(), Params(), args...));
+    SHOAL_TRY(const auto encoded, actors::api::encode_call(&hub_.memory(), Params(), args...));
     const auto name = actors::api::class_name<T>();
     const Class actor_class{name, actors::api::full_class_name<T>(), actors::api::Table<T>::kOnLoop};
     SHOAL_TRY(auto created, create(count, mesh, actor_class, options, encoded));
@@ -170,6 +171,7 @@ class Context {
   Result<std::vector<Created>> create(std::size_t count, bool mesh, const Class& actor_class, const ActorOptions& options,
                                       const actors::api::Encoded& args);
   static constexpr std::int32_t kMaxThreads = 1000, kMaxOnLoop = 1'000'000, kOnLoop = 1000;
+  Result<void> kill(ActorId actor, bool no_restart);
   Result<void> check_class(const actors::FoundActor& found, std::string_view full_class_name) const;
   Result<ActorId> find(const std::string& name, const std::string& name_space, std::string_view full_class_name);
   // Runs handlers of `loop` until ready(). After `timeout` it cancels once, goes on until ready(), and returns DeadlineExceeded.

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "actors/protocol/cluster/function_worker.h"
+#include "actors/session/session.h"
 
 namespace shoal::actors::api {
 

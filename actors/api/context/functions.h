@@ -25,7 +25,10 @@
 #include "actors/api/context/handle.h"
 #include "actors/api/context/launch.h"
 #include "actors/api/context/options.h"
-#include "actors/session/tasks/task_pool.h"
+
+namespace shoal::actors {
+class TaskPool;
+}
 
 namespace shoal::actors::api {
 
@@ -137,7 +140,7 @@ class RemoteFunction {
   Answer<Return> operator()(const A&... args) const {
     Streams::Id stream = 0;
     if constexpr (kYields<Return>) stream = new_stream(pools_->hub());
-    auto encoded = encode_for<Return>(&pools_->hub().session.objects().memory(), Params(), stream, args...);
+    auto encoded = encode_for<Return>(&pools_->hub().memory(), Params(), stream, args...);
     return answer_of<Return>(pools_->hub(), pools_->submit(function_name<function>(), options_, std::move(encoded)), stream);
   }
 

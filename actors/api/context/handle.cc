@@ -1,5 +1,7 @@
 #include "actors/api/context/handle.h"
 
+#include "actors/session/session.h"
+
 namespace shoal::actors::api {
 
 Reply call(Hub& hub, const Callee& callee, std::string_view method, Result<Encoded> args) {

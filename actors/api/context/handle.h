@@ -18,6 +18,7 @@
 #include "actors/api/codec/method_table.h"
 #include "actors/api/context/futures.h"
 #include "actors/api/context/stream.h"
+#include "actors/session/references/handles.h"
 #include "runtime/core/check.h"
 
 namespace shoal::actors::api {
@@ -92,7 +93,7 @@ std::pair<std::string_view, Result<Encoded>> prepare(Hub& hub, Pointer method, S
   if (name.empty()) {
     return {name, fail(invalid_argument("this method of " + std::string(class_name<T>()) + " is not listed in its `methods`"))};
   }
-  return {name, encode_for<ReturnOf<Pointer>>(&hub.session.objects().memory(), Params(), stream, args...)};
+  return {name, encode_for<ReturnOf<Pointer>>(&hub.memory(), Params(), stream, args...)};
 }
 
 }  // namespace shoal::actors::api
@@ -115,7 +116,7 @@ class Handle {
   }
   // For an actor that another process spawned, or that was found by name; it does not count. Returns NotFound if the head does not have it.
   static Result<Handle> from_id(actors::api::Hub& hub, ActorId id) {
-    SHOAL_OK(hub.session.actors().know(id, std::string(actors::api::class_name<T>())));
+    SHOAL_OK(hub.know(id, actors::api::class_name<T>()));
     return known(hub, id, {});
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "actors/session/session.h"
+
 namespace shoal::actors::api {
 
 namespace {
@@ -9,6 +11,10 @@ namespace {
 constexpr std::chrono::milliseconds kShortWait{2};  // a wait up to this length lends no CPUs
 
 }  // namespace
+
+ValueMemory& Hub::memory() const { return session.objects().memory(); }
+
+Result<void> Hub::know(ActorId actor, std::string_view class_name) const { return session.actors().know(actor, std::string(class_name)); }
 
 Result<void> Hub::wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline) {
   if (function_in != std::this_thread::get_id()) return session.loop().wait(ready, deadline);

@@ -7,11 +7,16 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "actors/api/context/running.h"
-#include "actors/session/session.h"
+#include "actors/protocol/cluster/object_key.h"
+
+namespace shoal::actors {
+class Session;
+}
 
 namespace shoal::actors::api {
 
@@ -34,6 +39,10 @@ struct Hub {
   std::thread::id function_in;
   CancelledCalls cancelled = {};
 
+  // Where this process encodes values.
+  ValueMemory& memory() const;
+  // Prepares calls on an actor that another process spawned. Returns NotFound if the head does not have it.
+  Result<void> know(ActorId actor, std::string_view class_name) const;
   // SessionLoop::wait for user code. Returns Cancelled/TaskCancelled in a cancelled remote function.
   Result<void> wait(const std::function<bool()>& ready, std::chrono::steady_clock::time_point deadline);
   // Publishes a value of this process, ready or not. While a caller holds the returned Name, publishing the value again returns the same

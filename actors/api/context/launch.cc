@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "actors/api/context/handle.h"
+#include "actors/session/session.h"
 
 namespace shoal::actors::api {
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "actors/api/codec/write_items.h"
+#include "actors/session/session.h"
 
 namespace shoal::actors::api {
 

@@ -11,7 +11,6 @@
 
 #include "actors/api/codec/decode.h"
 #include "actors/api/context/hub.h"
-#include "actors/session/session.h"
 #include "runtime/core/check.h"
 #include "runtime/loop/task.h"
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "actors/api/context/context.h"
+#include "actors/session/session.h"
 #include "runtime/core/check.h"
 
 namespace shoal {

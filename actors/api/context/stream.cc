@@ -1,5 +1,7 @@
 #include "actors/api/context/stream.h"
 
+#include "actors/session/session.h"
+
 namespace shoal::actors::api {
 
 Streams::Id new_stream(Hub& hub) {

@@ -13,8 +13,11 @@
 #include "actors/api/codec/encode.h"
 #include "actors/api/context/future.h"
 #include "actors/api/context/generator.h"
-#include "actors/session/references/actor_host.h"
 #include "actors/session/references/streams.h"
+
+namespace shoal::actors {
+struct Incoming;
+}
 
 namespace shoal {
 
@@ -67,7 +70,7 @@ Result<std::uint64_t> publish(Hub& hub, const Incoming& incoming, Streams::Id st
   while (true) {
     SHOAL_TRY(const T* const item, items.next(thrown));
     if (item == nullptr) return to.count();
-    SHOAL_TRY(const Value value, encode_result<T>(&hub.session.objects().memory(), *item));
+    SHOAL_TRY(const Value value, encode_result<T>(&hub.memory(), *item));
     SHOAL_OK(to.give(value));
     SHOAL_OK(check_cancelled());
   }

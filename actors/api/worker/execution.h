@@ -8,6 +8,7 @@
 #include "actors/api/context/context.h"
 #include "actors/api/worker/instance.h"
 #include "actors/session/references/actor_host.h"
+#include "actors/session/session.h"
 
 namespace shoal::actors::api {
 

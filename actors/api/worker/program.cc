@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "actors/session/session.h"
+
 namespace shoal::actors::api {
 
 void runs_functions_for(Context& context, WorkerId creator, NodeId node) {

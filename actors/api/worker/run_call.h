@@ -58,7 +58,7 @@ Result<Value> run_call(std::string_view name, List<P...> params, const Arguments
   } else {
     SHOAL_TRY(auto stored, decode(params, args.value, {name, args.deps, args.hub}));
     return caught(method_threw, "the method threw", [&]() -> Result<Value> {
-      ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.objects().memory() : nullptr;
+      ValueMemory* const memory = args.hub != nullptr ? &args.hub->memory() : nullptr;
       return std::apply([&](auto&... a) { return answer(memory, [&]() -> decltype(auto) { return f(pass<P>(a)...); }); }, stored);
     });
   }
@@ -74,7 +74,7 @@ Task<Value> run_coroutine(std::string_view name, List<P...> params, Arguments ar
   if (!stored) co_return fail(std::move(stored).error());
   auto running = std::apply([&f](auto&... a) { return f(pass<P>(a)...); }, *stored);
   auto result = co_await std::move(running);
-  ValueMemory* const memory = args.hub != nullptr ? &args.hub->session.objects().memory() : nullptr;
+  ValueMemory* const memory = args.hub != nullptr ? &args.hub->memory() : nullptr;
   co_return caught(invalid_argument, "the values cannot be encoded",
                    [memory, &result] { return answer(memory, [&result] { return std::move(result); }); });
 }

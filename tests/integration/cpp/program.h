@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "actors/api/shoal.h"
+#include "actors/session/session.h"
 
 inline shoal::Context* driver = nullptr;  // set while the tests run
 
