@@ -19,7 +19,7 @@ SWITCH = next(p for p in (PACKAGE / "wheel" / "shoal-fsdp.pth", HERE.parents[1] 
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory) -> str:
-    """Makes an environment with Ray, the packages of this one, and the wheel's .pth file. $TEST_LAUNCHERS: a folder in which to
+    """Makes an environment with Ray and TorchX, the packages of this one, and the wheel's .pth file. $TEST_LAUNCHERS: a folder in which to
     keep it."""
     kept = os.environ.get("TEST_LAUNCHERS")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("launchers") / "venv"
