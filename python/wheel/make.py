@@ -33,7 +33,8 @@ def strip(built: Path, to: Path):
 
 
 def stage(folder: Path):
-    shutil.copytree(root / "python" / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    for package in ("shoal", "torchx_plugins"):
+        shutil.copytree(root / "python" / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copy(root / "python" / "_shoal_switch.py", folder)
     shutil.copy(FOLDER / "shoal-fsdp.pth", folder)
     command = root / "bazel-bin" / "scheduler" / "cli" / "shoal"

@@ -18,6 +18,10 @@ from shoal.exceptions import DeadlineExceeded, Unavailable, from_error
 __all__ = ["binary", "package_path", "start_local"]
 
 
+# A program that leaves its words to a child of its own, and ends.
+_DETACH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
 def binary() -> str:
     """The path of the ``shoal`` command of this package: in the wheel, or in the build tree next to the extension."""
     package = Path(__file__).resolve().parents[1]
@@ -43,9 +47,11 @@ def start_local(
     home: str = "",
     http_port: int | None = None,
     timeout: float = 20,
+    detach: bool = False,
 ):
     """Starts a private cluster: head and node in one process, which ends with this one. ``home``: the parent folder of its session, "" for
-    the user's. ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. Returns (process, its report when ready)."""
+    the user's. ``http_port`` is None for no HTTP interface, 0 for 8265 or any free one. ``detach``: the cluster is no child of this
+    process, because the library that started this one kills its children. Returns (process, its report when ready)."""
     _native.open_standard_streams()  # in the child, standard streams would replace a pipe with the number 0, 1 or 2
     reading, writing = os.pipe()
     command = [binary(), "role", "local", "--owner", str(os.getpid()), "--python", python, "--ready-fd", str(writing)]
@@ -55,6 +61,8 @@ def start_local(
     command += ["--remove-folder"] if remove_folder else []
     if http_port is not None:
         command += ["--http-port", str(http_port or 8265), *([] if http_port else ["--http-or-any"])]
+    if detach:
+        command = [sys.executable, "-ISc", _DETACH, *command]
     # In a session of its own: Ctrl-C reaches only the driver, which then ends the cluster in order.
     process = subprocess.Popen(
         command,

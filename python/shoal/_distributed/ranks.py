@@ -34,6 +34,8 @@ TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
 # Seconds after which a host that answers nothing is lost; 0: the transport's own limit. Where the head reports lost nodes, a rank can wait
 # until it does: a link that comes back earlier costs no more than that wait.
 unanswered_s = 0.0
+# True in an actor of Ray, which kills the children of its process before the others have left the node.
+detaches_node = False
 
 
 def network(kind: str = TRANSPORT) -> _native.Network:
@@ -167,7 +169,7 @@ def _attach(store: dist.Store, key: str, rank: int) -> None:
         return
     if store.add(f"shoal/node/{key}", 1) == 1:
         try:
-            state.cluster, said = start_local({"CPU": _native.usable_cpus()}, remove_folder=True, python="")
+            state.cluster, said = start_local({"CPU": _native.usable_cpus()}, remove_folder=True, python="", detach=detaches_node)
             _open(said["session"], rank, head=said["head_local"])
         except BaseException as error:
             store.set(f"shoal/node/{key}/at", json.dumps({"error": str(error)}))

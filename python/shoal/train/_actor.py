@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
 from shoal._core.process import session
 from shoal._core.process import state as process
 from shoal._distributed.saves import save_controls
-from shoal.exceptions import TaskError, Unavailable
+from shoal.exceptions import TaskError
 from shoal.train._ranks import Place, own_place
-from shoal.train._scaling_config import ScalingConfig
 from shoal.train._worker import Role, RunAgain, Worker, WorkerLeaves
 
 _UNANSWERED_S = 8.0  # the head counts a node as dead after 5 s without a heartbeat, and the driver learns of it then
@@ -45,7 +42,7 @@ class TrainWorker:
             from shoal.train._parts import begin_deterministic  # late: it imports torch, too
 
             begin_deterministic(role.scaling)
-        _init_process_group(dist, worker)
+        _begin_process_group(worker)
         with worker.running():
             try:
                 result = _run_loop(worker, loop, () if config is None else (config,))
@@ -69,6 +66,22 @@ class TrainWorker:
                     traceback.print_exception(failed)
                 _end_process_group(dist)
                 return None
+
+
+def _begin_process_group(worker: Worker) -> None:
+    """Initialises the process group, for rendezvous and the user's collectives. The worker keeps its store until this process ends, after
+    the ends of all loops: other ranks may still form a group when the loop of the store's process has ended."""
+    from shoal.train._launch import process_group as group  # late: it imports torch
+
+    elastic = worker.scaling.elastic
+    backends = group.take_device(worker.scaling.use_gpu, elastic, session().host)
+    if elastic:
+        from shoal.train._meeting import first_process_group  # late: it imports torch
+
+        worker.store = first_process_group(worker, backends)
+    else:
+        worker.store = group.first_group(backends)
+    group.allow_another_group(lambda: worker.store, backends, elastic)
 
 
 def _end_process_group(dist) -> None:
@@ -99,65 +112,3 @@ def leave_all() -> None:
                 last_first.callback(module.leave_all)
         for control in save_controls:
             last_first.callback(control.wait)
-
-
-def _take_device(scaling: ScalingConfig) -> str:
-    """Makes the worker's device the current one. Returns the backends of the process group. Raises Unavailable if torch finds no device."""
-    on_cpu = "shoal" if scaling.elastic else "gloo"
-    if not scaling.use_gpu:
-        return on_cpu
-    import torch
-
-    if not torch.cuda.is_available():
-        raise Unavailable(
-            f"use_gpu=True, and torch {torch.__version__} finds no CUDA device on {session().host}",
-            hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
-        )
-    if scaling.elastic:  # a death ends no survivor: ``AbortOnDeath`` ends the waits of its kernels
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    torch.cuda.set_device(int(os.environ.get("SHOAL_LOCAL_DEVICE", "0")))
-    return f"cpu:{on_cpu},cuda:nccl"
-
-
-def _init_process_group(dist, worker: Worker) -> None:
-    """Initialises the process group, for rendezvous and the user's collectives. Keeps its store until this process ends, which is after the
-    ends of all loops: other ranks may still form a group when the loop of the store's process has ended.
-
-    Allows one further initialisation, by a loop written for torchrun. Each later group has a part of that store for itself. A new store at
-    the same port would be the former one for a rank that connects before the store's process has left its group. An elastic training keeps
-    its own group, which changes with its workers and ends their waits when one of them dies.
-    """
-    backends, elastic = _take_device(worker.scaling), worker.scaling.elastic
-    if elastic:
-        from shoal.train._meeting import first_process_group  # late: it imports torch
-
-        worker.store = first_process_group(worker, backends)
-    else:
-        worker.store, rank, size = next(dist.rendezvous("env://"))
-        dist.init_process_group(backends, store=dist.PrefixStore("group/0", worker.store), rank=rank, world_size=size)
-    original, groups = dist.init_process_group, itertools.count(1)
-
-    @wraps(original)
-    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, *args, **kwargs):
-        if elastic:  # a loop that runs again calls it again
-            on_cpu = (backend or "shoal").lower().removeprefix("cpu:").partition(",")[0]
-            if dist.is_initialized() and on_cpu in ("gloo", "shoal"):
-                return
-        number = next(groups)
-        if number == 1 and dist.is_initialized():
-            if backend in (None, "gloo", "cpu:gloo", backends):
-                return
-            dist.destroy_process_group()
-        if store is None and init_method in (None, "env://") and not elastic:
-            try:
-                own = worker.store.clone()
-            except (AttributeError, NotImplementedError, RuntimeError):  # its class makes none
-                own = worker.store
-            init_method, store = None, dist.PrefixStore(f"group/{number}", own)
-            if timeout is not None:
-                store.set_timeout(timeout)
-            rank = int(os.environ["RANK"]) if rank < 0 else rank
-            world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
-        original(backend, init_method, timeout, world_size, rank, store, *args, **kwargs)
-
-    dist.init_process_group = init_process_group

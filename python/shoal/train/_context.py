@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,15 @@ def get_context() -> TrainContext:
     )
 
 
+_receiver: Callable[[dict[str, Any]], None] | None = None
+
+
+def send_reports_to(receiver: Callable[[dict[str, Any]], None]) -> None:
+    """Makes ``report`` call this function, in a rank whose launcher is no Trainer but takes metrics, too."""
+    global _receiver
+    _receiver = receiver
+
+
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. It is a barrier: every rank must report equally often.
 
@@ -65,10 +75,14 @@ def report(metrics: dict[str, Any]) -> None:
     A worker that joins an elastic training reports from its first step on; earlier reports are dropped. With ``deterministic=True``,
     reports in all but the last part of a batch are dropped, too.
 
-    Outside a Trainer (torchrun, ``shoal submit``) ``report`` does nothing, so that a loop runs under any launcher.
+    ``shoal.ray.run`` takes rank 0's reports without a barrier. Under torchrun and ``shoal submit``, ``report`` does nothing, so that a loop
+    runs under any launcher.
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")
+    if _receiver is not None:
+        _receiver(metrics)
+        return
     w = current_worker()
     if w is None or w.generation == 0 or w.left or w.mid_batch:
         return

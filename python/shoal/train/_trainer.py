@@ -22,20 +22,8 @@ from shoal.train._actor import TrainWorker
 from shoal.train._changes import Change
 from shoal.train._driver.membership import Membership
 from shoal.train._driver.run import Run, Setup
+from shoal.train._launch.settings import inherited_settings
 from shoal.train._scaling_config import ScalingConfig
-
-# Environment variables passed to the ranks, and the beginnings of those that are passed where workers have devices.
-_SETTINGS = (
-    "SHOAL_FSDP",
-    "SHOAL_INTERFACE",
-    "SHOAL_LEASE_GUARD",
-    "SHOAL_TIMEOUT",
-    "SHOAL_TRANSPORT",
-    "SHOAL_DEVICE_TRANSPORT",
-    "SHOAL_RUN_FOLDER",
-)
-_OF_DEVICES = ("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "CUBLAS_")
-_OF_THE_NODE = ("CUDA_VISIBLE_DEVICES",)  # it chooses a worker's device
 
 
 @dataclass(frozen=True)
@@ -156,9 +144,7 @@ def _fitting(nodes: list[dict[str, Any]], resources: dict[str, float], scaling: 
 
 def _settings(session_folder: str, use_gpu: bool) -> dict[str, str]:
     """Returns the variables that the ranks get from this process."""
-    given = environment.inherited().get("env_vars", {})
-    names = [*_SETTINGS, *(n for n in os.environ if use_gpu and n.startswith(_OF_DEVICES) and n not in _OF_THE_NODE)]
-    found = {name: os.environ[name] for name in names if name in os.environ and name not in given}
+    found = inherited_settings(use_gpu, environment.inherited().get("env_vars", {}))
     network = Path(session_folder, "tls", "network.json")
     if started_by_node() and network.is_file() and json.loads(network.read_text())["interface"] == found.get("SHOAL_INTERFACE"):
         del found["SHOAL_INTERFACE"]

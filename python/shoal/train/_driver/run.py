@@ -23,6 +23,7 @@ from shoal.train._chaos.status import status_of
 from shoal.train._driver import membership as m
 from shoal.train._driver.reports import Reports
 from shoal.train._driver.watches import Doubts, Watches
+from shoal.train._launch.causes import is_about_another_rank
 from shoal.train._ranks import Place, environments
 from shoal.train._scaling_config import ScalingConfig
 from shoal.train._worker import Role, WorkerLost
@@ -32,8 +33,6 @@ METHODS = {name: {} for name in ("report", "entered", "ready", "interrupted", "d
 _NOTICE_S = 2.0  # maximum wait for the cause of an ActorDiedError, and for the death that explains an interrupted step
 _NOTICE_FROM_NODES_S = 15.0  # the same for several nodes: the head counts a node as dead once it has missed heartbeats for some seconds
 _POLL_S = 1.0  # seconds between two queries of the cluster's nodes
-# Texts by which an error of gloo or of torch's stores is recognised as a broken connection: not every version has a class for it.
-_LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Connection was likely closed", "Broken pipe")
 
 
 @dataclass(frozen=True)
@@ -380,20 +379,12 @@ def _first_cause(session: Any, membership: m.Membership, workers: dict[int, _Ent
     until = time.monotonic() + _NOTICE_S
     while True:
         errors = [e for e in (failure(r, f"rank {rank} of {len(runs)}") for rank, r in enumerate(runs)) if e is not None]
-        own = [e for e in errors if not _is_about_another_rank(e)]
+        own = [e for e in errors if not is_about_another_rank(e)]
         left = until - time.monotonic()
         running = [r._ref for r in runs if not r._ref.ready]
         if own or left <= 0 or not running:
             return (own or errors)[0]
         session.wait_some(running, 1, left)
-
-
-def _is_about_another_rank(error: BaseException) -> bool:
-    """Returns True if a rank raised the error because it has lost another one, or the process with the ranks' store."""
-    cause = error.cause if isinstance(error, TaskError) else None
-    if isinstance(cause, ActorDiedError):
-        return True
-    return isinstance(cause, RuntimeError) and any(words in str(cause) for words in _LOST_CONNECTION)
 
 
 def _heirs(g: m.Generation, places: dict[int, Place], workers: dict[int, _Entry], replicated: bool) -> dict[int, int]:
