@@ -123,10 +123,10 @@ std::vector<std::string> resource_words(const MainOptions& o) {
 
 // LIB/libshoal.so of an installed package has the command in BIN beside LIB. Empty if this code is part of the program itself.
 fs::path installed_command(const fs::path& program) {
-  Dl_info here;
-  if (dladdr(reinterpret_cast<const void*>(&print_error), &here) == 0 || here.dli_fname == nullptr) return {};
+  Dl_info image;
+  if (dladdr(reinterpret_cast<const void*>(&print_error), &image) == 0 || image.dli_fname == nullptr) return {};
   std::error_code missing;
-  const fs::path library = fs::canonical(here.dli_fname, missing);
+  const fs::path library = fs::canonical(image.dli_fname, missing);
   if (missing || library == program) return {};
   return library.parent_path().parent_path() / "bin" / "shoal";
 }

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 # The public modules; mkdocstrings reads their docstrings.
 MODULES = (
     "shoal",
@@ -46,7 +46,7 @@ def main(root: Path) -> int:
         (pages / "reference" / f"{module}.md").write_text(f"# {module}\n\n::: {module}\n    options: {{show_root_heading: false}}\n")
     listed = "".join(f"\n      - {module}: reference/{module}.md" for module in MODULES)
     config = root / "out" / "mkdocs.yml"  # beside the pages, because MkDocs takes paths from its file's folder
-    text = (HERE / "mkdocs.yml").read_text().replace("Reference: []", f"Reference:{listed}")
+    text = (FOLDER / "mkdocs.yml").read_text().replace("Reference: []", f"Reference:{listed}")
     config.write_text(text.replace("../../out/", "").replace("../../", "../"))
     return subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config]).returncode
 

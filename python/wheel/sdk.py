@@ -15,10 +15,10 @@ PACKAGES = {"asio": "libasio-dev", "asio.hpp": "libasio-dev", "nlohmann": "nlohm
 
 
 def run(*argv):
-    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"sdk: {Path(argv[0]).name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout
+    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"sdk: {Path(argv[0]).name} failed:\n{process.stdout[-2000:]}{process.stderr[-4000:]}")
+    return process.stdout
 
 
 def headers(root: Path):

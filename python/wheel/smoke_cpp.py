@@ -18,10 +18,10 @@ command = Path(sys.argv[1]).absolute()
 
 
 def run(*argv, code=0, **how):
-    done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=300, **how)
-    if done.returncode != code:
-        sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {done.returncode}, not {code}\n{done.stdout}{done.stderr}")
-    return done.stdout if code == 0 else done.stderr
+    process = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=300, **how)
+    if process.returncode != code:
+        sys.exit(f"smoke: {' '.join(map(str, argv))[:200]}: exit code {process.returncode}, not {code}\n{process.stdout}{process.stderr}")
+    return process.stdout if code == 0 else process.stderr
 
 
 def shows(out, wanted):

@@ -11,8 +11,8 @@ from shoal import _zygote
 
 def test_drivers_and_commands_start_without_torch():
     """`shoal scale`, `shoal chaos`, `shoal submit` and `shoal migrate` run these modules."""
-    names = "shoal.train, shoal.ray, shoal.train._scale_command, shoal.train._chaos.__main__, shoal._submitting, shoal._scripts.__main__, shoal.dag"
-    names += ", shoal.util, shoal.job_submission"
+    names = "shoal.train, shoal.ray, shoal.train._scale_command, shoal.train._chaos.__main__, shoal._submitting, shoal.dag"
+    names += ", shoal._scripts.__main__, shoal.util, shoal.job_submission"
     subprocess.run([sys.executable, "-c", f"import sys, {names}; assert 'torch' not in sys.modules"], check=True)
 
 

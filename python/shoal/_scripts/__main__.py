@@ -50,21 +50,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _migrate(options: argparse.Namespace) -> int:
     """Prints the diff; returns 1 if something is left to do by hand."""
-    done = migrate(Source.read(options.script), options.to)
-    changed = done.text != done.source.text
+    migration = migrate(Source.read(options.script), options.to)
+    changed = migration.text != migration.source.text
     if options.write and changed:
-        _write(Path(options.script), done.text.encode(done.source.encoding))
+        _write(Path(options.script), migration.text.encode(migration.source.encoding))
     if options.json:
-        facts = {"script": options.script, "result": done.result, "changed": changed, "written": options.write and changed}
-        print(json.dumps({"schema": "shoal.migrate/1", **facts, "diff": done.diff(), "notes": [asdict(n) for n in done.notes]}))
+        facts = {"script": options.script, "result": migration.result, "changed": changed, "written": options.write and changed}
+        print(json.dumps({"schema": "shoal.migrate/1", **facts, "diff": migration.diff(), "notes": [asdict(n) for n in migration.notes]}))
     else:
-        diff = done.diff()
-        sys.stdout.reconfigure(encoding=done.source.encoding, newline="")
+        diff = migration.diff()
+        sys.stdout.reconfigure(encoding=migration.source.encoding, newline="")
         print(printable_lines(diff) if sys.stdout.isatty() else diff, end="", flush=True)  # a file gets what `patch` can apply
-        for note in done.notes:
+        for note in migration.notes:
             say(_text(options.script, note))
-        say(f"shoal migrate: {_summary(options, done.result, changed)}")
-    return _FOUND if any(n.level == "by hand" for n in done.notes) else _OK
+        say(f"shoal migrate: {_summary(options, migration.result, changed)}")
+    return _FOUND if any(n.level == "by hand" for n in migration.notes) else _OK
 
 
 def _summary(options: argparse.Namespace, result: str, changed: bool) -> str:

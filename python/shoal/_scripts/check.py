@@ -110,8 +110,8 @@ def _has_units(source: Source, event: flow.Event, shards: list[flow.Event]) -> b
         return True
     first = event.node.args[0] if event.node.args else None
     names = [first, *_assigned(source, first)] if first is not None else []
-    made = [source.name_of(n.func) for n in names if isinstance(n, ast.Call)]
-    layers = [n for n in made if n.startswith("torch.nn.") and n.rpartition(".")[2] not in ("Sequential", "Transformer")]
+    constructors = [source.name_of(n.func) for n in names if isinstance(n, ast.Call)]
+    layers = [n for n in constructors if n.startswith("torch.nn.") and n.rpartition(".")[2] not in ("Sequential", "Transformer")]
     return bool(layers)
 
 

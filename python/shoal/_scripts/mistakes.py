@@ -48,12 +48,12 @@ def _call(source: Source, call: ast.Call, models: set[str], classes: dict[str, a
     if owner in models and method == "forward":
         note(call, "forward-call", "model.forward(..) skips the hooks that gather parameters", f"call {owner}(..)")
     if owner in models and method == "reset_parameters":
-        made = _class_of(source, call.func.value)
-        if made in classes and not any(getattr(f, "name", "") == method for f in classes[made].body):
+        class_name = _class_of(source, call.func.value)
+        if class_name in classes and not any(getattr(f, "name", "") == method for f in classes[class_name].body):
             note(
                 call,
                 "reset-parameters",
-                f"{made} has no reset_parameters, although the guide calls it",
+                f"{class_name} has no reset_parameters, although the guide calls it",
                 "define it, or call reset_parameters of each submodule that has it",
             )
 

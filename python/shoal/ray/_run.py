@@ -149,8 +149,8 @@ def _actors(ray: Any, scaling: ScalingConfig, group: Any) -> Iterator[list[_Rank
             if settings:
                 options["runtime_env"] = {"env_vars": settings}
             actors.append(ray.remote(ShoalRank).options(**options).remote())
-        asked = [actor.place.remote(scaling.use_gpu) for actor in actors]
-        places = [_value(ray, ref, f"rank {n} of {len(asked)}", None) for n, ref in enumerate(asked)]
+        placements = [actor.place.remote(scaling.use_gpu) for actor in actors]
+        places = [_value(ray, ref, f"rank {n} of {len(placements)}", None) for n, ref in enumerate(placements)]
         nodes = list(dict.fromkeys(place.node for place in places))
         found = [_Rank(actor, place) for actor, place in zip(actors, places, strict=True)]
         yield sorted(found, key=lambda rank: (nodes.index(rank.place.node), rank.place.device))
@@ -179,8 +179,8 @@ def _reports(ray: Any, on_report: Callable[[dict[str, Any]], None] | None) -> It
 
     from shoal.ray._rank import ShoalReports  # late: it imports ray
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    actor = ray.remote(ShoalReports).options(num_cpus=0, scheduling_strategy=here).remote()
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    actor = ray.remote(ShoalReports).options(num_cpus=0, scheduling_strategy=this_node).remote()
     try:
         yield _Reports(ray, actor, on_report)
     finally:

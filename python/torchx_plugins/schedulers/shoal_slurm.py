@@ -96,10 +96,10 @@ class ShoalSlurm(Scheduler[ShoalSlurmOpts]):
 
     def _submit_dryrun(self, app: AppDef, cfg: ShoalSlurmOpts) -> AppDryRunInfo[Request, ShoalSlurmOpts]:
         role = _only_role(app)
-        done = subprocess.run([binary(), "launch", "slurm", "--json", *_launch_words(role, cfg)], capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f"shoal launch slurm refuses role {role.name}: {_message(done)}")
-        directives, _, rest = json.loads(done.stdout)["text"].partition("\n\n")
+        process = subprocess.run([binary(), "launch", "slurm", "--json", *_launch_words(role, cfg)], capture_output=True, text=True)
+        if process.returncode:
+            raise ValueError(f"shoal launch slurm refuses role {role.name}: {_message(process)}")
+        directives, _, rest = json.loads(process.stdout)["text"].partition("\n\n")
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in role.env.items())
         command = ["sbatch", "--parsable", f"--comment={_COMMENT}", *shlex.split(cfg.sbatch or "")]
         command += [f"--chdir={cfg.job_dir}"] if cfg.job_dir else []
@@ -109,10 +109,10 @@ class ShoalSlurm(Scheduler[ShoalSlurmOpts]):
         request = dryrun_info.request
         if dryrun_info.cfg is not None and (folder := dryrun_info.cfg.get("job_dir")):
             Path(str(folder)).mkdir(parents=True, exist_ok=True)
-        done = _slurm(*request.command, text=request.script)
-        if done.returncode:
-            raise RuntimeError(f"sbatch refuses the job: {_message(done)}")
-        return done.stdout.strip().partition(";")[0]
+        process = _slurm(*request.command, text=request.script)
+        if process.returncode:
+            raise RuntimeError(f"sbatch refuses the job: {_message(process)}")
+        return process.stdout.strip().partition(";")[0]
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         job = _job(app_id)
@@ -136,16 +136,16 @@ class ShoalSlurm(Scheduler[ShoalSlurmOpts]):
         )
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> list[ListAppResponse]:
-        done = _slurm("squeue", "--noheader", "--states=all", "--user", _user(), "--format=%i|%T|%k|%j")
-        if done.returncode:
-            raise RuntimeError(f"squeue fails: {_message(done)}")
-        rows = [line.strip().split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3]
+        process = _slurm("squeue", "--noheader", "--states=all", "--user", _user(), "--format=%i|%T|%k|%j")
+        if process.returncode:
+            raise RuntimeError(f"squeue fails: {_message(process)}")
+        rows = [line.strip().split("|", 3) for line in process.stdout.splitlines() if line.count("|") >= 3]
         return [ListAppResponse(job, _state(state), name=name) for job, state, comment, name in rows if comment == _COMMENT]
 
     def _cancel_existing(self, app_id: str) -> None:
-        done = _slurm("scancel", app_id)
-        if done.returncode:
-            raise RuntimeError(f"scancel does not end job {app_id}: {_message(done)}")
+        process = _slurm("scancel", app_id)
+        if process.returncode:
+            raise RuntimeError(f"scancel does not end job {app_id}: {_message(process)}")
 
     def log_iter(
         self,
@@ -236,26 +236,26 @@ def _slurm(*words: str, text: str = "") -> subprocess.CompletedProcess:
         raise RuntimeError(f"there is no {words[0]} on PATH: use shoal_slurm where Slurm's commands are") from None
 
 
-def _message(done: subprocess.CompletedProcess) -> str:
-    return (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+def _message(process: subprocess.CompletedProcess) -> str:
+    return (process.stderr or process.stdout).strip() or f"exit code {process.returncode}"
 
 
 def _job(app_id: str) -> dict[str, str] | None:
     """Returns the fields of a job, by Slurm's names; None if Slurm does not know it."""
     if not app_id.isdecimal():
         return None
-    done = _slurm("scontrol", "show", "job", app_id)
-    if done.returncode == 0 and (fields := dict(re.findall(r"(\w+)=(\S*)", done.stdout))).get("JobState"):
-        return fields | dict(re.findall(r"^ *(StdOut)=(.+)$", done.stdout, re.MULTILINE))  # a path may have spaces
+    process = _slurm("scontrol", "show", "job", app_id)
+    if process.returncode == 0 and (fields := dict(re.findall(r"(\w+)=(\S*)", process.stdout))).get("JobState"):
+        return fields | dict(re.findall(r"^ *(StdOut)=(.+)$", process.stdout, re.MULTILINE))  # a path may have spaces
     try:
-        done = _slurm(
+        process = _slurm(
             "sacct", "--jobs", app_id, "--allocations", "--noheader", "--parsable2", "--format=JobName,State,ExitCode,NNodes,NodeList"
         )
     except RuntimeError:
         return None
-    if done.returncode or not done.stdout.strip():
+    if process.returncode or not process.stdout.strip():
         return None
-    row = done.stdout.splitlines()[-1].split("|")
+    row = process.stdout.splitlines()[-1].split("|")
     return dict(zip(("JobName", "JobState", "ExitCode", "NumNodes", "NodeList"), [row[0], row[1].partition(" ")[0], *row[2:]], strict=True))
 
 

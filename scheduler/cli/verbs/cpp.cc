@@ -71,9 +71,9 @@ Result<std::vector<std::string>> make_project(const files::path& prefix, const s
   std::sort(sources.begin(), sources.end());
 
   // Making the folder fails if anything has its name, so nothing is overwritten.
-  const bool made = files::create_directory(name, error);
+  const bool created = files::create_directory(name, error);
   if (error && error != std::errc::file_exists) return fail(from_errno(error.value(), name));
-  if (!made) {
+  if (!created) {
     return fail(
         invalid_argument(fmt::format("{} exists already", name)).with_reason("Exists").with_hint("choose another name, or remove it"));
   }
@@ -90,14 +90,14 @@ Result<std::vector<std::string>> make_project(const files::path& prefix, const s
 int new_project(const Common& common, const std::string& name) {
   const auto prefix = prefix_of(common);
   if (!prefix) return failed(common, prefix.error());
-  const auto made = make_project(*prefix, name);
-  if (!made) return failed(common, made.error());
+  const auto files_written = make_project(*prefix, name);
+  if (!files_written) return failed(common, files_written.error());
   if (common.json) {
-    print_json({{"schema", "shoal.cpp_new/1"}, {"folder", files::absolute(name).string()}, {"files", *made}});
+    print_json({{"schema", "shoal.cpp_new/1"}, {"folder", files::absolute(name).string()}, {"files", *files_written}});
     return kOk;
   }
-  print(stdout, "{}/ has {}. Next:\n  cd {}\n  cmake -B build && cmake --build build\n  build/{}\n", name, fmt::join(*made, ", "), name,
-        name);
+  print(stdout, "{}/ has {}. Next:\n  cd {}\n  cmake -B build && cmake --build build\n  build/{}\n", name, fmt::join(*files_written, ", "),
+        name, name);
   return kOk;
 }
 
