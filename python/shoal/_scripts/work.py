@@ -92,7 +92,7 @@ def keywords_text(arguments: list[tuple[str, str]]) -> list[str]:
 def call_text(function: str, words: list[str], indent: str, newline: str, room: int) -> str:
     """Returns a call, on one line if that needs at most ``room`` columns, else with a line per argument."""
     line = f"{function}({', '.join(words)})"
-    if len(line) <= room or not words:
+    if len(line) <= room or len(words) < 2:
         return line
     inner = newline + indent + "    "
     return f"{function}({inner}{f',{inner}'.join(words)},{newline}{indent})"
