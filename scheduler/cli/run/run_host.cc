@@ -109,6 +109,13 @@ std::vector<std::string> script_environment(const RunHost& host) {
   return out;
 }
 
+// The number of the node's host.
+std::optional<std::uint32_t> number_of(const NodeRow& node) {
+  const auto label = node.labels.find(kHostLabel);
+  if (label == node.labels.end()) return {};
+  return static_cast<std::uint32_t>(std::strtoul(label->second.c_str(), nullptr, 10));
+}
+
 std::string field(const nlohmann::json& said, const char* key) {
   return said.contains(key) && said[key].is_string() ? said[key].get<std::string>() : "";
 }
@@ -121,7 +128,7 @@ class Part {
  protected:
   runtime::TimePoint after(double s) const { return clock_->now() + std::chrono::duration_cast<runtime::Duration>(duration<double>(s)); }
 
-  std::string label() const { return fmt::format("{}={}", kHostLabel, allocation_.node_rank); }
+  std::string label() const { return fmt::format("{}={}", kHostLabel, number_); }
 
   std::vector<std::string> start_words() const {
     std::vector<std::string> words = {"start",
@@ -132,7 +139,7 @@ class Part {
                                       "--resource",
                                       fmt::format("{}={}", kRankResource, host_.num_ranks),
                                       "--order",
-                                      std::to_string(allocation_.node_rank)};
+                                      std::to_string(number_)};
     if (options_.trainer && options_.launch.num_ranks) words.insert(words.end(), {"--num-cpus", std::to_string(host_.num_ranks)});
     if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
     return words;
@@ -207,14 +214,14 @@ class Part {
     context_->run_until([] { return end_signal != 0; }, kTick);
   }
 
-  // The living nodes, each by the number of its host.
-  Result<std::map<std::uint32_t, NodeRow>> nodes() {
+  // The living nodes, each by the number of its host. Two that join at once may have the same number.
+  using Nodes = std::multimap<std::uint32_t, NodeRow>;
+  Result<Nodes> nodes() {
     SHOAL_TRY(const auto reply, head_->list(actors::ListRequest::What::kNodes));
-    std::map<std::uint32_t, NodeRow> out;
+    Nodes out;
     for (const auto& node : reply.nodes) {
-      const auto label = node.labels.find(kHostLabel);
-      if (node.state != actors::NodeState::kAlive || label == node.labels.end()) continue;
-      out.emplace(static_cast<std::uint32_t>(std::strtoul(label->second.c_str(), nullptr, 10)), node);
+      const auto number = number_of(node);
+      if (node.state == actors::NodeState::kAlive && number) out.emplace(*number, node);
     }
     return out;
   }
@@ -236,7 +243,7 @@ class Part {
 
   void record(ExitRecord record) {
     record.unix_s = clock_->unix_millis() / 1000;
-    if (const auto written = host_.folder.write_exit(record, allocation_.node_rank); !written)
+    if (const auto written = host_.folder.write_exit(record, number_); !written)
       print(stderr, "shoal: warning: no exit record: {}\n", written.error().message());
     const auto file = common_.environment.get("TORCHELASTIC_ERROR_FILE");
     if (record.exit_code == 0 || file.empty()) return;
@@ -270,6 +277,7 @@ class Part {
   const Common& common_;
   const RunOptions& options_;
   const Allocation& allocation_;
+  std::uint32_t number_ = allocation_.node_rank;  // this host's in the run
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
   std::optional<Child> cluster_;  // shoal start --block
@@ -431,7 +439,7 @@ class FirstHost final : public Part {
         print(stderr, "shoal: {}: the script has {:g} s to save and end, because this host has the head\n",
               runtime::signal_name(leave_signal), ranks_grace_s());
         const auto here = nodes();
-        for (const auto& [number, node] : here ? *here : std::map<std::uint32_t, NodeRow>()) (void)drain(node);
+        for (const auto& [number, node] : here ? *here : Nodes()) (void)drain(node);
       }
       const bool late = deadline && clock_->now() >= *deadline;
       if (stopped < num_end_signals + (late ? 1 : 0)) {
@@ -474,6 +482,10 @@ class FurtherHost final : public Part {
     const auto meeting = find_head();
     if (!meeting && end_signal != 0) return 128 + end_signal;
     if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
+    if (allocation_.joins) {
+      host_.folder.forget_earlier_run(number_);
+      print(stderr, "shoal: this host joins the run as host {}\n", number_);
+    }
     auto words = start_words();
     words.insert(words.end(), {"--address", meeting->address, "--head-absence-limit", "60"});
     const auto at = runtime::parse_endpoint(meeting->address);
@@ -535,7 +547,7 @@ class FurtherHost final : public Part {
     return std::optional(Meeting{runtime::Endpoint::tcp(addresses.front(), port()).to_string(), token, fingerprint.to_string()});
   }
 
-  Result<void> reach(const Meeting& meeting) const {
+  Result<void> reach(const Meeting& meeting) {
     Target target = common_.target;
     target.token = meeting.token;
     target.fingerprint = meeting.fingerprint;
@@ -547,7 +559,15 @@ class FurtherHost final : public Part {
     const auto num =
         std::count_if(reply.nodes.begin(), reply.nodes.end(), [](const NodeRow& n) { return n.state == actors::NodeState::kAlive; });
     if (num >= allocation_.max_nodes) return fail(unavailable(fmt::format("the run has its {} hosts", num)));
+    if (allocation_.joins) number_ = number_to_join(reply.nodes);
     return {};
+  }
+
+  // A number that no host has had: hosts of the beginning have those below the maximum, and may come back.
+  std::uint32_t number_to_join(const std::vector<NodeRow>& nodes) const {
+    std::uint32_t next = allocation_.max_nodes;
+    for (const auto& node : nodes) next = std::max(next, number_of(node).value_or(0) + 1);
+    return next + allocation_.node_rank;
   }
 
   int follow() {
@@ -600,7 +620,9 @@ class FurtherHost final : public Part {
           ranks_grace_s());
     const auto here = nodes();
     if (!here) return;
-    if (const auto own = here->find(allocation_.node_rank); own != here->end()) (void)drain(own->second);
+    for (const auto& [number, node] : *here) {
+      if (to_string(node.id) == field(said_, "node")) (void)drain(node);
+    }
   }
 
   int finish(const JobRow& row) {
@@ -638,7 +660,7 @@ void watch_run_signals() {
 }
 
 int run_host(const RunHost& host) {
-  host.folder.forget_earlier_run(host.allocation.node_rank);
+  if (!host.allocation.joins) host.folder.forget_earlier_run(host.allocation.node_rank);
   return host.allocation.leads() ? FirstHost(host).run() : FurtherHost(host).run();
 }
 
