@@ -1,10 +1,15 @@
 """The objects of ``shoal launch jobset`` and ``.. kueue`` train in pods, which a small stand-in for Kubernetes plays."""
 
+import os
+import signal
+
 import pytest
 from launching.hosts import several_hosts
 from launching.leftovers import wait_until
 from launching.pods import pods
 from running import PACE, ElasticTraining
+
+whole = pytest.mark.skipif("SHOAL_SEEDS" not in os.environ, reason="./dev test --all runs it")
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +68,19 @@ def test_pods_of_a_job_set_come_late_are_lost_and_leave(hosts, cluster):
     training.end()
     assert training.workers() == {"train-leader-0-0": 1, "train-workers-0-0": 2, "train-further-0-0": 1}
     assert [pod.name for pod in cluster.all if pod is not left][:3] == ["train-leader-0-0", "train-workers-0-0", "train-workers-0-0"]
+
+
+@whole
+def test_kueue_admits_further_pods_and_takes_them_back(hosts, cluster):
+    training = Training(hosts, cluster, "kueue", "--queue", "research")
+    training.has(2)
+    cluster.add_machine()
+    cluster.admit("train-further", 1)
+    training.has(2, 3)
+    cluster.pod("train-workers-0-0").signal(signal.SIGKILL)  # as at the end of the pod's memory: the Job starts it again
+    training.has(2, 3, 2, 3)
+    cluster.suspend("train-further")
+    training.has(2, 3, 2, 3, 2)
+    assert cluster.code(cluster.pod("train-further-0")) == 143
+    training.end()
+    assert training.workers() == {"train-leader-0-0": 1, "train-workers-0-0": 2, "train-further-0": 1}

@@ -44,4 +44,4 @@ def test_a_lost_host_does_not_end_an_elastic_run(hosts):
     has(2, 1)
     training.end()
     assert job.code() == 0, job.out + job.err
-    assert sorted(training.workers().values()) == [1, 1]
+    assert sum(training.workers().values()) == 2
