@@ -4,9 +4,10 @@ import accumulating_loops as a
 import pytest
 import torch
 import training_loops as loops
+from internals.train import driver_run
 
 import shoal
-from shoal.exceptions import ActorDiedError, InvalidArgument, Unimplemented
+from shoal.exceptions import ActorDiedError, ActorUnavailableError, InvalidArgument, TaskError, Unimplemented
 from shoal.train import Change, ScalingConfig, State, Trainer, get_context, report, steps
 from shoal.train._state import check_elastic
 
@@ -232,6 +233,33 @@ def test_a_death_fails_a_training_without_protection_with_the_first_cause():
     trainer = Trainer(loop_that_dies, train_loop_config={"epochs": EPOCHS}, scaling_config=ScalingConfig((1, 2), protect=False))
     with pytest.raises(ActorDiedError, match="SIGKILL"):
         trainer.fit()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_broken_connection_to_a_worker_may_be_its_death(monkeypatch, dies):
+    """The connections of a lost host can break before the head reports the loss."""
+    plain, seen = driver_run.failure, []
+
+    def failure(ref, where):
+        error = plain(ref, where)
+        if isinstance(error, ActorDiedError if dies else TaskError):
+            seen.append(ref)
+            return ActorUnavailableError("the connection broke") if ref is seen[0] else error
+        return error
+
+    monkeypatch.setattr(driver_run, "failure", failure)
+    loop = loop_that_dies if dies else loop_that_fails
+    trainer = Trainer(loop, train_loop_config={"epochs": EPOCHS}, scaling_config=ScalingConfig((1, 2)))
+    if dies:
+        assert trainer.fit().changes[0].died
+    else:
+        with pytest.raises(ActorUnavailableError, match="the connection broke"):
+            trainer.fit()
+    assert seen
+
+
+def loop_that_fails(config):
+    raise ValueError("an error of the loop")
 
 
 def loop_with_a_list(config):

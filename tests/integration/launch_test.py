@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from internals.core import binary
-from launching.commands import LIMIT_S, Running
+from launching.commands import INIT, LIMIT_S, Running
 
 # Words that a shell, YAML or Kubernetes would take for something of theirs.
 HOSTILE = [
@@ -43,16 +43,6 @@ if rank == "0":
     with open("shoal-run/train/exit.json", "w") as f:
         json.dump({"schema": "shoal.exit/1", "exit_code": 7, "rank": 1}, f, indent=2)
     print("it trains")
-"""
-
-# Runs a command, and is the parent of what outlives its children, as init is on a host.
-REAPS = """
-import ctypes, os, subprocess, sys
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-command = subprocess.Popen(sys.argv[1:])
-while (ended := os.wait())[0] != command.pid:
-    pass
-sys.exit(os.waitstatus_to_exitcode(ended[1]))
 """
 
 
@@ -158,7 +148,7 @@ def test_ssh_starts_each_host_and_shows_the_output_of_the_first(shoal_command, p
     programs("shoal", f"#!{sys.executable}\n{NOTES}{ENDS}")
     folder = programs("ssh", '#!/bin/sh\nprintf "%s\\0" "$@" >>"$(dirname "$0")/argv"\nshift 3\nexec sh -c "$*"\n')
     words.remove("--dry-run")
-    done = run([sys.executable, "-c", REAPS, binary(), "launch", *words], folder, tmp_path)
+    done = run([sys.executable, "-c", INIT, binary(), "launch", *words], folder, tmp_path)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "it trains\n"
     both = [noted(folder, number) for number in (0, 1)]

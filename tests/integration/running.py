@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from internals.core import binary
-from launching.commands import Running
+from launching.commands import LIMIT_S, Running
+from launching.leftovers import wait_until
 
 TRAIN = """
 import os, sys
@@ -75,3 +77,45 @@ def run(host, *words, **env) -> Running:
 
 def exit_record(folder: Path) -> dict:
     return json.loads((folder / "exit.json").read_text())
+
+
+ELASTIC = Path(__file__).with_name("elastic_hosts.py")
+PACE = {"PACE": "0.05"}
+
+
+class ElasticTraining:
+    """A training whose hosts come and go, beside the same one on one host alone. The test starts the script and arguments `words`."""
+
+    def __init__(self, host, folder: Path):
+        self._folder, self._alone_folder = folder / "elastic", folder / "alone"
+        for name in (self._folder, self._alone_folder):
+            name.mkdir()
+        self.words = [str(ELASTIC), str(self._folder)]
+        words = ["--min", "1", "--max", "1", "--nproc", "1", "--run-folder", folder / "run"]
+        self._alone = run(host, *words, ELASTIC, self._alone_folder, **PACE)
+
+    def has(self, output: Callable[[], str], ended: Callable[[], bool], *numbers: int) -> None:
+        """Waits until the numbers of workers have been these. ``output`` is what the first host has printed."""
+
+        def found():
+            return [int(number) for number in re.findall(r"^workers (\d+)$", output(), re.MULTILINE)]
+
+        wait_until(lambda: len(found()) >= len(numbers) or ended(), LIMIT_S, f"the numbers of workers {numbers}")
+        assert found() == list(numbers), output()
+
+    def end(self) -> None:
+        (self._folder / "end").touch()
+
+    def workers(self) -> dict[str, int]:
+        """Compares the steps of both trainings. Returns the number of processes that have trained on each host."""
+        history = json.loads((self._folder / "out.json").read_text())
+        self._alone.said(f"step {-(-len(history) // 100) * 100}\n")
+        (self._alone_folder / "end").touch()
+        assert self._alone.code() == 0, self._alone.err
+        alone = json.loads((self._alone_folder / "out.json").read_text())[: len(history)]
+        assert [m["step"] for m in history] == list(range(1, len(history) + 1))  # no step was lost, and none was made twice
+        assert [sorted(m["samples"]) for m in history] == [sorted(m["samples"]) for m in alone]
+        assert [m["loss"] for m in history] == [m["loss"] for m in alone]
+        processes = {worker for m in history for worker in m["workers"]}
+        hosts = sorted(process.split()[0] for process in processes)
+        return {host: hosts.count(host) for host in hosts}

@@ -18,7 +18,7 @@ def cluster():
 def test_a_step_trains_to_the_losses_of_one_host(cluster):
     script = cluster.hosts.a.script(TRAIN, "train.py")
     alone = run(cluster.hosts.a, "--nproc", "2", script, "5", SHOAL_FSDP="1")
-    step = cluster.srun(binary(), "run", script, "5", SHOAL_FSDP="1")
+    step = cluster.srun("run", script, "5", SHOAL_FSDP="1")
     assert step.code() == 5, step.err
     assert alone.code() == 5, alone.err
     assert losses(step.out) == losses(alone.out)
@@ -31,7 +31,7 @@ def test_a_step_trains_to_the_losses_of_one_host(cluster):
 def test_a_signal_to_the_step_means_save_and_leave(cluster, tmp_path, number):
     """Slurm sends the signal to all processes of the step: also to heads, nodes and ranks."""
     script = cluster.hosts.a.script(SAVE, "save.py")
-    step = cluster.srun(binary(), "run", "--grace", LIMIT_S, script, tmp_path / "saved")
+    step = cluster.srun("run", "--grace", LIMIT_S, script, tmp_path / "saved")
     step.said("it trains")
     (job,) = cluster.jobs()
     cluster("scancel", f"--signal={number}", job)
@@ -42,16 +42,12 @@ def test_a_signal_to_the_step_means_save_and_leave(cluster, tmp_path, number):
 
 
 def test_a_launched_script_trains_and_its_exit_code_comes_back(cluster):
-    each = cluster.folder / "shoal of a host"  # the hosts of a test share a disk, so each needs a SHOAL_HOME of its own
-    homes = " ".join(str(host.home) for host in cluster.hosts.all)
-    each.write_text(f'#!/bin/bash\nhomes=({homes})\nSHOAL_HOME=${{homes[SLURM_NODEID]}} exec {binary()} "$@"\n')
-    each.chmod(0o755)
     train = cluster.hosts.a.script(TRAIN, "train.py")
-    words = ["--hosts", "2", "--nproc", "1", "--time", "1h", "--shoal", str(each), "--", str(train), "5"]
-    done = cluster("sh", "-c", 'cd "$0" && exec "$@"', str(cluster.folder), binary(), "launch", "slurm", *words)
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert sorted(losses(done.stdout)) == [0, 1]
-    assert "Ctrl-C leaves it alone" in done.stderr
+    words = ["--hosts", "2", "--nproc", "1", "--time", "1h", "--shoal", str(cluster.command), "--", str(train), "5"]
+    job = cluster.program(binary(), "launch", "slurm", *words)
+    assert job.code() == 5, job.out + job.err
+    assert sorted(losses(job.out)) == [0, 1]
+    assert "Ctrl-C leaves it alone" in job.err
     assert not cluster.jobs()
 
 
@@ -67,7 +63,7 @@ def test_several_tasks_on_a_host_are_refused(cluster):
 
 
 def test_a_cancelled_step_leaves_nothing(cluster):
-    step = cluster.srun(binary(), "run", "--grace", "1", cluster.hosts.a.script("import time; print('up', flush=True); time.sleep(3600)"))
+    step = cluster.srun("run", "--grace", "1", cluster.hosts.a.script("import time; print('up', flush=True); time.sleep(3600)"))
     wait_until(lambda: step.out.count("up") == 2, LIMIT_S, "two ranks")
     pids = [p for host in cluster.hosts.all for p in _pids(host)]
     (job,) = cluster.jobs()

@@ -7,7 +7,7 @@ from shoal._actors.calls import RELEASE, pack_call
 from shoal._actors.ownership import actor_ownership
 from shoal._core import process
 from shoal._core.cuda_start import ImportWatch, driver_started
-from shoal._core.local_cluster import binary
+from shoal._core.local_cluster import binary, package_path
 from shoal._core.process import session, state
 from shoal._driver import init
 from shoal._objects import refs

@@ -21,6 +21,17 @@ from launching.leftovers import wait_until
 _WHOLE_LINES = "import sys; sys.stdout.reconfigure(line_buffering=True, write_through=False)"
 LIMIT_S = 240  # hang guard; an idle machine needs less than a tenth
 
+# A program that runs a command, and is the parent of what outlives that command's children, as init is on a host.
+INIT = """
+import ctypes, os, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+command = subprocess.Popen(sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: command.terminate())
+while (ended := os.wait())[0] != command.pid:
+    pass
+sys.exit(os.waitstatus_to_exitcode(ended[1]) & 255)
+"""
+
 # The first lines of a driver that uses the actors of actors.py.
 BEGIN = f"""
 import os, signal, sys, time

@@ -203,13 +203,22 @@ class Hosts:
     def pull_cable(self) -> None:
         self.cut(self.a)
 
+    def lose(self, host: Host) -> None:
+        """The host's link ends, then all of its processes: no other host gets an error at once."""
+        self.cut(host)
+        self._kill(host.namespace)
+
+    @staticmethod
+    def _kill(namespace: str) -> None:
+        while left := subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, timeout=LIMIT_S).stdout.split():
+            for pid in map(int, left):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def end(self, kill: bool = False) -> None:
         """Removes the hosts. ``kill``: ends the processes that are left in them; otherwise those keep their namespaces."""
         for name in self._namespaces if kill else ():
-            left = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=LIMIT_S).stdout
-            for pid in map(int, left.split()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._kill(name)
         for name in self._namespaces:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=LIMIT_S)
 

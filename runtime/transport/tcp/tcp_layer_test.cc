@@ -121,7 +121,7 @@ class TcpLayerTest : public testing::TestWithParam<bool> {
     Transfer sent, received;
     layer(to).receive(from, channel, got, received);
     layer(from).send(to, channel, data, sent);
-    drive_until([&] { return sent.done() && received.done(); });
+    drive_until([&] { return sent.complete() && received.complete(); });
     EXPECT_EQ(received.bytes, bytes);
     EXPECT_EQ(got, data);
   }
@@ -149,7 +149,7 @@ TEST_P(TcpLayerTest, MovesMessagesOfAnySizeInOrder) {
   }
   for (std::size_t i = 0; i < kMessages; ++i) layer(1).send(0, Channel::kData, data[i], sent[i]);
   for (std::size_t i = 0; i < kMessages; ++i) layer(0).receive(1, Channel::kData, got[i], received[i]);
-  const auto done = [](const Transfer& t) { return t.done(); };
+  const auto done = [](const Transfer& t) { return t.complete(); };
   drive_until([&] { return std::all_of(sent.begin(), sent.end(), done) && std::all_of(received.begin(), received.end(), done); });
   for (std::size_t i = 0; i < kMessages; ++i) {
     got[i].resize(received[i].bytes);
@@ -169,7 +169,7 @@ TEST_P(TcpLayerTest, AMessageWithoutAReceiveStaysWithItsSenderAndBlocksNoOtherCh
   send_and_receive(0, 1, Channel::kResults, 1 << 20);
   send_and_receive(1, 0, Channel::kData, 1 << 20);
   layer(1).receive(0, Channel::kData, got, received);
-  drive_until([&] { return sent.done() && received.done(); });
+  drive_until([&] { return sent.complete() && received.complete(); });
   EXPECT_EQ(got, data);
 }
 
@@ -180,7 +180,7 @@ TEST_P(TcpLayerTest, ALongerMessageThanItsReceiveFailsThatReceiveOnly) {
   Transfer sent, received;
   layer(1).receive(0, Channel::kData, got, received);
   layer(0).send(1, Channel::kData, data, sent);
-  drive_until([&] { return sent.done() && received.state != Transfer::State::kPending; });
+  drive_until([&] { return sent.complete() && received.state != Transfer::State::kPending; });
   EXPECT_EQ(received.state, Transfer::State::kFailed);
   EXPECT_EQ(got, Buffer(10000));
   send_and_receive(0, 1, Channel::kData, 5000);
@@ -207,11 +207,11 @@ TEST_P(TcpLayerTest, WhatARankSentBeforeItsEndIsReceivedAfterIt) {
   layer(0).send(1, Channel::kData, unread, other);  // rank 1 ends with unread bytes, so that its kernel resets the connection
   layer(1).send(0, Channel::kData, data, sent);
   layer(1).flush(10s);
-  EXPECT_TRUE(sent.done());
+  EXPECT_TRUE(sent.complete());
   layers_[1].reset();
   drive_until([&] { return layer(0).lost(1).has_value(); });
   layer(0).receive(1, Channel::kData, got, received);
-  drive_until([&] { return received.done(); });
+  drive_until([&] { return received.complete(); });
   EXPECT_EQ(got, data);
 }
 
@@ -228,7 +228,7 @@ TEST_P(TcpLayerTest, AnEpochReceivesNothingOfTheOneBefore) {
     EXPECT_EQ(failed.state, Transfer::State::kFailed);
     layer(1).receive(0, Channel::kData, got, received);
     layer(0).send(1, Channel::kData, after, late);
-    drive_until([&] { return received.done(); });
+    drive_until([&] { return received.complete(); });
     EXPECT_EQ(got, after);
   }
 }
@@ -251,7 +251,7 @@ TEST_P(TcpLayerTest, ARankThatBeginsAnEpochFirstIsNotLost) {
     }
     const Buffer data = pattern(3000, first);
     layer(1).send(first, Channel::kData, data, sent);
-    drive_until([&] { return received.done() && sent.done(); });
+    drive_until([&] { return received.complete() && sent.complete(); });
     EXPECT_EQ(got, data);
     for (int r = 0; r < 3; ++r) send_and_receive(r, (r + 1) % 3, Channel::kControl, 100);
   }

@@ -32,7 +32,11 @@ std::string batch_script(const LaunchRequest& r) {
   out += fmt::format("# {} s before the time limit: the ranks have {} s to save and end.\n", r.grace_s + kEndMargin, r.grace_s);
   directive(fmt::format("--signal=USR1@{}", r.grace_s + kEndMargin));
   if (r.elastic()) {
-    out += "# A lost host does not end the run. If Slurm ends the job for another one, it starts again later.\n";
+    out +=
+        "# A lost host does not end the run. If Slurm ends the job for another one, it starts again later. A host that comes later has a\n";
+    const auto ranks = r.num_ranks ? fmt::format(" --nproc {}", *r.num_ranks) : "";
+    out += fmt::format("# job of its own: srun --nodes=1 {} run --join --max {}{} --run-folder shoal-run/JOB-0\n", shell_word(r.shoal),
+                       *r.max, ranks);
     directive("--no-kill");
     directive("--requeue");
     directive("--open-mode=append");

@@ -16,11 +16,13 @@ hosts=({hosts})
 folder={folder}
 shoal={shoal}
 words={words}
+# The hosts may share the folder, so the first one alone removes the record of an earlier run, before the others begin.
 # The hosts meet by a secret. It goes through stdin: every user of a host can read the words of a command.
 secret=$(openssl rand -hex 32)
 
 for number in "${{!hosts[@]}}"; do
-  ssh -o BatchMode=yes "${{hosts[number]}}" "cd $folder && rm -rf shoal-run/{name} && read -r SHOAL_TOKEN && export SHOAL_TOKEN && {{
+  ssh -o BatchMode=yes "${{hosts[number]}}" "cd $folder && {{ [ $number != 0 ] || rm -rf shoal-run/{name}; }} &&
+    read -r SHOAL_TOKEN && export SHOAL_TOKEN && {{
     nohup $shoal run --node-rank $number --run-folder shoal-run/{name} $words >{name}-$number.log 2>&1 &
     echo \$! >{name}-$number.pid; }}" <<<"$secret"
 done

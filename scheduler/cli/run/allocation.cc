@@ -130,6 +130,7 @@ class Decision {
     add_options();
     add_variables();
     SHOAL_OK(check_one_process_per_host());
+    if (options_.joins) return join();
     SHOAL_OK(decide_number());
     SHOAL_OK(decide_node_rank());
     SHOAL_OK(decide_leader());
@@ -199,6 +200,30 @@ class Decision {
       take(of_job.front());
     }
     return {};
+  }
+
+  // The variables number the hosts of the job that joins. They say nothing about the run.
+  Result<Allocation> join() {
+    if (!options_.max) {
+      return fail(invalid_argument("--join needs the run's --max: the numbers of hosts that join begin there")
+                      .with_reason("Incomplete")
+                      .with_hint("pass the --min and --max of the run"));
+    }
+    SHOAL_TRY(const auto position, agreed(LaunchFact::kNodeRank, 0, "this host's number"));
+    SHOAL_OK(decide_bounds_of_run());
+    SHOAL_OK(decide_ranks());
+    out_.node_rank = position.value_or(0);
+    out_.leader = options_.leader;
+    out_.joins = true;
+    return out_;
+  }
+
+  Result<void> decide_bounds_of_run() {
+    const auto& said = said_[LaunchFact::kNodeBounds].front();
+    std::optional<std::uint32_t> number;
+    Said source;
+    said_[LaunchFact::kNodeBounds] = {Said(said)};
+    return decide_bounds(number, source);
   }
 
   // `about`: what the values are. Returns the first of the values, which all have to be equal.
@@ -273,7 +298,10 @@ class Decision {
       if (before != nullptr && bounds != std::pair{least, most})
         return fail(contradiction(*before, said, "the bounds of the number of hosts"));
       // A host that comes later belongs to no list of the first ones, so that a list limits the hosts of the beginning alone.
-      if (number && *number < least) return fail(contradiction(source, said, "the number of hosts"));
+      if (number && *number < least) {
+        return fail(contradiction(source, said, "the number of hosts",
+                                  "start the run on more hosts, or add a host to one that goes on: shoal run --join"));
+      }
       out_.elastic = true;
       out_.min_nodes = least;
       out_.max_nodes = most;

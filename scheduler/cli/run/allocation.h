@@ -49,6 +49,7 @@ struct LaunchOptions {
   std::optional<std::uint32_t> min = {}, max = {};  // hosts of an elastic run
   std::string leader = {};                          // --master-addr
   std::optional<std::uint32_t> num_ranks = {};      // --nproc; not set: auto
+  bool joins = false;                               // --join
 };
 
 // Names and addresses of this host.
@@ -64,15 +65,16 @@ struct OwnNames {
 bool names_host(const std::string& node, const OwnNames& own);
 
 struct Allocation {
-  std::uint32_t node_rank = 0;
+  std::uint32_t node_rank = 0;                 // a host that joins: its position among those that join with it
   std::uint32_t min_nodes = 1, max_nodes = 1;  // the run begins with at least min_nodes
   bool elastic = false;                        // min and max were given, by options or by variables
+  bool joins = false;                          // comes later than the hosts of the beginning, from a job of its own
   std::string leader;                          // host 0; "": not known
   std::vector<std::string> nodes;              // all hosts; empty: not known
   std::optional<std::uint32_t> num_ranks;      // per host; not set: as many as the host has GPUs, or 1
   std::string run;                             // a name that all hosts know, and other runs lack; "": none
   std::vector<std::string> taken;              // "NAME=VALUE", variables and options that the decision rests on
-  bool leads() const { return node_rank == 0; }
+  bool leads() const { return node_rank == 0 && !joins; }
 };
 
 // Refuses values that contradict each other (reason Contradiction; the message names both), and values that cannot be read (BadValue).

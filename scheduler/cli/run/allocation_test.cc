@@ -212,6 +212,25 @@ TEST(Allocation, AnElasticRunHasBounds) {
   expect_refused(decide({{"PET_NNODES", "4:2"}, {"PET_NODE_RANK", "0"}}), {"PET_NNODES=4:2"});
 }
 
+TEST(Allocation, AHostThatJoinsIsNumberedAmongThoseThatJoinWithIt) {
+  auto variables = kSystems.at("Slurm");
+  variables["SLURM_STEP_NUM_NODES"] = variables["SLURM_STEP_NUM_TASKS"] = "2";
+  const auto joins = decide(variables, {.min = 4, .max = 8, .joins = true}, {"gpu09", "", {}, {}});
+  ASSERT_TRUE(joins) << joins.error().to_string();
+  EXPECT_EQ(joins->node_rank, 1u);
+  EXPECT_EQ(joins->max_nodes, 8u);
+  EXPECT_TRUE(joins->elastic);
+  EXPECT_EQ(joins->leader, "");  // the first one of the job that joins is not the run's
+  EXPECT_EQ(joins->run, "");
+  const auto alone = decide({}, {.max = 8, .leader = "a", .joins = true});
+  ASSERT_TRUE(alone) << alone.error().to_string();
+  EXPECT_FALSE(alone->leads());
+  EXPECT_EQ(alone->leader, "a");
+  expect_refused(decide(variables, {.joins = true}, {"gpu09", "", {}, {}}), {"--join", "--max"});
+  variables["SLURM_LOCALID"] = "1";
+  expect_refused(decide(variables, {.max = 8, .joins = true}, {"gpu09", "", {}, {}}), {"SLURM_LOCALID=1", "once per host"});
+}
+
 TEST(Allocation, ValuesThatAreNoNumbersAreRefusedByName) {
   for (const char* wrong : {"one", "-1", "1x", "99999999999"})
     expect_refused(decide({{"RANK", wrong}, {"WORLD_SIZE", "4"}}), {"RANK", wrong});

@@ -188,7 +188,7 @@ class FirstHost final : public HostPart {
         print(stderr, "shoal: {}: the script has {:g} s to save and end, because this host has the head\n",
               runtime::signal_name(leave_signal), ranks_grace_s());
         const auto living = nodes();
-        for (const auto& [number, node] : living ? *living : std::map<std::uint32_t, NodeRow>()) (void)drain(node);
+        for (const auto& [number, node] : living ? *living : Nodes()) (void)drain(node);
       }
       const bool late = deadline && clock_->now() >= *deadline;
       if (stopped < num_end_signals + (late ? 1 : 0)) {

@@ -35,6 +35,10 @@ class FurtherHost final : public HostPart {
     const auto meeting = find_head();
     if (!meeting && end_signal != 0) return 128 + end_signal;
     if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
+    if (allocation_.joins) {
+      host_.folder.forget_earlier_run(number_);
+      print(stderr, "shoal: this host joins the run as host {}\n", number_);
+    }
     auto words = start_words();
     words.insert(words.end(), {"--address", meeting->address, "--head-absence-limit", "60"});
     const auto at = runtime::parse_endpoint(meeting->address);
@@ -96,7 +100,7 @@ class FurtherHost final : public HostPart {
     return std::optional(Meeting{runtime::Endpoint::tcp(addresses.front(), port()).to_string(), token, fingerprint.to_string()});
   }
 
-  Result<void> reach(const Meeting& meeting) const {
+  Result<void> reach(const Meeting& meeting) {
     Target target = common_.target;
     target.token = meeting.token;
     target.fingerprint = meeting.fingerprint;
@@ -108,7 +112,15 @@ class FurtherHost final : public HostPart {
     const auto num =
         std::count_if(reply.nodes.begin(), reply.nodes.end(), [](const NodeRow& n) { return n.state == actors::NodeState::kAlive; });
     if (num >= allocation_.max_nodes) return fail(unavailable(fmt::format("the run has its {} hosts", num)));
+    if (allocation_.joins) number_ = number_to_join(reply.nodes);
     return {};
+  }
+
+  // A number that no host has had: hosts of the beginning have those below the maximum, and may come back.
+  std::uint32_t number_to_join(const std::vector<NodeRow>& nodes) const {
+    std::uint32_t next = allocation_.max_nodes;
+    for (const auto& node : nodes) next = std::max(next, number_of(node).value_or(0) + 1);
+    return next + allocation_.node_rank;
   }
 
   int follow() {
@@ -161,7 +173,9 @@ class FurtherHost final : public HostPart {
           ranks_grace_s());
     const auto living = nodes();
     if (!living) return;
-    if (const auto own = living->find(allocation_.node_rank); own != living->end()) (void)drain(own->second);
+    for (const auto& [number, node] : *living) {
+      if (to_string(node.id) == field(said_, "node")) (void)drain(node);
+    }
   }
 
   int finish(const JobRow& row) {

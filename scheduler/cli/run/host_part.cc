@@ -32,6 +32,12 @@ std::string field(const nlohmann::json& said, const char* key) {
   return said.contains(key) && said[key].is_string() ? said[key].get<std::string>() : "";
 }
 
+std::optional<std::uint32_t> number_of(const NodeRow& node) {
+  const auto label = node.labels.find(kHostLabel);
+  if (label == node.labels.end()) return {};
+  return static_cast<std::uint32_t>(std::strtoul(label->second.c_str(), nullptr, 10));
+}
+
 runtime::TimePoint HostPart::after(double seconds) const {
   return clock_->now() + std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(seconds));
 }
@@ -41,11 +47,11 @@ std::vector<std::string> HostPart::start_words() const {
                                     "--block",
                                     "--json",
                                     "--label",
-                                    fmt::format("{}={}", kHostLabel, allocation_.node_rank),
+                                    fmt::format("{}={}", kHostLabel, number_),
                                     "--resource",
                                     fmt::format("{}={}", kRankResource, host_.num_ranks),
                                     "--order",
-                                    std::to_string(allocation_.node_rank)};
+                                    std::to_string(number_)};
   if (options_.trainer && options_.launch.num_ranks) words.insert(words.end(), {"--num-cpus", std::to_string(host_.num_ranks)});
   if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
   return words;
@@ -114,13 +120,12 @@ void HostPart::tick() {
   context_->run_until([] { return end_signal != 0; }, kTick);
 }
 
-Result<std::map<std::uint32_t, NodeRow>> HostPart::nodes() {
+Result<HostPart::Nodes> HostPart::nodes() {
   SHOAL_TRY(const auto reply, head_->list(actors::ListRequest::What::kNodes));
-  std::map<std::uint32_t, NodeRow> out;
+  Nodes out;
   for (const auto& node : reply.nodes) {
-    const auto label = node.labels.find(kHostLabel);
-    if (node.state != actors::NodeState::kAlive || label == node.labels.end()) continue;
-    out.emplace(static_cast<std::uint32_t>(std::strtoul(label->second.c_str(), nullptr, 10)), node);
+    const auto number = number_of(node);
+    if (node.state == actors::NodeState::kAlive && number) out.emplace(*number, node);
   }
   return out;
 }
@@ -142,7 +147,7 @@ Result<void> HostPart::drain(const NodeRow& node) {
 
 void HostPart::record(ExitRecord record) {
   record.unix_s = clock_->unix_millis() / 1000;
-  if (const auto written = host_.folder.write_exit(record, allocation_.node_rank); !written)
+  if (const auto written = host_.folder.write_exit(record, number_); !written)
     print(stderr, "shoal: warning: no exit record: {}\n", written.error().message());
   const auto file = common_.environment.get("TORCHELASTIC_ERROR_FILE");
   if (record.exit_code == 0 || file.empty()) return;

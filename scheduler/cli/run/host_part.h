@@ -29,6 +29,9 @@ inline constexpr auto kStatusInterval = std::chrono::seconds(15);  // a host tha
 // A text of a command's report; "" without it.
 std::string field(const nlohmann::json& said, const char* key);
 
+// The number of the node's host.
+std::optional<std::uint32_t> number_of(const actors::NodeRow& node);
+
 class HostPart {
  public:
   explicit HostPart(const RunHost& host) : host_(host), common_(host.common), options_(host.options), allocation_(host.allocation) {}
@@ -61,8 +64,9 @@ class HostPart {
   // Serves the connection to the head for a moment, or until a signal ends this host.
   void tick();
 
-  // The living nodes, each by the number of its host.
-  Result<std::map<std::uint32_t, actors::NodeRow>> nodes();
+  // The living nodes, each by the number of its host. Two that join at once may have the same number.
+  using Nodes = std::multimap<std::uint32_t, actors::NodeRow>;
+  Result<Nodes> nodes();
   // The run's job; nullopt until it is submitted.
   Result<std::optional<actors::JobRow>> job();
   Result<void> drain(const actors::NodeRow& node);
@@ -76,6 +80,7 @@ class HostPart {
   const Common& common_;
   const RunOptions& options_;
   const Allocation& allocation_;
+  std::uint32_t number_ = allocation_.node_rank;  // this host's in the run
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
   std::optional<Child> cluster_;  // shoal start --block

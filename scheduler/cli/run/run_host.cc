@@ -21,7 +21,7 @@ std::vector<std::string> addresses_of(const std::string& name) {
 }
 
 int run_host(const RunHost& host) {
-  host.folder.forget_earlier_run(host.allocation.node_rank);
+  if (!host.allocation.joins) host.folder.forget_earlier_run(host.allocation.node_rank);
   return host.allocation.leads() ? run_first_host(host) : run_further_host(host);
 }
 

@@ -22,7 +22,7 @@ struct RunOptions {
   double grace_s = 20;          // from a signal to the end of this command; schedulers often kill after 30
   bool data_tls = false;
   bool dry_run = false, list_variables = false;
-  std::vector<std::string> words;  // SCRIPT [ARGS], or CMD
+  std::vector<std::string> words;  // SCRIPT [ARGS], or CMD; a host that joins needs none
   bool command = false;            // given after --
 };
 

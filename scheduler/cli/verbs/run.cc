@@ -101,6 +101,7 @@ int list_variables(const Common& common) {
 }
 
 std::string in_words(const Allocation& a, std::uint32_t num_ranks, const RunOptions& options) {
+  if (a.joins) return fmt::format("a host that joins the run of {}", options.folder.empty() ? a.leader : options.folder);
   const auto hosts = a.elastic ? fmt::format("{} to {} hosts", a.min_nodes, a.max_nodes)
                                : fmt::format("{} host{}", a.max_nodes, a.max_nodes == 1 ? "" : "s");
   return fmt::format("host {} of {}{}, {}", a.node_rank, hosts,
@@ -126,7 +127,12 @@ std::string folder_of(const RunOptions& options, const Allocation& allocation) {
 int run(const Common& common, const RunOptions& given) {
   std::signal(SIGCHLD, SIG_DFL);  // some supervisors let it be ignored, and then no child has an exit code
   if (given.list_variables) return list_variables(common);
-  if (given.words.empty() && !given.dry_run)
+  if (given.launch.joins && given.folder.empty() && given.launch.leader.empty()) {
+    return refuse(common, invalid_argument("nothing says which run this host joins")
+                              .with_reason("Incomplete")
+                              .with_hint("pass the run's --run-folder, or --master-addr with its secret (SHOAL_TOKEN_FILE)"));
+  }
+  if (given.words.empty() && !given.dry_run && !given.launch.joins)
     return refuse(
         common,
         invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal run SCRIPT [ARGS]   or   shoal run -- CMD [ARGS]"));
@@ -154,11 +160,15 @@ int run(const Common& common, const RunOptions& given) {
   print(stderr, "shoal: {}{}\n", in_words(*allocation, num_ranks, options),
         allocation->taken.empty() ? "" : fmt::format(" ({})", fmt::join(allocation->taken, " ")));
   if (options.dry_run) return kOk;
-  if (allocation->elastic && allocation->leads())
-    print(stderr,
-          "shoal: hosts may come and go if the script has an elastic Trainer; a script that is started once per rank cannot be elastic\n");
   auto folder = RunFolder::make(folder_path);
   if (!folder) return refuse(common, folder.error());
+  if (allocation->elastic && allocation->leads()) {
+    print(
+        stderr,
+        "shoal: hosts may come and go if the script has an elastic Trainer; a script that is started once per rank cannot be elastic. From "
+        "another job they join by --join --max {} --run-folder {}\n",
+        allocation->max_nodes, folder->path());
+  }
   watch_run_signals();
   return run_host({common, options, *allocation, num_ranks, *folder, resolves_to(own.host, own.addresses)});
 }
@@ -183,13 +193,21 @@ void add_run(CommandLine& line) {
       "Ranks per host; auto: as many as the host has GPUs, or 1 (default: auto, or what the scheduler's variables say)");
   verb->add_option("--min", options.launch.min, "An elastic run: hosts with which it begins")->check(CLI::PositiveNumber);
   verb->add_option("--max", options.launch.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
-  verb->add_flag("--driver", options.trainer,
-                 "Run the script once, on the first host: its Trainer starts the ranks (implied by --min and --max)");
-  verb->add_option("--hosts", options.launch.nodes, "Names or addresses of all hosts, the same list on each; the first one leads")
-      ->delimiter(',');
-  verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(CLI::PositiveNumber);
-  verb->add_option("--node-rank", options.launch.node_rank, "This host's number, from 0, where no variable says it");
+  auto* driver = verb->add_flag("--driver", options.trainer,
+                                "Run the script once, on the first host: its Trainer starts the ranks (implied by --min and --max)");
+  auto* nodes =
+      verb->add_option("--hosts", options.launch.nodes, "Names or addresses of all hosts, the same list on each; the first one leads")
+          ->delimiter(',');
+  auto* num_nodes =
+      verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(CLI::PositiveNumber);
+  auto* node_rank = verb->add_option("--node-rank", options.launch.node_rank, "This host's number, from 0, where no variable says it");
   verb->add_option("--master-addr", options.launch.leader, "The first host, where no variable says it");
+  verb->add_flag("--join", options.launch.joins,
+                 "This host comes later to an elastic run, from a job of its own; it needs no SCRIPT, but --max and the run's --run-folder")
+      ->excludes(nodes)
+      ->excludes(num_nodes)
+      ->excludes(node_rank)
+      ->excludes(driver);
   verb->add_option("--interface", options.interface, "Network interface of this host for control and data, by name or address");
   verb->add_option("--port", options.port, "Port of the head; 0 chooses a free one")->capture_default_str();
   verb->add_flag("--data-tls", options.data_tls, "Encrypt the data that ranks on several hosts exchange");

@@ -16,7 +16,7 @@ from shoal._core import serialize
 from shoal._distributed.buddies import buddies
 from shoal._objects.refs import ObjectRef, load
 from shoal._printable import say
-from shoal.exceptions import ActorDiedError, InvalidArgument, TaskError
+from shoal.exceptions import ActorDiedError, ActorUnavailableError, InvalidArgument, TaskError
 from shoal.train._actor import TrainWorker
 from shoal.train._changes import Change, Pause, Transition
 from shoal.train._chaos.status import status_of
@@ -54,6 +54,7 @@ class _Entry:
     place: Place | None = None
     placed: ObjectRef | None = None
     run: ObjectRef | None = None
+    asked: ObjectRef | None = None  # a call that finds out if the worker is dead: the connection by which its result would come broke
     open_call: Any = None  # it waits for the next generation
 
 
@@ -78,6 +79,7 @@ class Run:
         self._ended: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
         self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
+        self._broken: dict[int, int] = {}  # workers whose connection has broken, and who may be dead: a number of this wait
         self._doubts = Doubts(self._doubt)
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(self._members, self._ended, self._dead, self._interrupted, self._reply, self._refuse, self._record)
@@ -148,7 +150,8 @@ class Run:
     def _pending(self) -> list[ObjectRef]:
         """The results that are awaited: of workers that do not run yet, and of loops that have not ended."""
         placed = [w.placed for w in self._workers.values() if w.placed is not None]
-        return placed + [w.run for n, w in self._workers.items() if w.run is not None and n not in self._ended]
+        runs = [w.asked or w.run for n, w in self._workers.items() if n not in self._ended]
+        return placed + [run for run in runs if run is not None]
 
     def _take_results(self) -> None:
         for number, w in list(self._workers.items()):
@@ -156,15 +159,29 @@ class Run:
                 continue
             if w.placed is not None and w.placed._ref.ready:
                 self._take_place(number, w)
-            if w.run is not None and w.run._ref.ready and number not in self._ended:
+            if w.run is not None and w.run._ref.ready and number not in self._ended and not self._may_be_dead(number, w):
                 self._ended.add(number)
                 error = failure(w.run, f"worker {number}")
+                died = None if w.asked is None else failure(w.asked, f"worker {number}")
+                if isinstance(died, ActorDiedError):
+                    error = died
                 if error is None:
                     self._step(m.Returned(number))
                 else:
                     self._fail(number, error)
             if number in self._ended and not self._membership.needs(number):
                 self._remove(number)
+
+    def _may_be_dead(self, number: int, w: _Entry) -> bool:
+        """True while a broken connection to the worker may yet be its death. A lost host's connections can break before the head reports
+        the loss."""
+        if w.asked is None:
+            error = failure(w.run, f"worker {number}")
+            if not isinstance(error, ActorUnavailableError) or isinstance(error, TaskError):
+                return False
+            w.asked = w.handle.place.remote()
+            self._broken[number] = self._doubts.begin(number, _NOTICE_FROM_NODES_S)
+        return number in self._broken and not w.asked._ref.ready
 
     def _take_place(self, number: int, w: _Entry) -> None:
         placed, w.placed = w.placed, None
@@ -239,8 +256,11 @@ class Run:
             self.driver.doubted.remote(worker, ticket)
 
     def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:
-        """Refuses a recovery if no worker has died: the error that interrupted the step is the worker's own."""
+        """Ends the wait for a death behind a broken connection. Refuses a recovery if no worker has died: the error that interrupted the
+        step is the worker's own."""
         self._reply(incoming, None)
+        if self._broken.get(worker) == ticket:
+            del self._broken[worker]
         if self._interrupted.get(worker) == ticket and not self._membership.recovering:
             del self._interrupted[worker]
             self._refuse(self._workers[worker].open_call, InvalidArgument("no worker has died", reason="NobodyDied"))

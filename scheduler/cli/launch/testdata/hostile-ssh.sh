@@ -8,11 +8,13 @@ shoal=shoal
 words='--hosts gpu1 --grace 30 train.py --note '\''a '\''\'\'''\''b'\''\'\'''\'' "c" \ $HOME `id` $(id)'\'' '\'''\'' '\''
 #SBATCH --uid=0
 '\'' '\''#x'\'' '\''~'\'' '\''A=1; rm -f'\'' '\''- x: {y: [z]} # &a *a !t %'\'' '\''é😀'\'''
+# The hosts may share the folder, so the first one alone removes the record of an earlier run, before the others begin.
 # The hosts meet by a secret. It goes through stdin: every user of a host can read the words of a command.
 secret=$(openssl rand -hex 32)
 
 for number in "${!hosts[@]}"; do
-  ssh -o BatchMode=yes "${hosts[number]}" "cd $folder && rm -rf shoal-run/train && read -r SHOAL_TOKEN && export SHOAL_TOKEN && {
+  ssh -o BatchMode=yes "${hosts[number]}" "cd $folder && { [ $number != 0 ] || rm -rf shoal-run/train; } &&
+    read -r SHOAL_TOKEN && export SHOAL_TOKEN && {
     nohup $shoal run --node-rank $number --run-folder shoal-run/train $words >train-$number.log 2>&1 &
     echo \$! >train-$number.pid; }" <<<"$secret"
 done

@@ -1,0 +1,47 @@
+"""``shoal launch ssh`` with a real sshd on each host."""
+
+import os
+
+import pytest
+from internals.core import binary
+from launching.sshd import sshd
+from running import PACE, TRAIN, ElasticTraining, losses, run
+
+whole = pytest.mark.skipif("SHOAL_SEEDS" not in os.environ, reason="./dev test --all runs it")
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    yield from sshd(2, SHOAL_FSDP="1", **PACE)
+
+
+def launched(hosts, *words):
+    addresses = ",".join(host.address for host in hosts.hosts.all)
+    where = ["--hosts", addresses, "--folder", hosts.folder, "--shoal", binary(), "--nproc", "1"]
+    return hosts.program(binary(), "launch", "ssh", *where, *words)
+
+
+def test_two_hosts_train_to_the_losses_of_one(hosts):
+    script = hosts.hosts.a.script(TRAIN, "train.py")
+    job = launched(hosts, "--", script, "5")
+    assert job.code() == 5, job.out + job.err
+    alone = run(hosts.hosts.a, "--nproc", "2", script, "5", SHOAL_FSDP="1")
+    assert alone.code() == 5, alone.err
+    assert sorted(losses(job.out)) == [0, 1], job.out + job.err
+    assert losses(job.out) == losses(alone.out)
+
+
+@whole
+def test_a_lost_host_does_not_end_an_elastic_run(hosts):
+    training = ElasticTraining(hosts.hosts.a, hosts.folder)
+    job = launched(hosts, "--name", "elastic", "--min", "2", "--max", "2", "--", *training.words)
+
+    def has(*numbers):
+        training.has(lambda: job.out, lambda: job.process.poll() is not None, *numbers)
+
+    has(2)
+    hosts.lose(hosts.hosts.b)
+    has(2, 1)
+    training.end()
+    assert job.code() == 0, job.out + job.err
+    assert sum(training.workers().values()) == 2
