@@ -18,7 +18,6 @@
 
 namespace shoal::scheduler::cli {
 
-using actors::NodeRow;
 using std::chrono::seconds;
 
 namespace {

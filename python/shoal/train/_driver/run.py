@@ -54,7 +54,7 @@ class _Entry:
     place: Place | None = None
     placed: ObjectRef | None = None
     run: ObjectRef | None = None
-    asked: ObjectRef | None = None  # a call that finds out if the worker is dead: the connection by which its result would come broke
+    probe: ObjectRef | None = None  # a call that finds out if the worker is dead: the connection by which its result would come broke
     open_call: Any = None  # it waits for the next generation
 
 
@@ -150,7 +150,7 @@ class Run:
     def _pending(self) -> list[ObjectRef]:
         """The results that are awaited: of workers that do not run yet, and of loops that have not ended."""
         placed = [w.placed for w in self._workers.values() if w.placed is not None]
-        runs = [w.asked or w.run for n, w in self._workers.items() if n not in self._ended]
+        runs = [w.probe or w.run for n, w in self._workers.items() if n not in self._ended]
         return placed + [run for run in runs if run is not None]
 
     def _take_results(self) -> None:
@@ -162,7 +162,7 @@ class Run:
             if w.run is not None and w.run._ref.ready and number not in self._ended and not self._may_be_dead(number, w):
                 self._ended.add(number)
                 error = failure(w.run, f"worker {number}")
-                died = None if w.asked is None else failure(w.asked, f"worker {number}")
+                died = None if w.probe is None else failure(w.probe, f"worker {number}")
                 if isinstance(died, ActorDiedError):
                     error = died
                 if error is None:
@@ -175,13 +175,13 @@ class Run:
     def _may_be_dead(self, number: int, w: _Entry) -> bool:
         """True while a broken connection to the worker may yet be its death. A lost host's connections can break before the head reports
         the loss."""
-        if w.asked is None:
+        if w.probe is None:
             error = failure(w.run, f"worker {number}")
             if not isinstance(error, ActorUnavailableError) or isinstance(error, TaskError):
                 return False
-            w.asked = w.handle.place.remote()
+            w.probe = w.handle.place.remote()
             self._broken[number] = self._doubts.begin(number, _NOTICE_FROM_NODES_S)
-        return number in self._broken and not w.asked._ref.ready
+        return number in self._broken and not w.probe._ref.ready
 
     def _take_place(self, number: int, w: _Entry) -> None:
         placed, w.placed = w.placed, None
