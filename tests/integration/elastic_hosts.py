@@ -65,7 +65,7 @@ def main(folder: str) -> None:
         if number != len(metrics["workers"]):
             number = len(metrics["workers"])
             print("workers", number, flush=True)
-        if metrics["step"] % 100 == 0:
+        if metrics["step"] % 20 == 0:
             print("step", metrics["step"], flush=True)
 
     config = {"end": f"{folder}/end", "pace": float(os.environ.get("PACE", "0"))}

@@ -109,7 +109,7 @@ class ElasticTraining:
     def workers(self) -> dict[str, int]:
         """Compares the steps of both trainings. Returns the number of processes that have trained on each host."""
         history = json.loads((self._folder / "out.json").read_text())
-        self._alone.said(f"step {-(-len(history) // 100) * 100}\n")
+        self._alone.said(f"step {-(-len(history) // 20) * 20}\n")
         (self._alone_folder / "end").touch()
         assert self._alone.code() == 0, self._alone.err
         alone = json.loads((self._alone_folder / "out.json").read_text())[: len(history)]
