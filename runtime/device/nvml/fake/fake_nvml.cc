@@ -133,10 +133,10 @@ const NvmlApi& FakeNvml::api() {
 void FakeNvml::read(const std::string& text) {
   devices.clear();
   std::istringstream all(text);
-  for (std::string device; std::getline(all, device, ';');) {
+  for (std::string line; std::getline(all, line, ';');) {
     Fake device;
     device.uuid = "GPU-" + std::to_string(devices.size());
-    std::istringstream words(device);
+    std::istringstream words(line);
     for (std::string word; words >> word;) {
       const auto at = word.find('=');
       const auto kind = word.substr(0, at);
