@@ -10,24 +10,42 @@ from typing import Any
 import torch
 
 from late_device.memory import POISON, Detector, Faults, Memory, Use, place
-from late_device.queues import Clock, Helper, Operation, Queues
+from late_device.queues import PRESENT, START, STREAMS, Clock, Helper, Operation, Queues
 
 _K = torch._C.DispatchKey
 # Operations run long after their call, so they see none of the call's modes: autograd, autocast, and the recording itself.
 _RAW = torch._C.DispatchKeySet(_K.Python)
 for _key in ("AutogradFunctionality", "AutogradOther", "ADInplaceOrView", "AutocastCPU", "PythonTLSSnapshot"):
     _RAW = _RAW | torch._C.DispatchKeySet(getattr(_K, _key))
+_POISONED = bytes([POISON])
+
+
+class _Raw:
+    """Within it, operators run as they are. Each use is an object of its own, because the guards are entered once."""
+
+    __slots__ = ("_inference", "_keys")
+
+    def __enter__(self) -> None:
+        self._inference = torch._C._InferenceMode(False)
+        self._inference.__enter__()  # keeps the grad mode, and its exit restores that
+        torch._C._set_grad_enabled(False)
+        self._keys = torch._C._ExcludeDispatchKeyGuard(_RAW)
+        self._keys.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._keys.__exit__(*error)
+        self._inference.__exit__(*error)
 
 
 class LateDevice:
     """As a context: operators of this thread are put into the queues of the present stream. Leaving runs all, and raises Faults."""
 
-    def __init__(self, seed: int):
-        self.queues, self.detector = Queues(seed), Detector()
-        self.current = "present"
+    def __init__(self, seed: int, rank: int = 0):
+        self.queues, self.detector = Queues(seed, rank), Detector()
+        self.current = PRESENT
         self.operators = 0
         self._memories: dict[int, tuple[weakref.ref, Memory]] = {}
-        self._freed: dict[str, list[Memory]] = {}
+        self._freed: dict[int, list[Memory]] = {}
         self._open = ExitStack()
         self._is_open = False
 
@@ -57,55 +75,62 @@ class LateDevice:
         finally:
             self._is_open = False
 
-    @contextmanager
-    def raw(self) -> Iterator[None]:
-        with torch.inference_mode(False), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_RAW):
-            yield
+    raw = _Raw
 
     # ---- operations ----
 
     def issue(
         self, name: str, reads: Sequence[Memory], writes: Sequence[Memory], run: Callable[[], None], collective: bool = False
     ) -> Operation:
-        what = f"{name} at {place()} on stream {self.current}"
+        at, stream = place(), STREAMS[self.current]
+
+        def what() -> str:
+            return f"{name} at {at()} on stream {stream}"
 
         def tried() -> None:
             try:
                 run()
             except Exception as e:
-                self.detector.report(f"{what} failed: {e}")
+                self.detector.report(f"{what()} failed: {e}")
 
         self.operators += 1
         op = self.queues.add(self.current, name, tried, collective)
         use = Use(op.stream, op.position, what)
         for m in reads:
             self.detector.read(m, op, use)
+            if m.last is not None and not m.last.done:
+                op.after.append(m.last)
         for m in writes:
             self.detector.write(m, op, use)
             m.host = False
-        op.after += [m.last for m in (*reads, *writes) if m.last is not None and not m.last.done]
+            if m.last is not None and not m.last.done:
+                op.after.append(m.last)
+        due = self.queues.due_collective() if collective else None
+        if due is not None:
+            self.run_through(due)
         self.lag()
         return op
 
     def lag(self) -> None:
-        with self.raw():
-            self.queues.lag()
+        if self.queues.hurries():
+            with _Raw():
+                self.queues.lag()
 
     def mark(self) -> Clock:
         self.lag()
-        return dict(self.queues.clock(self.current))
+        return self.queues.clock(self.current).copy()
 
     def synchronize(self, mark: Clock | None = None) -> None:
         """The host waits for a mark, or for the present stream."""
-        with self.raw():
-            self.queues.host_waits(dict(self.queues.clock(self.current)) if mark is None else mark)
+        with _Raw():
+            self.queues.host_waits(self.queues.clock(self.current).copy() if mark is None else mark)
 
     def run_through(self, op: Operation) -> None:
-        with self.raw():
+        with _Raw():
             self.queues.run_through(op)
 
     def run_all(self) -> None:
-        with self.raw():
+        with _Raw():
             self.queues.run_all()
 
     # ---- memory ----
@@ -114,22 +139,24 @@ class LateDevice:
         known = self._memories.get(storage._cdata)
         if known is not None and known[0]() is storage:
             return known[1]
-        m = Memory("a tensor of the host", None, "", owned=False, host=True)
-        self._remember(storage, m)
-        return m
-
-    def _remember(self, storage: torch.UntypedStorage, m: Memory) -> None:
+        m = Memory(_of_host, None, PRESENT, owned=False, host=True)
         self._memories[storage._cdata] = weakref.ref(storage), m
+        return m
 
     def allocate(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
         """Returns a tensor of poison, for a result of the operation ``name`` that is issued next."""
         count = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        raw = bytearray([POISON]) * max(count * dtype.itemsize, 1)
-        keep, storage = (torch.frombuffer(raw, dtype=torch.uint8).untyped_storage() for _ in range(2))
-        what = f"the {str(dtype)[6:]}{list(size)} of {name} at {place()} on stream {self.current}"
+        raw = bytearray(_POISONED) * max(count * dtype.itemsize, 1)
+        keep = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+        at, stream = place(), STREAMS[self.current]
+
+        def what() -> str:
+            return f"the {str(dtype)[6:]}{list(size)} of {name} at {at()} on stream {stream}"
+
         m = Memory(what, keep, self.current, owned=True, host=False, numel=len(raw))
-        self._remember(storage, m)
-        weakref.finalize(storage, self._drop, m, storage._cdata).atexit = False
+        key = storage._cdata
+        self._memories[key] = weakref.ref(storage, lambda _: self._drop(m, key)), m
         self._take_freed(what)
         return torch.empty(0, dtype=dtype).set_(storage, 0, size, stride)
 
@@ -139,16 +166,17 @@ class LateDevice:
         if self._is_open and not m.freed:
             self._freed.setdefault(m.stream, []).append(m)
 
-    def _take_freed(self, what: str) -> None:
+    def _take_freed(self, what: Callable[[], str]) -> None:
         """The present stream allocates: its freed memory is written again."""
         clock = self.queues.clock(self.current)
         for m in self._freed.pop(self.current, ()):
             self.detector.reuse(m, clock, what)
             self._poison(m, self.current)
 
-    def _poison(self, m: Memory, stream: str) -> None:
+    def _poison(self, m: Memory, stream: int) -> None:
         op = self.queues.add(stream, "poison", lambda keep=m.keep: _fill(keep))
-        op.after += [m.last] if m.last is not None and not m.last.done else []
+        if m.last is not None and not m.last.done:
+            op.after.append(m.last)
         m.last = op
 
     def resize(self, storage: torch.UntypedStorage, size: int) -> bool:
@@ -158,15 +186,16 @@ class LateDevice:
             return False
         assert size in (0, m.numel), f"{m.name} changes its size from {m.numel} to {size}"
         if size == 0 and not m.freed:
-            was = Memory(m.name, m.keep, m.stream, owned=True, host=False, writer=m.writer, readers=m.readers, last=m.last)
+            was = Memory(m.describe, m.keep, m.stream, owned=True, host=False, writer=m.writer, readers=m.readers, last=m.last)
             self._freed.setdefault(m.stream, []).append(was)
             m.freed, m.writer, m.readers = True, None, {}
         elif size != 0 and m.freed:
-            self._take_freed(m.name)
+            self._take_freed(m.describe)
             # Other memory in truth. Here it is the same, so what is still pending on the old one runs before.
             m.freed, m.stream = False, self.current
             m.last = self._pool_poison(m)
-            m.writer = Use(m.stream, m.last.position, f"its allocation at {place()} on stream {m.stream}")
+            at, stream = place(), STREAMS[self.current]
+            m.writer = Use(m.stream, m.last.position, lambda: f"its allocation at {at()} on stream {stream}")
         return True
 
     def _pool_poison(self, m: Memory) -> Operation:
@@ -178,6 +207,10 @@ class LateDevice:
     def size(self, storage: torch.UntypedStorage) -> int | None:
         known = self._memories.get(storage._cdata)
         return 0 if known is not None and known[0]() is storage and known[1].freed else None
+
+
+def _of_host() -> str:
+    return "a tensor of the host"
 
 
 def _fill(keep: torch.UntypedStorage) -> None:
@@ -239,13 +272,13 @@ class _Mark:
 
 
 class _Stream:
-    def __init__(self, device: LateDevice, name: str):
-        self.device, self.name = device, name
-        self._before: list[str] = []
+    def __init__(self, device: LateDevice, index: int):
+        self.device, self.index = device, index
+        self._before: list[int] = []
 
     def __enter__(self) -> None:
         self._before.append(self.device.current)
-        self.device.current = self.name
+        self.device.current = self.index
 
     def __exit__(self, *error: Any) -> None:
         self.device.current = self._before.pop()
@@ -260,8 +293,8 @@ class LateStreams:
         from internals.fsdp import HostStamps, Timeline
 
         self.device, self.timeline = device, Timeline(HostStamps())
-        names = ("pack", "gather", "reduce", "replicas", "copies", "saves")
-        self.pack, self.gather, self.reduce, self.replicas, self.copies, self.saves = (_Stream(device, name) for name in names)
+        others = [_Stream(device, stream) for stream in range(PRESENT + 1, len(STREAMS))]
+        self.pack, self.gather, self.reduce, self.replicas, self.copies, self.saves = others
 
     def mark(self) -> _Mark:
         return _Mark(self.device, self.device.mark())
@@ -270,7 +303,7 @@ class LateStreams:
         if isinstance(event, _Mark):
             return event
         (event.synchronize if hasattr(event, "synchronize") else event.wait)()
-        return _Mark(self.device, {})
+        return _Mark(self.device, START)
 
     def synchronize(self, mark: _Mark) -> None:
         self.device.synchronize(mark.clock)

@@ -1,10 +1,12 @@
-"""Streams as queues of pending operations. A clock says, for each stream, which of its operations are before a point.
+"""Streams as queues of pending operations. A clock says, for each stream, how many of its operations are before a point.
 
 An operation runs when those before it have run: earlier ones of its stream, and those before the marks that its stream has awaited. Among
 the operations that may run, a seed chooses, and how many run at all before the host waits.
 
-A host that waits for another rank, not for its device, gives its device time: ``Helper`` then runs what is pending. Without it, two ranks
-would wait for each other, one in a collective and the other one outside of any.
+A collective waits for the other ranks. So no rank runs one by chance of its own: all ranks draw from the seed, when the program issues a
+collective, up to which earlier one they run now. They issue collectives in one order, so no two of them wait for each other, and a seed
+decides the whole order of a program in which ranks do the same. In others, a host may wait for another rank's host, and that one for a
+collective. ``Helper`` then runs what is pending.
 """
 
 from __future__ import annotations
@@ -17,20 +19,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 STREAMS = ("present", "pack", "gather", "reduce", "replicas", "copies", "saves")
+PRESENT, PACK, GATHER, REDUCE, REPLICAS, COPIES, SAVES = _ALL = range(len(STREAMS))
 
-# The number of each stream's operations that are before a point. A stream that is missing has none.
-Clock = dict[str, int]
+# By stream: the number of its operations that are before a point.
+Clock = list[int]
+START: Clock = [0] * len(STREAMS)
 
 
 def join(clock: Clock, other: Clock) -> None:
-    for stream, position in other.items():
-        if clock.get(stream, 0) < position:
-            clock[stream] = position
+    for stream in _ALL:
+        if clock[stream] < other[stream]:
+            clock[stream] = other[stream]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Operation:
-    stream: str
+    stream: int
     position: int
     name: str
     clock: Clock  # streams and marks order these before it, and itself
@@ -40,64 +44,89 @@ class Operation:
     done: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.stream} {self.position})"
+        return f"{self.name} ({STREAMS[self.stream]} {self.position})"
 
 
 class Queues:
-    def __init__(self, seed: int):
+    """``rank``: chooses among this rank's operations; the order of collectives depends on the seed alone."""
+
+    def __init__(self, seed: int, rank: int = 0):
         self.lock = threading.RLock()  # the host and its helper
         self.calls = 0  # the host's
-        self._random = random.Random(seed)
-        self._clocks: dict[str, Clock] = {s: {} for s in STREAMS}
-        self._host: Clock = {}  # the host has waited for these
-        self._pending: dict[str, deque[Operation]] = {s: deque() for s in STREAMS}
-        self._done: Clock = dict.fromkeys(STREAMS, 0)
+        self._random, self._shared = random.Random(100 * seed + rank), random.Random(seed)
+        self._clocks: list[Clock] = [START.copy() for _ in STREAMS]
+        self._host: Clock = START.copy()  # the host has waited for these
+        self._behind_host = [True] * len(STREAMS)  # the stream's clock contains the host's
+        self._pending: list[deque[Operation]] = [deque() for _ in STREAMS]
+        self._done: Clock = START.copy()
         self._collectives: deque[Operation] = deque()
+        self._issued = 0  # collectives
         # Some seeds run nothing until the host waits, and most let one stream fall behind the others.
         self._eager = self._random.choice((0.0, 0.02, 0.1, 0.3))
-        self._weights = {s: self._random.choice((0.0, 0.1, 1.0)) for s in STREAMS}
+        self._weights = [self._random.choice((0.0, 0.1, 1.0)) for _ in STREAMS]
+        self._shared_eager = self._shared.choice((0.0, 0.1, 0.5, 1.0))
 
     # ---- the host ----
 
-    def clock(self, stream: str) -> Clock:
+    def clock(self, stream: int) -> Clock:
         """Returns the clock of the next operation of ``stream``."""
         self.calls += 1
         clock = self._clocks[stream]
-        join(clock, self._host)
+        if not self._behind_host[stream]:
+            join(clock, self._host)
+            self._behind_host[stream] = True
         return clock
 
-    def add(self, stream: str, name: str, run: Callable[[], None], collective: bool = False) -> Operation:
+    def add(self, stream: int, name: str, run: Callable[[], None], collective: bool = False) -> Operation:
         clock = self.clock(stream)
-        clock[stream] = position = clock.get(stream, 0) + 1
-        op = Operation(stream, position, name, dict(clock), run, collective)
+        clock[stream] = position = clock[stream] + 1
+        op = Operation(stream, position, name, clock.copy(), run, collective)
         with self.lock:
             if collective:
                 # All ranks run their collectives in the order of their programs. So no two ranks wait for each other.
-                op.after += self._collectives
+                if self._collectives:
+                    op.after.append(self._collectives[-1])
                 self._collectives.append(op)
+                self._issued += 1
             self._pending[stream].append(op)
         return op
 
-    def wait(self, stream: str, mark: Clock) -> None:
+    def wait(self, stream: int, mark: Clock) -> None:
         """Later operations of ``stream`` are behind the mark."""
         join(self._clocks[stream], mark)
 
     def host_waits(self, mark: Clock) -> None:
         self.run_before(mark)
         join(self._host, mark)
+        self._behind_host = [False] * len(STREAMS)
 
     # ---- the device ----
 
+    def hurries(self) -> bool:
+        """At any call of the program the device may do some of its work: ``lag``."""
+        return self._random.random() < self._eager
+
     def lag(self) -> None:
-        """At any call of the program the device may do some of its work."""
         with self.lock:
-            while self._random.random() < self._eager:
-                self._run_one([q[0] for s, q in self._pending.items() if q and self._random.random() < self._weights[s]])
+            while True:
+                heads = [q[0] for q, weight in zip(self._pending, self._weights, strict=True) if q and self._random.random() < weight]
+                self._run_one([op for op in heads if not op.collective])
+                if not self.hurries():
+                    return
+
+    def due_collective(self) -> Operation | None:
+        """Returns the collective that all ranks run now, behind the issue of another one. Their numbers of collectives are the same, also
+        where some have run more of them."""
+        if self._shared.random() >= self._shared_eager:
+            return None
+        upto = self._issued - self._shared.choice((0, 1, 1, 2, 4))
+        pending = len(self._collectives) - (self._issued - upto)
+        return self._collectives[pending - 1] if pending > 0 else None
 
     def run_one(self) -> bool:
         """Runs an operation, if there is one."""
         with self.lock:
-            return self._run_one([q[0] for q in self._pending.values() if q])
+            return self._run_one([q[0] for q in self._pending if q])
 
     def _run_one(self, heads: list[Operation]) -> bool:
         ready = [op for op in heads if self._missing(op) is None]
@@ -107,15 +136,16 @@ class Queues:
 
     def run_before(self, mark: Clock) -> None:
         """Runs what is before the mark, and no more. Streams take turns at random."""
-        streams = list(mark)
-        self._random.shuffle(streams)
+        done, streams = self._done, [stream for stream in _ALL if self._done[stream] < mark[stream]]
+        if len(streams) > 1:
+            self._random.shuffle(streams)
         with self.lock:
             for stream in streams:
-                while self._done[stream] < mark[stream]:
+                while done[stream] < mark[stream]:
                     self._run_with_earlier(self._pending[stream][0])
 
     def run_all(self) -> None:
-        self.run_before({s: self._clocks[s].get(s, 0) for s in STREAMS})
+        self.run_before([self._clocks[s][s] for s in _ALL])
 
     def run_through(self, op: Operation) -> None:
         self.run_before(op.clock)
@@ -131,8 +161,9 @@ class Queues:
 
     def _missing(self, op: Operation) -> Operation | None:
         """Returns an operation that has to run before ``op``, which is the first of its stream."""
-        for stream, position in op.clock.items():
-            if stream != op.stream and self._done[stream] < position:
+        done, clock = self._done, op.clock
+        for stream in _ALL:
+            if done[stream] < clock[stream] and stream != op.stream:
                 return self._pending[stream][0]
         for other in op.after:
             if not other.done:

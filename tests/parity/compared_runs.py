@@ -70,15 +70,23 @@ def full(t):
 
 
 class Seen:
-    """The results of a run that are compared: losses, whole gradients and parameters."""
+    """The results of a run that are compared: losses, whole gradients and parameters. They are gathered at their first use, so that the run
+    has no collectives and waits for its device but its own."""
 
     def __init__(self):
-        self.values = {}
+        self._copies = {}
+        self._values = {}
 
     def see(self, name, value):
-        if value is not None:
-            value = full(value.detach()).clone().float() if isinstance(value, torch.Tensor) else value
-        self.values[name] = value
+        self._copies[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+    @property
+    def values(self):
+        """Collective, because it gathers what was seen since the last use."""
+        for name, value in self._copies.items():
+            self._values[name] = full(value).float() if isinstance(value, torch.Tensor) else value
+        self._copies.clear()
+        return self._values
 
     def parameters(self, model, what=""):
         for name, p in model.named_parameters():

@@ -1,7 +1,8 @@
 """Units outside of an arena on a device that orders work as badly as CUDA's rules allow, on the CPU: ``late_device``.
 
 The cases are a slice of those of ``fsdp_devices_test``, and failures of the program. Each compares its results with plain training, and
-fails if no mark orders two uses of memory. ``SHOAL_SEEDS`` (``./dev test --all``) takes all cases on 1, 2 and 4 ranks, with a seed per 500.
+fails if no mark orders two uses of memory. ``SHOAL_SEEDS`` (``./dev test --all``) takes all cases on 1, 2 and 4 ranks, with a seed per 500,
+of which 4 ranks run each tenth. The ranks start once for all seeds. ``SHOAL_SEED`` replays one seed, with all cases.
 """
 
 import functools
@@ -14,7 +15,7 @@ import fsdp2_extensions_test
 import fsdp2_test
 import pytest
 import torch
-from compared_runs import Cases, Net, run_cases, sharded, train
+from compared_runs import Cases, Net, Seen, run_cases, sharded, train
 from fsdp_devices_test import OURS_ALONE
 from late_device import LateDevice, LateStreams
 from launching.trained import check, run, worlds
@@ -23,9 +24,12 @@ from torch.distributed.tensor import DTensor
 
 import shoal.fsdp
 
-WHOLE = "SHOAL_SEEDS" in os.environ
+WHOLE = "SHOAL_SEEDS" in os.environ or "SHOAL_SEED" in os.environ
 WORLDS = (1, 2, 4) if WHOLE else (2,)
-SEEDS = range(max(1, int(os.environ["SHOAL_SEEDS"]) // 500) if WHOLE else 1)
+if "SHOAL_SEED" in os.environ:
+    SEEDS = [int(os.environ["SHOAL_SEED"])]
+else:
+    SEEDS = list(range(max(1, int(os.environ["SHOAL_SEEDS"]) // 500) if WHOLE else 1))
 case = Cases()
 
 
@@ -193,12 +197,18 @@ def on_late_device(function, seed, api):
 
     if api.plain or api.fully_shard is not shoal.fsdp.fully_shard:
         return function(api)
-    device = LateDevice(100 * seed + torch.distributed.get_rank())
+    device = LateDevice(seed, torch.distributed.get_rank())
     transfers.forget()
     transfers.opens = lambda _: LateStreams(device)
     gather.PACKED_BELOW = 256 << (10 * (seed % 2))  # large slices of gathers ahead go into place, or all are packed
-    with device:
-        return function(api)
+    seen = None
+    try:
+        with device:
+            seen = function(api)
+    finally:
+        if isinstance(seen, Seen):  # a rank gathers also if it alone has found faults, because the others do
+            seen.values  # noqa: B018
+    return seen
 
 
 def seeded(spec, seed):
@@ -209,19 +219,24 @@ def alone(function, seed):
     on_late_device(lambda api: function(), seed, SimpleNamespace(plain=False, fully_shard=shoal.fsdp.fully_shard))
 
 
+def seeds_on(workers):
+    return SEEDS[::10] if workers == 4 else SEEDS
+
+
 def all_cases():
     from internals.fsdp import leave_arenas
 
     leave_arenas()
-    cases = run_cases({f"{name} {seed}": seeded(spec, seed) for name, spec in CASES.items() for seed in SEEDS})
-    return cases | run({f"{name} {seed}": functools.partial(alone, f, seed) for name, f in ALONE.items() for seed in SEEDS})
+    seeds = seeds_on(torch.distributed.get_world_size())
+    cases = run_cases({f"{name} {seed}": seeded(spec, seed) for name, spec in CASES.items() for seed in seeds})
+    return cases | run({f"{name} {seed}": functools.partial(alone, f, seed) for name, f in ALONE.items() for seed in seeds})
 
 
 NAMED = [
     (n, f"{name} {seed}")
     for n in WORLDS
     for name in (*(name for name, spec in CASES.items() if n in spec.worlds), *ALONE)
-    for seed in SEEDS
+    for seed in seeds_on(n)
 ]
 
 failed = worlds(all_cases)
