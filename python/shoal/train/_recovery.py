@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from shoal.exceptions import DeadlineExceeded, ShoalError, Unavailable, Unimplemented
 from shoal.fsdp._protect import AdoptedRank, Protection, committed_step, protect
-from shoal.fsdp._reshard import Before
+from shoal.fsdp._reshard import OldMesh
 from shoal.train._state import State, optimizers_of, random_states, set_random_states, sharded_models
 from shoal.train._worker import Worker, WorkerLost
 
@@ -115,7 +115,7 @@ class _Prepared:
     """This worker's part of a generation that begins once every worker has its part. Until then the worker can go back."""
 
     generation: int
-    before: Before | None  # the mesh before, which the model has left
+    before: OldMesh | None  # the mesh before, which the model has left
     protection: Protection | None = None  # a worker that leaves has none
 
 
@@ -124,7 +124,7 @@ class _Past:
     """The former generation, in memory until a step of the present one counts: another worker may not know yet that the present one has
     begun."""
 
-    before: Before | None
+    before: OldMesh | None
     protection: Protection | None
     adopted: list[AdoptedRank]
     left_over: list[str]  # names of what workers leave that die before they have forgotten it
@@ -160,7 +160,7 @@ class Record:
         self.enter()
         self.forget_past()
 
-    def moved(self, generation: int, before: Before | None) -> None:
+    def moved(self, generation: int, before: OldMesh | None) -> None:
         """The model is on the mesh of this generation."""
         if self.protects:
             self._prepared = _Prepared(generation, before)

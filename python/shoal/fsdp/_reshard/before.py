@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.fsdp._engine.bootstrap import keep_actor, leave_unused
 from shoal.fsdp._reshard.contents import Contents
 from shoal.fsdp._reshard.memory import NewMesh, leave
+
+
+class OldMesh(Protocol):
+    """A model's mesh before a change: ``Before`` in arenas, and that on devices around it."""
+
+    leaves: bool  # this rank is not on the new mesh
+
+    def restore(self) -> None:
+        """Brings model and optimizers back."""
+
+    def forget(self) -> None:
+        """Frees its memory."""
 
 
 class Before:

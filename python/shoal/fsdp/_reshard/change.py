@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.bootstrap import keep_actor
 from shoal.fsdp._parameters.mesh import DataMesh
 from shoal.fsdp._protect import AdoptedRank
-from shoal.fsdp._reshard.before import Before
+from shoal.fsdp._reshard.before import Before, OldMesh
 from shoal.fsdp._reshard.contents import Contents, Sharded, Summary, Value
 from shoal.fsdp._reshard.memory import Copies, Ledger, NewMesh
 from shoal.fsdp._reshard.phases import Phases
@@ -47,7 +46,7 @@ class Report:
     seconds: float
     phases: dict[str, float]  # its parts: seconds by name, in order
     plan: _native.ReshardPlan  # the transfers of all ranks; ``plan.table()`` is a text
-    before: Any = None  # a Before: the old mesh, if it is kept
+    before: OldMesh | None = None  # if it is kept
 
 
 @dataclass(frozen=True)
