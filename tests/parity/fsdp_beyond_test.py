@@ -3,6 +3,7 @@ ranks."""
 
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from fsdp2_net import WORLD, batch, full, rank, shard
 from internals.core import _native
 from launching.trained import Uses, check, ranks, run
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from shoal.exceptions import InvalidArgument
 
@@ -249,6 +251,91 @@ def join_works_when_ranks_end_one_after_the_other():
 
 
 @use
+def join_of_several_meshes_is_refused_at_its_begin():
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.fsdp import fully_shard, join
+
+    def begin():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(model[0], mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
+        fully_shard(model)
+        with join(model, optimizers=torch.optim.SGD(model.parameters(), lr=0.1)):
+            pytest.fail("the loop has begun")
+
+    for place in (nullcontext(), outside_of_arenas()):
+        with place, pytest.raises(NotImplementedError, match=r"several meshes .*the root has 1 x \(0, 1\), 0 has 2 x \(0, 1\)"):
+            begin()
+
+
+def _joined_with_a_scaler(kind):
+    """Rank 0 has four batches, of which the third overflows. Rank 1 has two, of which the last overflows; it repeats that one."""
+    from shoal.fsdp import join
+
+    model, plain = shard(Net()), Net()
+    optimizer, plain_optimizer = kind(model.parameters(), lr=0.1), torch.optim.SGD(plain.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+
+    def after_backward():
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def loss(model, step, r):
+        return model(batch(step, r)).square().mean() * (float("inf") if step == 2 - r else 1)
+
+    with join(model, optimizers=optimizer, after_backward=after_backward, scaler=scaler):
+        for step in range(4 - 2 * rank()):
+            scaler.scale(loss(model, step, rank())).backward()
+            after_backward()
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+            scaler.update()
+    for step in (0, 3):
+        sum(loss(plain, step, r) / WORLD for r in range(2) if step < 4 - 2 * r).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+    assert scaler.get_scale() == 4.0  # two steps were skipped, on both ranks
+    for (name, p), q in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(full(p), q[1], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def ranks_inside_join_agree_on_infinite_gradients():
+    from internals.fsdp import outside_of_arenas
+
+    import shoal.optim
+
+    for kind in (torch.optim.SGD, shoal.optim.SGD):
+        _joined_with_a_scaler(kind)
+        with outside_of_arenas():
+            _joined_with_a_scaler(kind)
+
+
+@use
+def join_refuses_a_scaler_that_it_does_not_know():
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import join
+
+    def loop(factor):
+        model = shard(Net())
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+        try:
+            with join(model, optimizers=optimizer):
+                scaler.scale(model(batch(0, rank())).square().mean() * factor).backward()
+                scaler.step(optimizer)
+        finally:
+            assert not {"found_inf", "grad_scale", "_step_supports_amp_scaling"} & vars(optimizer).keys()
+
+    for factor in (1.0, float("inf")):
+        for place in (nullcontext(), outside_of_arenas()):
+            with place, pytest.raises(InvalidArgument, match="ranks without batches know no scaler"):
+                loop(factor)
+
+
+@use
 def join_of_units_outside_of_arenas_repeats_batches():
     from internals.fsdp import outside_of_arenas
 
@@ -422,6 +509,65 @@ def a_rank_whose_batches_end_within_a_step_serves_the_others_with_what_it_has_ke
         (plain(batch(micro, r)).square().mean() / WORLD).backward()
     for name, q in plain.named_parameters():
         torch.testing.assert_close(got[name], q.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def a_repeated_pass_whose_gradients_are_kept_adds_zeros():
+    """Also where the repeated batch is infinite: zeros times infinite values would be NaN."""
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.fsdp import MixedPrecisionPolicy, join
+
+    with outside_of_arenas():
+        # kept in fp32, beside those of the last backward
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        model, plain, got = shard(Net(), mp_policy=policy), Net(), {}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def after_backward():
+            got.update({n: full(p.grad).clone() for n, p in model.named_parameters()})
+
+        with join(model, optimizers=optimizer, after_backward=after_backward):
+            for micro in range(4 - 2 * rank()):
+                model.set_requires_gradient_sync(micro % 2 == 1)
+                model(batch(micro, rank()) * (float("inf") if (micro, rank()) == (1, 1) else 1)).square().mean().backward()
+                if micro % 2 == 1:
+                    after_backward()
+                    optimizer.zero_grad()  # the first step's are not finite
+                    optimizer.step()
+        for micro in (2, 3):
+            (plain(batch(micro, 0)).square().mean() / WORLD).backward()
+        for name, q in plain.named_parameters():
+            torch.testing.assert_close(got[name], q.grad, rtol=0.1, atol=0.01, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@use
+def fp16_gradients_weighted_by_samples_stay_finite():
+    """A rank's gradient times its number of samples exceeds fp16, where their mean does not."""
+    from internals.fsdp import outside_of_arenas
+
+    from shoal.fsdp import MixedPrecisionPolicy, fully_shard, join
+
+    def gradients(reduce_dtype, passes):
+        model = nn.Linear(2, 2, bias=False)
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.float16, reduce_dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with join(model, optimizers=optimizer, weight="samples"):
+            for number in range(passes):
+                model.set_requires_gradient_sync(number == passes - 1)
+                samples = 32 * (1 + rank()) * (1 + number)
+                (model(torch.full((samples, 2), 1.0)).float().mean(0) * 4096 * (1 + rank())).sum().backward()
+            found = full(model.weight.grad).clone()
+            optimizer.step()
+        return found
+
+    for reduce_dtype in (torch.float32, torch.float16):
+        for passes in (1, 2):
+            expected = torch.full((2, 2), 4096 * (1 * 1 + 2 * 2) / 3)
+            with outside_of_arenas():
+                torch.testing.assert_close(gradients(reduce_dtype, passes), expected, rtol=1e-2, atol=0)
+            if reduce_dtype == torch.float32:
+                torch.testing.assert_close(gradients(reduce_dtype, passes), expected, rtol=1e-2, atol=0)
 
 
 @use

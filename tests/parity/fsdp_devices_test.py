@@ -96,7 +96,53 @@ def a_timeline_with_transfers():
     assert re.search(r"compute +communication +gather +reduce\n", str(graph))
 
 
-OURS_ALONE = {f.__name__: f for f in (units_that_are_built_anew, writes_between_evaluations, a_timeline_with_transfers)}
+class Factor(nn.Module):
+    """Its gradient is -0.0 where the input is -0.0: an elementwise product rounds nothing, and adds nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def absent_gradients_that_keep_the_signs_of_zeros():
+    """With an order of additions, a rank without a gradient adds nothing: -0.0 + 0.0 would be 0.0."""
+    from internals.fsdp import Part, state_of
+
+    from shoal.fsdp import fully_shard
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.everywhere, self.on_rank_0 = Factor(), Factor()
+
+        def forward(self, x):
+            out = self.everywhere(x)
+            return out if rank() else out + self.on_rank_0(x)
+
+    model = Net()
+    fully_shard(model)
+    settings = state_of(model).settings
+    settings.reduce_unused = True
+    settings.part = Part(rank(), torch.distributed.get_world_size(), last=True)
+    model(torch.full((4, 4), -0.0)).sum().backward()
+    for module in (model.everywhere, model.on_rank_0):
+        gradient = module.weight.grad.full_tensor()
+        assert not gradient.any()
+        assert gradient.signbit().all()
+
+
+OURS_ALONE = {
+    f.__name__: f
+    for f in (
+        units_that_are_built_anew,
+        writes_between_evaluations,
+        a_timeline_with_transfers,
+        absent_gradients_that_keep_the_signs_of_zeros,
+    )
+}
 
 
 def over_process_groups():

@@ -24,6 +24,7 @@ def join(
     weight: str = "world",
     after_backward: Callable[[], Any] | None = None,
     after_step: Callable[[], Any] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Iterator[None]:
     """Wraps a training loop whose ranks may have different numbers of batches. A rank that leaves its loop joins the others' steps until
     all ranks have left. It contributes zero gradients, and updates its own shards with ``optimizers``.
@@ -36,9 +37,11 @@ def join(
     Where collectives gather units (devices, extensions, custom communication), a rank without batches repeats its last one with gradients
     of zeros, and keeps its buffers and generators. The ranks agree before each forward of the root and each backward, for which the host
     waits. Each forward with gradients has one backward there, and each one that reduces is followed by an optimizer's step; otherwise all
-    ranks raise InvalidArgument. A GradScaler is no part of ``join``.
-    Raises InvalidArgument for another weight, for a model that is not sharded, and on all ranks if one has no batch to repeat. Raises
-    NotImplementedError for a model on several meshes.
+    ranks raise InvalidArgument.
+    ``scaler``: the GradScaler of the loop. Joined ranks call its ``step`` and ``update``, too, so that all ranks agree on infinite
+    gradients; a rank without batches contributes none. ``after_backward`` unscales if the loop does.
+    Raises InvalidArgument for another weight, for a model that is not sharded, at the first step of a GradScaler that is not ``scaler``,
+    and on all ranks if one has no batch to repeat. Raises NotImplementedError at once for a model on several meshes.
     """
     if weight not in ("world", "samples"):
         raise InvalidArgument(f"weight={weight!r} of join is unknown", hint="pass 'world' or 'samples'")
@@ -47,56 +50,123 @@ def join(
         raise InvalidArgument(
             "this model was not sharded by shoal.fsdp.fully_shard", hint="pass join the outermost module on which fully_shard was called"
         )
+    _refuse_several_meshes(model)
     chosen = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-    if any(u.gathered is not None for s in map(state_of, model.modules()) if s is not None for u in s.units):
-        yield from _repeating(model, state, weight == "samples", chosen, after_backward, after_step)
-        return
-    state.settings.weigh_samples, state.settings.joining = weight == "samples", True
+    steps = _Steps(chosen, scaler, state.data.device, after_backward, after_step)
+    with _no_scaler(chosen) if scaler is None else _skipping(scaler, model, steps):
+        if any(u.gathered is not None for s in map(state_of, model.modules()) if s is not None for u in s.units):
+            yield from _repeating(model, state, weight == "samples", steps)
+            return
+        state.settings.weigh_samples, state.settings.joining = weight == "samples", True
+        try:
+            yield
+            if state.root is None:  # this rank had no batch, but must take part in the others' first step
+                state.lazy_init()
+                state.root.adopt()
+                state.root.enter()
+            _serve(roots_in(model), steps)
+        finally:
+            state.settings.weigh_samples = state.settings.joining = False
+            for root in roots_in(model):
+                root.step.set_joining(False)
+
+
+class _Steps:
+    """The program's optimizer steps, as a rank without batches repeats them."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer], scaler, device: torch.device, after_backward, after_step):
+        self.optimizers, self.scaler = optimizers, scaler
+        self.skipped: Callable[[], None] | None = None  # called when the scaler has skipped a step of the program
+        self._device, self._after_backward, self._after_step = device, after_backward, after_step
+
+    def __call__(self) -> None:
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros((), device=self._device))  # makes its tensors, if this rank has had no batch
+        if self._after_backward is not None:
+            self._after_backward()
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+            optimizer.zero_grad()
+        if self.scaler is not None:
+            self.scaler.update()
+        if self._after_step is not None:
+            self._after_step()
+
+
+@contextmanager
+def _skipping(scaler: torch.amp.GradScaler, model: nn.Module, steps: _Steps) -> Iterator[None]:
+    """A step that the scaler skips counts as one that writes nothing."""
+    step = scaler.step
+
+    def stepping(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        stepped: list[Any] = []
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        try:
+            result = step(optimizer, *args, **kwargs)
+        finally:
+            hook.remove()
+        if not stepped:
+            for root in roots_in(model):
+                root.optimizer_begin()
+                root.optimizer_end()
+            if steps.skipped is not None:
+                steps.skipped()
+        return result
+
+    scaler.step = stepping  # type: ignore[method-assign]
     try:
         yield
-        if state.root is None:  # this rank had no batch, but must take part in the others' first step
-            state.lazy_init()
-            state.root.adopt()
-            state.root.enter()
-        _serve(roots_in(model), chosen, after_backward, after_step)
     finally:
-        state.settings.weigh_samples = state.settings.joining = False
-        for root in roots_in(model):
-            root.step.set_joining(False)
+        del scaler.step
 
 
-def _repeating(model, state: State, weighs: bool, optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> Iterator[None]:
-    """Collectives gather some unit: this rank repeats its last batch when it has no further one."""
+@contextmanager
+def _no_scaler(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
+    """Refuses the first step of a GradScaler: a rank without batches would not agree on infinite gradients with the others."""
 
-    def after_pass() -> None:
-        _step(optimizers, after_backward, after_step)
+    def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is not None:
+            raise InvalidArgument(
+                "a GradScaler steps an optimizer inside join, and ranks without batches know no scaler",
+                hint="pass it to join: scaler=scaler",
+            )
 
-    state.settings.weigh_samples = weighs
-    repeats = Repeats(model, state, weighs, optimizers)
+    name = "_step_supports_amp_scaling"  # with it, a scaler calls the optimizer also for infinite gradients
+    before = [vars(o).get(name) for o in optimizers]
+    hooks = [o.register_step_pre_hook(refuse) for o in optimizers]
+    for o in optimizers:
+        setattr(o, name, True)
     try:
         yield
-        roots = roots_in(model)
-        if len(roots) > 1 or any(len(r.models) != 1 for r in roots):
-            raise _several_meshes()
-        repeats.serve(after_pass)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for o, value in zip(optimizers, before, strict=True):
+            if value is None:
+                delattr(o, name)
+            else:
+                setattr(o, name, value)
+            for left in ("found_inf", "grad_scale"):  # by a step that was refused
+                vars(o).pop(left, None)
+
+
+def _repeating(model, state: State, weighs: bool, steps: _Steps) -> Iterator[None]:
+    """Collectives gather some unit: this rank repeats its last batch when it has no further one."""
+    state.settings.weigh_samples = weighs
+    repeats = Repeats(model, state, weighs, steps.optimizers)
+    steps.skipped = repeats.stepped
+    try:
+        yield
+        repeats.serve(steps)
     finally:
         repeats.end()
         state.settings.weigh_samples = False
 
 
-def _step(optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:
-    if after_backward is not None:
-        after_backward()
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    if after_step is not None:
-        after_step()
-
-
-def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_backward, after_step) -> None:
-    if len(roots) != 1 or len(roots[0].models) != 1:
-        raise _several_meshes()
+def _serve(roots: list[Root], steps: _Steps) -> None:
     root, model = roots[0], roots[0].models[0]
     if root.window_open:
         root.enter()
@@ -109,11 +179,20 @@ def _serve(roots: list[Root], optimizers: list[torch.optim.Optimizer], after_bac
             root.step.serve_publication(0, u.state.index, u.state.units.index(u))
         elif what == "window":
             root.step.serve_window()
-            _step(optimizers, after_backward, after_step)
+            steps()
             root.enter()
         else:
             return
 
 
-def _several_meshes() -> Unimplemented:
-    return Unimplemented("join of a model on several meshes is not in this release", hint="give every rank the same number of batches")
+def _refuse_several_meshes(model: nn.Module) -> None:
+    by_ranks: dict[tuple[tuple[int, ...], int], str] = {}
+    for name, s in ((name, state_of(m)) for name, m in model.named_modules()):
+        for u in () if s is None else s.units:
+            by_ranks.setdefault(u.data.key, name)
+    if len(by_ranks) > 1:
+        places = [f"{name or 'the root'} has {replicas} x {ranks}" for (ranks, replicas), name in by_ranks.items()]
+        raise Unimplemented(
+            f"join of a model on several meshes (replicas x ranks) is not in this release: {', '.join(places)}",
+            hint="give every rank the same number of batches",
+        )

@@ -40,7 +40,7 @@ class Repeats:
         self._pending = False  # a forward waits for its backward
         self._unstepped = False  # no optimizer has used the gradients of the last pass that reduced
         self._hooks = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)]
-        self._hooks += [o.register_step_post_hook(self._stepped) for o in optimizers]
+        self._hooks += [o.register_step_post_hook(self.stepped) for o in optimizers]
         state.settings.before_pass = self._before_pass
 
     def end(self) -> None:
@@ -107,7 +107,8 @@ class Repeats:
         self._pending = False
         self._unstepped |= any(r.reduces for r in self._rules)
 
-    def _stepped(self, *_: Any) -> None:
+    def stepped(self, *_: Any) -> None:
+        """An optimizer has used the gradients, or a GradScaler has skipped its step."""
         self._unstepped = False
 
     def _agree(self, phase: _Phase, samples: int = 0, wrong: bool = False) -> _Phase:

@@ -62,9 +62,8 @@ class Root:
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
-        self.repeats = False  # this pass repeats a batch, whose gradients do not count
-        self.total_samples: float | None = None  # the samples of all ranks, where collectives weigh gradients by them
-        self.total_kept = 0.0
+        self.total_kept = 0.0  # samples of all ranks in passes whose gradients are not reduced yet, and in the first of these
+        self._first_total: float | None = None
         self.rows_event: Any = None  # the program's: rows have their values there; without it, the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
@@ -95,6 +94,23 @@ class Root:
     def inputs(self) -> int:
         """The number of units whose packed gradients may be under way in collectives. FSDP2's default is 1."""
         return max((s.settings.max_input_buffers or 1 for s in self.states), default=1)
+
+    @property
+    def repeats(self) -> bool:
+        """This pass repeats a batch, whose gradients do not count."""
+        return self.states[0].settings.repeats
+
+    def weight(self, by_collectives: bool) -> float | None:
+        """The factor of this pass's gradients; None: 1. Before collectives add them up, the samples of all ranks are known, and ``scale``
+        completes the factor to a mean. Both are near 1, so that fp16 gradients do not overflow. The engine divides by the samples."""
+        total = self.states[0].settings.total_samples if by_collectives else None
+        return self.samples if self.samples is None or total is None else self.samples / max(self._first_total or total, 1.0)
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of a collective's sum, if the gradients in it were multiplied by ``weight``; else None."""
+        total = self.states[0].settings.total_samples
+        return None if total is None else (self._first_total or total) / max(self.total_kept + total, 1.0)
 
     @property
     def window_open(self) -> bool:
@@ -373,7 +389,7 @@ class Root:
     def keep(self, unit: int, group: int, reshard: bool) -> None:
         s = self.states[unit]
         s.units[group].model.backward_end(s.units[group].index, [], 1.0, True, reshard)
-        weight = s.settings.share if self.samples is None else self.samples
+        weight = s.settings.share if self.samples is None else self.weight(s.units[group].reduces_by_collectives)
         for p in s.units[group].parameters:
             if self.repeats:
                 p.gradient.zero()
@@ -395,8 +411,9 @@ class Root:
     def samples_used(self, kept: bool) -> None:
         if self.samples is not None:
             self.samples_kept = self.samples_kept + self.samples if kept else 0
-        if self.total_samples is not None:
-            self.total_kept = self.total_kept + self.total_samples if kept else 0.0
+        if (total := self.states[0].settings.total_samples) is not None:
+            self._first_total = (self._first_total or total) if kept else None
+            self.total_kept = self.total_kept + total if kept else 0.0
 
     def reduce_added(self) -> None:
         self.added.reduce()

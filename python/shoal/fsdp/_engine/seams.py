@@ -65,9 +65,6 @@ class RootSeam(Protocol):
     window_open: bool
     samples: int | None
     samples_kept: int
-    repeats: bool
-    total_samples: float | None
-    total_kept: float
     prefetch_depth: int
     reductions: Any
     copies: dict[ShardedParameter, torch.Tensor]

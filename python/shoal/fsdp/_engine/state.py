@@ -235,7 +235,6 @@ class State:
             if self.data.device.type != "cpu":  # as FSDP2's root
                 moved, moved_kwargs = _to_kwargs(args, kwargs, self.data.device, False)
                 args, kwargs = moved[0], moved_kwargs[0]
-            root.repeats, root.total_samples = settings.repeats, settings.total_samples
             root.samples = (0 if root.repeats else samples_of(args, kwargs)) if settings.weigh_samples else None
         if not recomputed:
             _unshard_elsewhere(root, settings.forward_prefetch)

@@ -128,8 +128,8 @@ class Unit:
     @property
     def scale(self) -> float:
         root, part = self.state.root, self.state.settings.part
-        if root is not None and root.total_samples is not None:
-            return 1.0 / max(root.total_samples + root.total_kept, 1.0)
+        if root is not None and root.scale is not None:
+            return root.scale
         return 1.0 / (self.divide_factor or (len(self.data.ranks) if part is None else part.total))
 
     @property
@@ -157,7 +157,7 @@ class Unit:
             if s.root.repeats:
                 p.gradient.zero()
             elif s.root.samples is not None:
-                p.gradient.weigh(s.root.samples)
+                p.gradient.weigh(s.root.weight(self.reduces_by_collectives))
         if self.reduces_by_collectives:
             self.gathered.begin_reduce(everywhere)
             self.model.backward_end(self.index, [], 1.0, True, reshard)

@@ -67,12 +67,16 @@ class ParameterGradient:
         self._parts.clear()
 
     def weigh(self, by: float) -> None:
-        """Multiplies the whole gradient of the last backward by a weight. With 0 it is dropped, even if it is not finite."""
+        """Multiplies the whole gradient of the last backward by a weight. With 0 it is dropped, even if it is not finite. fp16 would
+        overflow by a weight above 1, so the product is fp32."""
         whole = self._views.unsharded
         if whole is None or whole.grad is None or by == 1:
             return
         if by == 0:
             whole.grad = None
+        elif whole.grad.dtype == torch.float16 and by > 1:
+            grad = self._of_backward(torch.float32)
+            self._accumulated = grad.mul_(by) if self._accumulated is None else self._accumulated + grad.mul_(by)
         else:
             whole.grad.mul_(by)
 
