@@ -134,12 +134,31 @@ def absent_gradients_that_keep_the_signs_of_zeros():
         assert gradient.signbit().all()
 
 
+def timelines_of_two_models():
+    """A model's graph has no transfers of another one that runs between its forward and its backward."""
+    from shoal.fsdp import fully_shard, step_graph
+
+    models = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))]
+    for model in models:
+        fully_shard(model if isinstance(model, nn.Linear) else model[0])
+    fully_shard(models[1])
+    for _ in range(3):
+        out = [model(torch.ones(2, 4)).sum() for model in models]
+        for loss in out:
+            loss.backward()
+    for model, unit in zip(models, ("root", "0"), strict=True):
+        transfers = {n.label for n in step_graph(model).nodes if n.lane in ("gather", "reduce")}
+        expected = {f"all_gather({unit})", f"reduce_scatter({unit})"} if torch.distributed.get_world_size() > 1 else set()
+        assert transfers == expected
+
+
 OURS_ALONE = {
     f.__name__: f
     for f in (
         units_that_are_built_anew,
         writes_between_evaluations,
         a_timeline_with_transfers,
+        timelines_of_two_models,
         absent_gradients_that_keep_the_signs_of_zeros,
     )
 }

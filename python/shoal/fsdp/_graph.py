@@ -177,8 +177,11 @@ def _words(n: Node) -> str:
     return f"{_SHORT.get(n.op, n.op)} {what}{part}".rstrip() + (f" [{n.micro}]" if n.micro else "")
 
 
-def of_model(model, memory: dict[str, int] | Memory | None = None, timelines: Sequence[Timeline] = ()) -> StepGraph:
-    """Converts a native model that has a plan, or a native graph. ``timelines``: those of its devices."""
+def of_model(
+    model, memory: dict[str, int] | Memory | None = None, timelines: Sequence[Timeline] = (), number: int | None = None
+) -> StepGraph:
+    """Converts a native model that has a plan, or a native graph. ``timelines``: those of its devices, of which it takes the transfers of
+    the ``Root`` with this ``number``."""
     planned, measured = model.graph_planned(), model.graph_measured()
     nodes = [
         Node(
@@ -195,15 +198,15 @@ def of_model(model, memory: dict[str, int] | Memory | None = None, timelines: Se
         for i, n in enumerate(model.graph_nodes())
     ]
     perfetto = model.graph_perfetto()
-    transfers = _transfers(timelines, len(nodes), *model.measured_between()) if timelines and measured else []
+    transfers = _transfers(timelines, len(nodes), *model.measured_between(), number) if timelines and measured else []
     if transfers:
         nodes += transfers
         perfetto = _with_transfers(perfetto, transfers)
     return StepGraph(nodes, model.graph_table(), perfetto, Memory(**memory) if isinstance(memory, dict) else memory)
 
 
-def _transfers(timelines: Sequence[Timeline], first: int, begin: float, end: float) -> list[Node]:
-    found = [t for timeline in timelines for t in timeline.between(begin, end)]
+def _transfers(timelines: Sequence[Timeline], first: int, begin: float, end: float, model: int | None) -> list[Node]:
+    found = [t for timeline in timelines for t in timeline.between(begin, end, model)]
     return [
         Node(first + i, f"{t.op}({t.unit})", t.lane, (), None, ((a - begin) * 1e6, (b - begin) * 1e6), t.op, (t.unit,))
         for i, (t, a, b) in enumerate(found)

@@ -398,7 +398,7 @@ def step_graph(model: nn.Module, example_inputs: Any = None, optimizer: torch.op
         m.end_step()
     if root.models[0].has_plan:
         timelines = [t.streams.timeline for t in root.transfers]
-        return _graph.of_model(root.models[0], plan.memory_of(root, activations, optimizer), timelines)
+        return _graph.of_model(root.models[0], plan.memory_of(root, activations, optimizer), timelines, root.number)
     if boundaries is None:
         raise InvalidArgument("there is no step to show yet", hint="run a training step, or pass example_inputs=")
     units = root.units_of[0]

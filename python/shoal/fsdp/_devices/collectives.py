@@ -55,12 +55,13 @@ class Collectives:
 
     def __init__(self, label: str):
         self.label = label
+        self.model: int | None = None  # the number of the unit's Root
         self.all_gather: Any = None
         self.reduce_scatter: Any = None
         self.reduce_group: Any = None  # a process group of reductions only, beside that of gathers
 
     def _timed(self, streams: Streams, lane: str, op: str, begin: Callable[[], Mark]) -> Mark:
-        return streams.timeline.timed(lane, op, self.label, begin)
+        return streams.timeline.timed(lane, op, self.label, begin, self.model)
 
     # ---- parameters ----
 

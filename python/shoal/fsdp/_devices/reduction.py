@@ -181,6 +181,6 @@ class Reduction:
             local = rows.to(p.dtype)
             if p.home != local.device:
                 pinned = p.pinned and p.views.sharded.grad is None and not p.views.sharded._backward_hooks
-                local = self._transfers.to_host(local, pinned, (stream, self._summed_on()))
+                local = self._transfers.to_host(local, pinned, (stream, self._summed_on()), model=self._collectives.model)
             p.gradient.add(p.dtensor(local.contiguous()))
             target.accumulated(p)

@@ -240,13 +240,18 @@ class Transfers:
                 mark.wait()
 
     def to_host(
-        self, gradient: torch.Tensor, pinned: bool, allocated_on: Sequence[AbstractContextManager], awaited: bool = True
+        self,
+        gradient: torch.Tensor,
+        pinned: bool,
+        allocated_on: Sequence[AbstractContextManager],
+        awaited: bool = True,
+        model: int | None = None,
     ) -> torch.Tensor:
         """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish`` if it is ``awaited``.
-        ``allocated_on``: the streams to whose pools the gradient's memory may return."""
+        ``allocated_on``: the streams to whose pools the gradient's memory may return. ``model``: the number of its ``Root``."""
         if not pinned or self.streams.asynchronous:
             return gradient.to("cpu")
-        out = self.copy_to_host(gradient, "gradients")
+        out = self.copy_to_host(gradient, "gradients", model)
         with self.streams.copies:
             mark = self.streams.mark()
         if awaited:
@@ -254,7 +259,7 @@ class Transfers:
         self._copied.append((mark, gradient, allocated_on))
         return out
 
-    def copy_to_host(self, t: torch.Tensor, label: str = "step") -> torch.Tensor:
+    def copy_to_host(self, t: torch.Tensor, label: str = "step", model: int | None = None) -> torch.Tensor:
         """Copies to pinned memory on the stream of copies. The caller waits there for the end, and keeps ``t`` until then."""
         if self.streams.asynchronous:
             return t.to("cpu")
@@ -262,7 +267,7 @@ class Transfers:
         computed = self.streams.mark()
         with self.streams.copies:
             computed.wait()
-            self.streams.timeline.timed("copies", "copy", label, lambda: out.copy_(t, non_blocking=True))
+            self.streams.timeline.timed("copies", "copy", label, lambda: out.copy_(t, non_blocking=True), model)
         return out
 
     def free_copied(self) -> None:

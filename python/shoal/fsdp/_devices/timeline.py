@@ -53,11 +53,13 @@ class DeviceStamps:
 
 @dataclass
 class Transfer:
-    """``lane``: "gather", "reduce" or "copies". ``issued``: when the host began it."""
+    """``lane``: "gather", "reduce" or "copies". ``issued``: when the host began it. ``model``: the number of its ``Root``; None: it may
+    concern several, as a checkpoint's copies do."""
 
     lane: str
     op: str
     unit: str
+    model: int | None
     issued: float
     begin: Any
     end: Any = None
@@ -71,9 +73,9 @@ class Timeline:
         self._stamps = stamps
         self._transfers: deque[Transfer] = deque(maxlen=_KEPT)
 
-    def timed(self, lane: str, op: str, unit: str, begin: Callable[[], Any]) -> Any:
+    def timed(self, lane: str, op: str, unit: str, begin: Callable[[], Any], model: int | None = None) -> Any:
         """Calls ``begin``, which puts a transfer on the present stream, or returns a mark with ``then``."""
-        transfer = Transfer(lane, op, unit, time.monotonic(), self._stamps.stamp())
+        transfer = Transfer(lane, op, unit, model, time.monotonic(), self._stamps.stamp())
         mark = begin()
         then = getattr(mark, "then", None)
 
@@ -88,10 +90,11 @@ class Timeline:
         self._transfers.append(transfer)
         return mark
 
-    def between(self, begin: float, end: float) -> list[tuple[Transfer, float, float]]:
-        """The transfers that the host began between these times and that have ended, each with its own times."""
+    def between(self, begin: float, end: float, model: int | None = None) -> list[tuple[Transfer, float, float]]:
+        """The transfers of a model that the host began between these times and that have ended, each with its own times."""
         until = time.monotonic() + _LATE_S
-        among = [t for t in list(self._transfers) if begin <= t.issued < end]  # another thread may append
+        kept = list(self._transfers)  # another thread may append
+        among = [t for t in kept if begin <= t.issued < end and (model is None or t.model in (None, model))]
         found = [t for t in among if t.ended.wait(max(0.0, until - time.monotonic()))]
         times = self._stamps.times([stamp for t in found for stamp in (t.begin, t.end)])
         return [(t, *span) for t, span in zip(found, zip(times[::2], times[1::2], strict=True), strict=True)]

@@ -63,6 +63,8 @@ class Gathered:
     def __init__(self, unit: UnitSeam):
         self._unit = unit
         self.collectives = Collectives(unit.state.name)
+        if unit.state.root is not None:
+            self.collectives.model = unit.state.root.number
         self._private = False
         self._whole: dict[ShardedParameter, _Whole] = {}
         self._shown = False

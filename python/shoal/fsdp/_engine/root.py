@@ -6,6 +6,7 @@ carries out the actions among ranks itself and calls a method of ``Root`` for ea
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from functools import partial
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.fsdp._engine.unit import Unit
 
 _ALL = -1  # kAllUnits of an action
+_numbers = itertools.count()
 
 
 class ForwardToken:
@@ -57,6 +59,7 @@ class Root:
 
     def __init__(self, states: list[StateSeam]):
         self.states = states
+        self.number = next(_numbers)  # in this process
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
@@ -145,7 +148,7 @@ class Root:
             for index, u in enumerate(units):
                 u.model, u.place, u.index = model, place, index
                 if u.gathered is not None:
-                    u.gathered.collectives.label = u.state.name or "root"
+                    u.gathered.collectives.label, u.gathered.collectives.model = u.state.name or "root", self.number
         self.step.set_models(self.models, [[u.group() for u in s.units] for s in self.states], self.slots, self.inputs)
         self.transfers: list[Transfers] = [transfers.of(device) for device in {u.data.device for u in self.units}]
         self.complete = True

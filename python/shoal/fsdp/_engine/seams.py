@@ -59,6 +59,7 @@ class RootSeam(Protocol):
     """The units of one model (``root.py``), for their states and what those hold."""
 
     states: list[StateSeam]
+    number: int
     units: list[UnitSeam]
     models: list[_native.ShardedModel]
     step: _native.Step

@@ -24,6 +24,7 @@ class CopiedStep:
         self.arrays: list[tuple[torch.Tensor, str, torch.Tensor]] = []
         self.others: list[tuple[torch.Tensor, dict[str, Any], list[str]]] = []
         self._moves = moves
+        self._model: int | None = None  # the number of the model's Root
         self._singles: dict[torch.dtype, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         # With the sources, whose memory no other work may get before the copies have ended.
         self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor, torch.Tensor]] = []
@@ -36,6 +37,7 @@ class CopiedStep:
         """Begins to copy what the present stream leaves. ``states``: those that each parameter of the optimizer may have."""
         step = cls(moves)
         for p, q in pairs:
+            step._model = p.state.root.number
             if (known := states.get(id(p.views.sharded))) is not None:
                 step._take(p, q.views.sharded, optimizer.state.get(p.views.sharded) or {}, known)
         # One copy for all counters: a copy for each would take longer than those of the rows.
@@ -75,7 +77,7 @@ class CopiedStep:
             self.arrays.append((q, name, self._to_host(local)))
 
     def _to_host(self, t: torch.Tensor) -> torch.Tensor:
-        taken = self._moves.copy_to_host(t)
+        taken = self._moves.copy_to_host(t, model=self._model)
         return taken.clone() if taken is t else taken
 
 

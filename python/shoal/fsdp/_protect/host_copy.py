@@ -240,7 +240,7 @@ class HostCopy:
             )
         members = {of for group in self._members for of in group}
         moves = self._transfers
-        pools = self._pools()
+        pools, model = self._pools(), self.pairs[0][0].state.root.number
         self._taken = []
         sums = _sums(p.own for p, _ in self.pairs)
         for p, q in self.pairs:
@@ -253,9 +253,9 @@ class HostCopy:
                     f"a protected parameter of {q.dtype} has a gradient of {local.dtype}: {p.name}",
                     hint="use gradients of the parameter's dtype",
                 )
-            taken = moves.to_host(local, True, pools, awaited=False)
+            taken = moves.to_host(local, True, pools, awaited=False, model=model)
             self._taken.append(taken.clone() if taken is local else taken)
-        self._sums = moves.to_host(sums, True, pools, awaited=False)
+        self._sums = moves.to_host(sums, True, pools, awaited=False, model=model)
         with moves.streams.copies:
             self._copied = moves.streams.mark()
         if any(getattr(o, "grad_scale", None) is not None for o in self._originals):
