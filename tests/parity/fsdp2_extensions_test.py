@@ -5,7 +5,7 @@ import torch
 from compared_runs import STEPS, Cases, Net, Seen, batch, rank, run_cases, sharded, train, world
 from launching.trained import check, worlds
 from torch import nn
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 case = Cases()
@@ -209,8 +209,11 @@ def a_wrapper_tensor_with_extensions_initialised_on_the_meta_device(api):
         assert local.is_meta
         model.to_empty(device="cpu")
     with torch.no_grad():
-        for i, p in enumerate(model.parameters()):
-            p.fill_(0.1 - 0.02 * i)
+        # Not one value for all: behind a LayerNorm gradients would then be rounding errors, which AdamW takes for whole steps.
+        generator = torch.Generator().manual_seed(1)
+        for p in model.parameters():
+            value = torch.randn(p.shape, generator=generator) / 4
+            p.copy_(value if api.plain else distribute_tensor(value, p.device_mesh, p.placements))
     if not api.plain:
         assert type(model.blocks[0][0].weight._local_tensor) is Pair
     return train(api, model)
