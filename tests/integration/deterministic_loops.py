@@ -30,8 +30,8 @@ class Samples:
 
 def build(config):
     """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers), "optimizer", "accumulates" (batches per
-    step of the optimizer) and "devices" are optional. The last one is True for a model outside of arenas, and "own groups" if Shoal's
-    groups move its bytes."""
+    step of the optimizer), "evaluates" (in "each" part, or in the "last") and "devices" are optional. The last one is True for a model
+    outside of arenas, and "own groups" if Shoal's groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -65,6 +65,11 @@ def train_step(state, batch, config, killer):
 
     noisy, tokens = batch
     killer.at(state, "begin")
+    if (evaluates := config.get("evaluates")) == "each" or (evaluates == "last" and state.last_part):
+        state.model.eval()  # without dropout, whose draws would be the last part's
+        with torch.no_grad():
+            state.model(noisy)
+        state.model.train()
     logits = state.model(noisy).to(torch.float64 if config.get("double") else torch.float32)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     mean, right = state.mean(loss), state.mean((logits.argmax(-1) == tokens).float().mean())

@@ -61,7 +61,7 @@ class Repeats:
         before = [[getattr(r, name) for name in _RULES] for r in self._rules]
         out: list[torch.Tensor] = []
         device = self._state.data.device
-        buffers = _Buffers(self._model)
+        buffers = Buffers(self._model)
         try:
             while (phase := self._agree(_Phase.NONE)) is not _Phase.NONE:
                 self._state.settings.repeats = True
@@ -96,7 +96,7 @@ class Repeats:
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint's forward repeats one that all ranks have run
-        self._batch = _apply_to_tensors(_detached, args), _apply_to_tensors(_detached, kwargs)
+        self._batch = _apply_to_tensors(detached, args), _apply_to_tensors(detached, kwargs)
         trains = torch.is_grad_enabled()
         wrong = trains and (self._pending or self._unstepped)
         self._agree(_Phase.FORWARD if trains else _Phase.EVALUATION, samples_of(args, kwargs), wrong)
@@ -146,7 +146,7 @@ class Repeats:
         return agreed
 
 
-def _detached(t: torch.Tensor) -> torch.Tensor:
+def detached(t: torch.Tensor) -> torch.Tensor:
     """A batch that may carry the graph of another module, without it."""
     return t.detach().requires_grad_(t.requires_grad)
 
@@ -156,7 +156,7 @@ def _set_rules(rules: Any, values: list[bool]) -> None:
         setattr(rules, name, value)
 
 
-class _Buffers:
+class Buffers:
     """The buffers of a model as they are now, which a repeated batch must not change."""
 
     def __init__(self, model: nn.Module):

@@ -20,6 +20,7 @@ from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part, blocks
 from shoal.train._data.batches import BatchPart, Shares, mixed
 from shoal.train._data.order import other_order
+from shoal.train._pads import Pads, gathers
 from shoal.train._parts import Parts
 from shoal.train._state import State, seed_all, sharded_models
 from shoal.train._worker import Worker
@@ -37,6 +38,7 @@ class Gang:
         self._communicator: Any = None
         self._words = torch.zeros(3, dtype=torch.int64)
         self._weighed: list[UnitState] = []
+        self._pads: list[Pads] = []
         self.parts = None if worker is None or not worker.scaling.logical_ranks else Parts(state, worker)  # with deterministic=True
         self.repeats = False  # the loop is a step that can run again
 
@@ -82,12 +84,16 @@ class Gang:
             return
         part = Part(batch.number, shares.num_parts, batch.number == shares.parts[-1])
         self._weigh(share, part)
+        for pads in self._pads:
+            pads.begin(part, self.rank, self.size)
         self.parts.begin(part, shares.parts[0])
         seed_all(mixed(state.seed, state.epoch, state.batch, part.number, _BODY))
 
     def end_parts(self) -> None:
         """Between two loops."""
         self._weigh(None, None)
+        for pads in self._pads:
+            pads.leave()
         if self.parts is not None:
             self.parts.running = False
         if self._worker is not None and self._worker.gang in (None, self):  # else a loop that was left ends late, while the next one runs
@@ -103,6 +109,8 @@ class Gang:
         if not self._weighed:
             inner = (m for model in sharded_models(self._state) for m in model.modules())
             self._weighed = [s for s in map(state_of, inner) if s is not None]
+            if self.parts is not None:
+                self._pads = [Pads(model, self._weighed) for model in sharded_models(self._state) if gathers(model)]
         for s in self._weighed:
             s.settings.share = share
             if self.parts is not None:

@@ -23,6 +23,7 @@ from shoal.fsdp._engine.state import State as UnitState
 from shoal.fsdp._parameters.logical import Part
 from shoal.fsdp._parameters.parameter import Kind
 from shoal.optim import SGD, Adam
+from shoal.train._pads import gathers
 from shoal.train._scaling_config import ScalingConfig
 from shoal.train._state import State
 from shoal.train._worker import Worker
@@ -136,9 +137,17 @@ def _function_of(method: Any) -> Callable:
 
 def check_deterministic(state: State, scaling: ScalingConfig) -> None:
     """Raises Unimplemented, or InvalidArgument for what the loop can change, if some object of the state would depend on the workers."""
+    collected = [name for name, o in state.objects.items() if isinstance(o, nn.Module) and gathers(o)]
+    workers = scaling.num_workers
+    if len(collected) > 1 and (not isinstance(workers, int) or workers & (workers - 1)):
+        raise Unimplemented(
+            f"deterministic=True: all workers gather the parameters of {' and '.join(collected)} together, so several models need workers "
+            "that play equally many logical ranks",
+            hint="fix 1, 2, 4 or another power of two as num_workers",
+        )
     for name, o in state.objects.items():
         if isinstance(o, nn.Module):
-            _check_model(name, o, scaling)
+            _check_model(name, o)
         elif isinstance(o, Optimizer) and not isinstance(o, (Adam, SGD)):
             raise Unimplemented(
                 f"deterministic=True does not know if an element's update by {type(o).__module__}.{type(o).__name__} depends on the shards",
@@ -148,7 +157,7 @@ def check_deterministic(state: State, scaling: ScalingConfig) -> None:
             raise Unimplemented("deterministic=True with a GradScaler is not in this release", hint="train in bfloat16, which needs none")
 
 
-def _check_model(name: str, model: nn.Module, scaling: ScalingConfig) -> None:
+def _check_model(name: str, model: nn.Module) -> None:
     for where, m in model.named_modules():
         if isinstance(m, _NormBase) and m.track_running_stats and m.training:
             raise Unimplemented(
@@ -156,7 +165,7 @@ def _check_model(name: str, model: nn.Module, scaling: ScalingConfig) -> None:
                 hint="use GroupNorm or LayerNorm, or freeze the statistics with eval()",
             )
         if (unit_state := state_of(m)) is not None:
-            _check_units(unit_state, scaling)
+            _check_units(unit_state)
     for where, p in model.named_parameters():
         if p.requires_grad and not isinstance(p, DTensor):
             raise InvalidArgument(
@@ -165,14 +174,7 @@ def _check_model(name: str, model: nn.Module, scaling: ScalingConfig) -> None:
             )
 
 
-def _check_units(state: UnitState, scaling: ScalingConfig) -> None:
-    unequal = scaling.elastic or state.data.shards & (state.data.shards - 1)
-    if unequal and any(u.gathered is not None and u.gathered.gathers for u in state.units):
-        raise Unimplemented(
-            f"deterministic=True: in {state.name or 'the root'} all workers gather together, so they have to play equally many logical "
-            "ranks",
-            hint="train on 1, 2, 4 or more workers that do not change, or on CPUs with plain tensors",
-        )
+def _check_units(state: UnitState) -> None:
     if state.data.replicas > 1:
         raise Unimplemented("deterministic=True takes a mesh of shards, not one with replicas", hint="call fully_shard without a 2-D mesh")
     custom = any(u.gathered is not None and u.gathered.reduce_scatter is not None for u in state.units)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.exceptions import InvalidArgument, Unimplemented
+from shoal.exceptions import InvalidArgument
 
 _MOST_LOGICAL_RANKS = 64  # as shoal.fsdp._parameters.logical.MAXIMUM, which needs torch
 
@@ -23,7 +23,7 @@ class ScalingConfig:
     the training survives the loss of a node. ``"host"``: without replicas.
     ``deterministic``: losses and parameters have the same bits with any number of workers, through changes and deaths. The bits depend on
     the number of ``logical_ranks``: a power of two up to 64, by default the smallest that is not below the maximum of workers. Each worker
-    plays some of these ranks. With ``use_gpu``, their number is a power of two that does not change. See docs/training.md for the rest.
+    plays some of these ranks. See docs/training.md for the rest.
     ``use_gpu``: each worker also gets a GPU, or the share of one that ``resources_per_worker={"GPU": 0.5}`` states. It sees those of all
     workers of its node, in the order of local ranks, and its own is the current one. Workers that share a device have the transport
     ``cuda_ipc``, unless ``SHOAL_DEVICE_TRANSPORT`` names another. In an elastic training a worker sees its own device only, because the
@@ -67,12 +67,6 @@ class ScalingConfig:
             if given is not None:
                 raise InvalidArgument("logical_ranks without deterministic=True has no effect", hint="pass both, or neither")
             return
-        if self.use_gpu and (self.elastic or maximum & (maximum - 1)):
-            raise Unimplemented(
-                "deterministic=True with use_gpu=True takes 1, 2, 4 or more workers that do not change, not "
-                f"num_workers={self.num_workers!r}: devices gather parameters together, so all workers play equally many logical ranks",
-                hint="fix a power of two as num_workers; its bits are those of any other one",
-            )
         chosen = 1 << (maximum - 1).bit_length() if given is None else given
         if not hasattr(chosen, "__index__") or not 1 <= chosen <= _MOST_LOGICAL_RANKS or chosen & (chosen - 1):
             raise InvalidArgument(f"logical_ranks is a power of two from 1 to {_MOST_LOGICAL_RANKS}, not {chosen!r}")
