@@ -127,3 +127,13 @@ def test_errors_name_the_file(command, tmp_path):
         assert done.returncode == 2
         assert "broken.py, line 2 is no Python program" in json.loads(done.stdout)["message"]
     assert command("check", "--ignore", "taste", "broken.py").returncode == 2
+
+
+@pytest.mark.parametrize("words", [("check", "train.py"), ("migrate", "train.py"), ("checkpoint", "ls", "run")], ids=" ".join)
+def test_commands_in_python_run_no_file_of_the_working_directory(words, command, tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    for name in ("argparse.py", "json.py", "types.py", "shoal.py"):
+        (tmp_path / name).write_text("open('run', 'w')\n")
+    outcome = command(*words)
+    assert not (tmp_path / "run").exists()
+    assert "Traceback" not in outcome.stderr, outcome.stderr

@@ -1,13 +1,12 @@
 // checkpoint ls|verify|export|diff: run in Python, which has the formats.
-#include <unistd.h>
 
-#include <cerrno>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
@@ -21,13 +20,8 @@ struct CheckpointOptions {
 
 // Replaces this process by Python's command; returns only on failure.
 int run_checkpoint(const Common& common, std::vector<std::string> words) {
-  words.insert(words.begin(), {common.python, "-m", "shoal.checkpoint"});
   if (common.json) words.push_back("--json");
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  return failed(common, from_errno(errno, common.python));
+  return become_python_module(common, "shoal.checkpoint", words);
 }
 
 }  // namespace

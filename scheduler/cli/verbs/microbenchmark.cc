@@ -1,13 +1,12 @@
 // microbenchmark: runs in Python, as most figures measure calls between Python processes.
-#include <unistd.h>
 
-#include <cerrno>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "scheduler/cli/command_line.h"
+#include "scheduler/cli/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
@@ -21,14 +20,9 @@ struct MicrobenchmarkOptions {
 
 // Replaces this process by Python's benchmark; returns only on failure.
 int microbenchmark(const Common& common, const MicrobenchmarkOptions& options) {
-  std::vector<std::string> words = {common.python,  "-m",        "shoal._microbenchmark",           "--filter",
-                                    options.filter, "--seconds", fmt::format("{}", options.seconds)};
+  std::vector<std::string> words = {"--filter", options.filter, "--seconds", fmt::format("{}", options.seconds)};
   if (common.json) words.push_back("--json");
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  return failed(common, from_errno(errno, common.python));
+  return become_python_module(common, "shoal._microbenchmark", words);
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 // migrate, check: run in Python, which reads scripts by their syntax and imports none of them.
-#include <unistd.h>
-
-#include <cerrno>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/output.h"
+#include "scheduler/cli/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {
@@ -23,14 +20,9 @@ struct ScriptOptions {
 
 // Replaces this process by Python's command; returns only on failure.
 int run_scripts(const Common& common, std::vector<std::string> words, const std::string& script) {
-  words.insert(words.begin(), {common.python, "-m", "shoal._scripts"});
   if (common.json) words.push_back("--json");
   words.insert(words.end(), {"--", script});
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  return failed(common, from_errno(errno, common.python));
+  return become_python_module(common, "shoal._scripts", words);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "actors/protocol/wire/packages.h"
 #include "runtime/core/fd.h"
 #include "runtime/process/captured.h"
+#include "scheduler/cli/python_module.h"
 
 namespace shoal::scheduler::cli {
 
@@ -27,7 +28,7 @@ constexpr auto kPythonPatience = std::chrono::minutes(10);  // for packing a lar
 
 Result<std::string> run_python(const Common& common, const std::vector<std::string>& words) {
   runtime::SpawnSpec spec;
-  spec.argv = {common.python, "-m", "shoal._submitting"};
+  spec.argv = python_module(common, "shoal._submitting");
   spec.argv.insert(spec.argv.end(), words.begin(), words.end());
   spec.env = common.environment.entries();
   SHOAL_TRY(auto captured, runtime::run_captured(std::move(spec), {.time = kPythonPatience}));

@@ -1,15 +1,12 @@
 #include "scheduler/cli/verbs/training.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-
+#include "scheduler/cli/python_module.h"
 #include "scheduler/cli/verbs/job.h"
 
 namespace shoal::scheduler::cli {
 
 int run_on_training(const Common& common, const std::string& job, const std::string& module, const std::vector<std::string>& words) {
-  std::vector<std::string> line = {common.python, "-m", module};
+  std::vector<std::string> line;
   {
     auto cluster = connect_cluster(common);
     if (!cluster) return failed(common, cluster.error());
@@ -23,11 +20,7 @@ int run_on_training(const Common& common, const std::string& job, const std::str
   }
   line.insert(line.end(), words.begin(), words.end());
   if (common.json) line.push_back("--json");
-  std::vector<char*> argv;
-  for (auto& word : line) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  execvp(argv[0], argv.data());
-  return failed(common, from_errno(errno, common.python));
+  return become_python_module(common, module, line);
 }
 
 }  // namespace shoal::scheduler::cli
