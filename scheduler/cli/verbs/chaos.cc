@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/verbs/training.h"
+#include "scheduler/cli/verbs/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {

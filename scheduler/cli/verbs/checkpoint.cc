@@ -6,7 +6,7 @@
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
-#include "scheduler/cli/python_module.h"
+#include "scheduler/cli/verbs/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {

@@ -1,6 +1,6 @@
 // scale: changes the number of workers of an elastic training.
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/verbs/training.h"
+#include "scheduler/cli/verbs/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "scheduler/cli/command_line.h"
-#include "scheduler/cli/python_module.h"
+#include "scheduler/cli/verbs/python_module.h"
 #include "scheduler/cli/verbs/verbs.h"
 
 namespace shoal::scheduler::cli {

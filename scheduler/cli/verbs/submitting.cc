@@ -14,7 +14,7 @@
 #include "actors/protocol/wire/packages.h"
 #include "runtime/core/fd.h"
 #include "runtime/process/captured.h"
-#include "scheduler/cli/python_module.h"
+#include "scheduler/cli/verbs/python_module.h"
 
 namespace shoal::scheduler::cli {
 

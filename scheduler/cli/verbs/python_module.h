@@ -16,4 +16,8 @@ std::vector<std::string> python_module(const Common& common, std::string_view mo
 // Replaces this process by `module` with these words. Returns only on failure, with the exit code.
 int become_python_module(const Common& common, std::string_view module, const std::vector<std::string>& words);
 
+// The same for a module that the driver of a training answers, with the cluster's address and the job's id before `words`, once the head
+// has the job and it has not ended. Returns only on failure.
+int run_on_training(const Common& common, const std::string& job, const std::string& module, const std::vector<std::string>& words);
+
 }  // namespace shoal::scheduler::cli
