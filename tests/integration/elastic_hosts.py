@@ -1,8 +1,8 @@
 """An elastic training, which `shoal run` starts on the first of several hosts: elastic_hosts.py FOLDER.
 
 It trains until FOLDER has a file `end`, and writes its reports to `out.json` there. It prints "workers N" whenever their number has
-changed, and "step N" now and then. ``PACE`` in the environment is the least duration of a step in seconds, so that few steps pass while a
-test does its harm.
+changed, and "step N" at each tenth step. ``PACE`` in the environment is the least duration of a step in seconds, so that few steps pass
+while a test does its harm.
 """
 
 import json
@@ -20,6 +20,7 @@ from shoal.optim import AdamW
 from shoal.train import ScalingConfig, State, Trainer, report, steps
 
 NUM_SAMPLES, BATCH = 64, 8
+STEPS_PER_LINE = 10
 
 
 def identity() -> str:
@@ -65,7 +66,7 @@ def main(folder: str) -> None:
         if number != len(metrics["workers"]):
             number = len(metrics["workers"])
             print("workers", number, flush=True)
-        if metrics["step"] % 20 == 0:
+        if metrics["step"] % STEPS_PER_LINE == 0:
             print("step", metrics["step"], flush=True)
 
     config = {"end": f"{folder}/end", "pace": float(os.environ.get("PACE", "0"))}

@@ -95,12 +95,16 @@ class ElasticTraining:
         self._alone = run(host, *words, ELASTIC, self._alone_folder, **PACE)
 
     def has(self, output: Callable[[], str], ended: Callable[[], bool], *numbers: int) -> None:
-        """Waits until the numbers of workers have been these. ``output`` is what the first host has printed."""
+        """Waits until the numbers of workers have been these, and the last ones have made ten steps: a change that comes sooner would hide
+        a wrong step of theirs. ``output`` is what the first host has printed."""
 
         def found():
             return [int(number) for number in re.findall(r"^workers (\d+)$", output(), re.MULTILINE)]
 
-        wait_until(lambda: len(found()) >= len(numbers) or ended(), LIMIT_S, f"the numbers of workers {numbers}")
+        def trained():
+            return len(found()) >= len(numbers) and output().rpartition("\nworkers ")[2].count("\nstep ") >= 2
+
+        wait_until(lambda: trained() or ended(), LIMIT_S, f"ten steps after the numbers of workers {numbers}")
         assert found() == list(numbers), output()
 
     def end(self) -> None:
@@ -109,7 +113,7 @@ class ElasticTraining:
     def workers(self) -> dict[str, int]:
         """Compares the steps of both trainings. Returns the number of processes that have trained on each host."""
         history = json.loads((self._folder / "out.json").read_text())
-        self._alone.said(f"step {-(-len(history) // 20) * 20}\n")
+        self._alone.said(f"step {-(-len(history) // 10) * 10}\n")
         (self._alone_folder / "end").touch()
         assert self._alone.code() == 0, self._alone.err
         alone = json.loads((self._alone_folder / "out.json").read_text())[: len(history)]

@@ -40,7 +40,6 @@ def test_a_lost_host_does_not_end_an_elastic_run(hosts):
         training.has(lambda: job.out, lambda: job.process.poll() is not None, *numbers)
 
     has(2)
-    job.said("step 20\n")
     hosts.lose(hosts.hosts.b)
     has(2, 1)
     training.end()
