@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
         (["no-such.py"], {}, ["no-such.py"]),
         (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
         (["--nproc", "many"], {}, ["--nproc"]),
+        (["x.py"], {"SHOAL_HOME": "sessions"}, ["SHOAL_HOME=sessions is no absolute path"]),
         (["--nnodes", "2", "--node-rank", "0"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "a"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
     ],
@@ -52,6 +54,18 @@ def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, word
     job = run(shoal_command, *words, *(["x.py"] if words[0] != "no-such.py" else []), TORCHELASTIC_ERROR_FILE=str(errors), **env)
     assert job.code() == 93, job.err
     assert all(text in job.err for text in texts), job.err
+
+
+def test_why_this_hosts_part_did_not_start_is_reported_and_may_be_repeated(shoal_command, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        job = run(shoal_command, "--port", port, "--run-folder", tmp_path / "run", shoal_command.script(TRAIN, "train.py"))
+        assert job.code() == 120, job.err
+    said = exit_record(tmp_path / "run")
+    assert port in said["cause"], said
+    assert "in use" in said["cause"], said
+    assert said["cause"] in job.err
+    assert said["retryable"]
 
 
 @pytest.mark.parametrize("how", ["writable", "link"])

@@ -9,7 +9,17 @@ namespace shoal::scheduler::cli {
 
 namespace {
 constexpr auto kStartLimit = std::chrono::seconds(40);
+
+// The error that a command has printed as JSON.
+Error error_of(const nlohmann::json& said) {
+  Code code = Code::kInternal;
+  for (std::uint16_t i = 0; i < kNumCodes; ++i) {
+    if (said.value("code", "") == code_name(static_cast<Code>(i))) code = static_cast<Code>(i);
+  }
+  return Error(code, said.value("message", "")).with_reason(said.value("reason", "")).with_hint(said.value("hint", ""));
 }
+
+}  // namespace
 
 Result<Child> Child::start(const Common& common, std::vector<std::string> words, std::vector<std::string> env, bool captured) {
   runtime::SpawnSpec spec;
@@ -34,7 +44,8 @@ Result<Child> Child::start(const Common& common, std::vector<std::string> words,
 Result<nlohmann::json> Child::report() {
   const auto line = runtime::read_line(out_, 64 << 10, kStartLimit);
   auto said = line ? nlohmann::json::parse(*line, nullptr, false) : nlohmann::json();
-  if (said.is_object() && !said.contains("error")) return said;
+  if (said.is_object() && said.value("schema", "") == "shoal.error/1") return fail(error_of(said));
+  if (said.is_object()) return said;
   return fail(unavailable("this host's part of the cluster did not start").with_reason("NotStarted"));  // it has printed why
 }
 

@@ -86,15 +86,14 @@ void HostPart::add_address(std::vector<std::string>& words, const std::string& a
 }
 
 Result<void> HostPart::begin(std::vector<std::string> words, std::vector<std::string> env) {
+  if (const auto home = common_.environment.get("SHOAL_HOME"); !home.empty() && home.front() != '/') {
+    return fail(invalid_argument("SHOAL_HOME=" + home + " is no absolute path")
+                    .with_hint("set it to an absolute path that no other host of the run uses, or leave it out"));
+  }
   SHOAL_TRY(auto child, Child::start(common_, std::move(words), std::move(env), true));
   cluster_ = std::move(child);
   SHOAL_TRY(said_, cluster_->report());
-  const auto path = field(said_, "session");
-  if (path.empty()) {
-    return fail(invalid_argument("this host's part has no session folder in SHOAL_HOME=" + common_.environment.get("SHOAL_HOME"))
-                    .with_hint("set SHOAL_HOME to an absolute path that no other host of the run uses, or leave it out"));
-  }
-  SHOAL_TRY(const auto folder, SessionFolder::open(path));
+  SHOAL_TRY(const auto folder, SessionFolder::open(field(said_, "session")));
   session_ = folder;
   SHOAL_TRY(const auto credentials, folder.credentials());
   SHOAL_TRY(const auto info, folder.info());
