@@ -125,6 +125,15 @@ def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
     assert exit_record(tmp_path / "run")["retryable"]
 
 
+def test_a_host_that_cannot_come_ends_the_run(hosts, tmp_path):
+    """The first host does not wait for it."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--join-timeout", 10 * LIMIT_S]
+    first, second = on_both(hosts, [*words, hosts.a.script(WAIT, "wait.py")], [{}, {"SHOAL_HOME": "sessions"}])
+    assert (first.code(), second.code()) == (93, 93), first.err + second.err
+    assert f"host 1 ({hosts.b.address}) has ended with exit code 93: SHOAL_HOME=sessions is no absolute path" in first.err
+    assert exit_record(tmp_path / "run")["cause"].startswith("host 1 (")
+
+
 def test_the_death_of_the_first_host_ends_the_others(hosts, tmp_path):
     script = hosts.a.script(WAIT, "wait.py")
     words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", script]

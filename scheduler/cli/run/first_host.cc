@@ -105,6 +105,7 @@ class FirstHost final : public HostPart {
         return {};
       }
       if (cluster_->ended()) return fail(unavailable("the head has ended"));
+      if (!has_secret()) SHOAL_OK(check_ended(missing));
       const auto lacking =
           fmt::format("{} of {} hosts are here; missing: {}", living ? living->size() : 0, allocation_.min_nodes, names_of(missing));
       if (clock_->now() >= end) {
@@ -118,6 +119,20 @@ class FirstHost final : public HostPart {
       tick();
     }
     return fail(cancelled("a signal"));
+  }
+
+  // Reports hosts that have ended already. The run does not wait for one that will not come: its end cannot be mended by a repetition.
+  Result<void> check_ended(const std::set<std::uint32_t>& missing) {
+    for (const auto number : missing) {
+      if (reported_.contains(number)) continue;
+      const auto end = host_.folder.read_exit(number);
+      if (!end || end->unix_s < begin_unix_s_) continue;  // the host's own record of an earlier run
+      reported_.insert(number);
+      const auto text = fmt::format("host {} has ended with exit code {}: {}", names_of({number}), end->exit_code, end->cause);
+      if (!end->retryable && !allocation_.elastic) return fail(invalid_argument(text).with_reason("HostEnded"));
+      print(stderr, "shoal: {}\n", text);
+    }
+    return {};
   }
 
   std::string names_of(const std::set<std::uint32_t>& missing) const {
@@ -220,6 +235,8 @@ class FirstHost final : public HostPart {
   }
 
   std::uint32_t num_ranks_ = 0;  // the sum over all hosts
+  std::set<std::uint32_t> reported_;
+  const std::int64_t begin_unix_s_ = clock_->unix_millis() / 1000;
 };
 
 }  // namespace

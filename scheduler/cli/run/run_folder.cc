@@ -146,6 +146,20 @@ Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host)
   return write_whole(exit_file(host), out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
+std::optional<ExitRecord> RunFolder::read_exit(std::uint32_t host) const {
+  list(folder_);
+  const auto said = nlohmann::json::parse(read_all(open_file(exit_file(host).c_str())), nullptr, false);
+  if (!said.is_object()) return {};
+  const auto is = [&](const char* key, auto kind) { return said.contains(key) && (said[key].*kind)(); };
+  using Json = nlohmann::json;
+  ExitRecord out;
+  if (is("exit_code", &Json::is_number_integer)) out.exit_code = said["exit_code"];
+  if (is("cause", &Json::is_string)) out.cause = said["cause"];
+  if (is("retryable", &Json::is_boolean)) out.retryable = said["retryable"];
+  if (is("unix_s", &Json::is_number_integer)) out.unix_s = said["unix_s"];
+  return out;
+}
+
 std::string RunFolder::newest_checkpoint() const {
   auto text = read_all(open_file(kCheckpointFile));
   while (!text.empty() && text.back() == '\n') text.pop_back();

@@ -46,6 +46,8 @@ class RunFolder {
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
+  // The record of that host's end; nullopt: it has written none.
+  std::optional<ExitRecord> read_exit(std::uint32_t host) const;
   // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
   std::string newest_checkpoint() const;
 
