@@ -63,7 +63,7 @@ PLANTED = {
         REPLICAS, "Reduction.finish", "with stream:", "on stream present writes .*allreduce_ .* on stream replicas", EARLY
     ),
     "sums freed before they are accumulated": Planted(
-        replicas_in_bf16, "Reduction.finish", "done.wait()", "may get the freed memory .* on stream replicas"
+        replicas_in_bf16, "Reduction.finish", "reduced.wait()", "may get the freed memory .* on stream replicas"
     ),
     "an optimizer before the accumulation": Planted(
         BLOCKS, "Transfers.finish", "mark.wait()", "on stream present reads .* on stream reduce"
