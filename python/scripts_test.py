@@ -168,6 +168,62 @@ BODIES = {
         "model = fully_shard(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
     ),
     "the wrapped module": ("model = FSDP(net)\nprint(model.module.layers)", "model = fully_shard(net)\nprint(model.layers)"),
+    "nested conditionals": (
+        """
+        from torch.distributed.fsdp import CPUOffload, MixedPrecision
+        model = FSDP(model, mixed_precision=(a if b else None) if (c if d else e) else None, cpu_offload=CPUOffload(x if y else z))
+        """,
+        """
+        model = fully_shard(
+            model,
+            mp_policy=((a or MixedPrecisionPolicy()) if b else MixedPrecisionPolicy()) if (c if d else e) else MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy() if (x if y else z) else OffloadPolicy(),
+        )
+        """,
+    ),
+    "offload by a flag that another chooses": (
+        "from torch.distributed.fsdp import CPUOffload\nmodel = FSDP(m, cpu_offload=CPUOffload(flag) if on else CPUOffload(other or flag))",
+        "model = fully_shard(\n    m,\n    offload_policy=(CPUOffloadPolicy() if flag else OffloadPolicy()) if on else "
+        "(CPUOffloadPolicy() if (other or flag) else OffloadPolicy()),\n)",
+    ),
+    "initial values by a lambda": (
+        "init = 1\nmodel = FSDP(net, param_init_fn=lambda m: m.to_empty(device={'a': 1}['a']))",
+        """
+        init = 1
+        model = net
+        fully_shard(model)
+        init_ = lambda m: m.to_empty(device={'a': 1}['a'])
+        for module in model.modules():
+            init_(module)
+        """,
+    ),
+    "initial values by a choice": (
+        "model = FSDP(net, param_init_fn=(lambda m: m.reset())\n    if low else None)",
+        """
+        model = net
+        fully_shard(model)
+        init = ((lambda m: m.reset())
+            if low else None)
+        if init is not None:
+            for module in model.modules():
+                init(module)
+        """,
+    ),
+    "initial values by a function": (
+        "def reset(m): pass\nmodel = FSDP(net, param_init_fn=reset)",
+        "def reset(m): pass\nmodel = net\nfully_shard(model)\nfor module in model.modules():\n    reset(module)",
+    ),
+    "values of rank 0 by a flag": (
+        "model = FSDP(build()\n    .to(device), sync_module_states=options['sync'])",
+        """
+        model = (build()
+            .to(device))
+        if options['sync']:
+            for tensor in [*model.parameters(), *model.buffers()]:  # all ranks begin with the values of rank 0
+                torch.distributed.broadcast(tensor.detach(), src=0)
+        fully_shard(model)
+        """,
+    ),
     "comments of arguments": (
         "model = FSDP(\n    net,\n    limit_all_gathers=True,  # against fragmentation\n)",
         "# against fragmentation\nmodel = fully_shard(net)",
@@ -263,6 +319,23 @@ def test_what_fsdp2_lacks_keeps_fsdp1s_class_and_says_so(rule):
     assert rule in [n.rule for n in done.notes if n.level == "by hand"]
     assert all(n.code and n.message and n.hint for n in done.notes)
     assert migrated(text, "fsdp2").text == text
+
+
+def test_values_of_rank_0_for_modules_without_values_keep_fsdp1s_class():
+    done = migrated(FSDP1 + "model = FSDP(model, sync_module_states=True, param_init_fn=init if rank else None)\n")
+    assert done.result == "shoal.fsdp1"
+    assert "broadcast_from_rank0=True" in done.notes[0].hint
+
+
+@pytest.mark.parametrize("to", ["shoal", "fsdp2"])
+def test_a_translation_that_is_no_program_is_not_written(to, monkeypatch):
+    monkeypatch.setattr(constructor, "statement_text", lambda *_: "fully_shard(")
+    text = FSDP1 + "model = FSDP(model, sync_module_states=True)\n"
+    done = migrated(text, to)
+    assert done.text == (text.replace("torch.distributed.fsdp", "shoal.fsdp1") if to == "shoal" else text)
+    (note,) = [n for n in done.notes if n.rule == "no-program"]
+    assert (note.line, note.level) == (3, "by hand")
+    assert note.message == "the translation is no program: '(' was never closed"
 
 
 MISTAKES = {
