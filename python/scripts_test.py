@@ -338,6 +338,138 @@ def test_a_translation_that_is_no_program_is_not_written(to, monkeypatch):
     assert note.message == "the translation is no program: '(' was never closed"
 
 
+# Statements after the imports, their translation, and the rules of notes by hand.
+OWNERS = {
+    "a model that is passed on": (
+        """
+        def step(net, limit):
+            net.clip_grad_norm_ (max_norm=limit(isinstance(net, FSDP)))
+            with net.no_sync():
+                print(net.module.layers, net.state_dict())
+        class Trainer:
+            def __init__(self, net):
+                self.net = net
+            def save(self):
+                return self.net.module.state_dict()
+        class Loud(Trainer):
+            def save(self):
+                print(self.net.module)
+        def build():
+            return FSDP(Net())
+        model = build()
+        step(model, 1)
+        Trainer(net=model)
+        """,
+        """
+        def step(net, limit):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm=limit(isinstance(net, FSDPModule)))
+            with no_sync(net):
+                print(net.layers, get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)))
+        class Trainer:
+            def __init__(self, net):
+                self.net = net
+            def save(self):
+                return get_model_state_dict(self.net, options=StateDictOptions(full_state_dict=True))
+        class Loud(Trainer):
+            def save(self):
+                print(self.net)
+        def build():
+            return fully_shard(Net())
+        model = build()
+        step(model, 1)
+        Trainer(net=model)
+        """,
+        [],
+    ),
+    "objects of others": (
+        """
+        class Ours:
+            def clip_grad_norm_(self, limit): pass
+        class Plain:
+            def __init__(self): self.model = Ours()
+            def read(self): return self.model.module, self.model.clip_grad_norm_(1.0), self.model.no_sync()
+        class Sharded:
+            def __init__(self): self.model = FSDP(net)
+            def run(self):
+                with accelerator.no_sync(self.model): print(self.model.module)
+        """,
+        """
+        class Ours:
+            def clip_grad_norm_(self, limit): pass
+        class Plain:
+            def __init__(self): self.model = Ours()
+            def read(self): return self.model.module, self.model.clip_grad_norm_(1.0), self.model.no_sync()
+        class Sharded:
+            def __init__(self): self.model = fully_shard(net)
+            def run(self):
+                with accelerator.no_sync(self.model): print(self.model)
+        """,
+        [],
+    ),
+    "an object that nothing shows": (
+        """
+        model = FSDP(net)
+        def step(optimizer, engine): engine.clip_grad_norm_(1.0), optimizer.no_sync()
+        def save(model): return model.module, model.state_dict()
+        """,
+        """
+        model = fully_shard(net)
+        def step(optimizer, engine): engine.clip_grad_norm_(1.0), optimizer.no_sync()
+        def save(model): return model.module, model.state_dict()
+        """,
+        ["clip-grad-norm", "no-sync", "state-dict", "wrapped-module"],
+    ),
+    "DDP on another branch": (
+        """
+        def save(m): return m.module.state_dict()
+        if ddp: model = torch.nn.parallel.DistributedDataParallel(build())
+        else: model = FSDP(net)
+        save(model), model.module, model.no_sync()
+        """,
+        """
+        def save(m): return m.module.state_dict()
+        if ddp: model = torch.nn.parallel.DistributedDataParallel(build())
+        else: model = fully_shard(net)
+        save(model), model.module, model.no_sync()
+        """,
+        ["no-sync", "state-dict", "wrapped-module"],
+    ),
+    "before the model is one": (
+        "def main():\n    net = build()\n    print(net.module)\n    net = FSDP(net)\n    print(net.module)",
+        "def main():\n    net = build()\n    print(net.module)\n    net = fully_shard(net)\n    print(net)",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_only_models_of_fsdp_are_rewritten(name):
+    before, after, by_hand = OWNERS[name]
+    done = migrated(FSDP1 + textwrap.dedent(before).strip())
+    assert done.result == "shoal.fsdp", done.notes
+    assert done.text.endswith(textwrap.dedent(after).strip()), done.text
+    assert sorted({n.rule for n in done.notes if n.level == "by hand"}) == by_hand
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "context = model.no_sync if k % 4 else nullcontext",
+        "hook = model.clip_grad_norm_",
+        "def clip(m):\n    return partial(m.clip_grad_norm_, 1.0)",
+        "class T:\n    def f(self):\n        with self.model.summon_full_params(self.model): pass",
+        "model.optim_state_dict(model, optimizer)",
+        "model.no_sync(1)",
+    ],
+)
+def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
+    done = migrated(FSDP1 + f"model = FSDP(model)\n{use}\n")
+    assert done.result == "shoal.fsdp1"
+    (note,) = [n for n in done.notes if n.rule == "method"]
+    assert note.level == "by hand"
+    assert any(name in note.message for name in ("no_sync", "clip_grad_norm_", "summon_full_params", "optim_state_dict"))
+
+
 MISTAKES = {
     "rank-zero-collective": FSDP1 + "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'x')",
     "star-import": "from torch.distributed.fsdp import *\nFullyShardedDataParallel(model)",

@@ -121,7 +121,7 @@ def _read(work: Work, call: ast.Call) -> Sharding:
             sync,
             "argument",
             "sync_module_states together with param_init_fn has no counterpart: one rank has values, the others build theirs from nothing",
-            f"after sharding call set_model_state_dict of {STATE_DICT} with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
+            f"after that call set_model_state_dict of {STATE_DICT} with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
         )
     for name, node in given.items():
         _argument(work, name, node, sharding, given)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from shoal._scripts import check, constructor, imports, methods, mistakes, states, values
+from shoal._scripts.owners import Owners
 from shoal._scripts.source import Note, Source
 from shoal._scripts.work import Untranslatable, Work
 from shoal.exceptions import InvalidArgument
@@ -61,8 +62,9 @@ def _translate(work: Work, models: set[str]) -> None:
             constructor.translate(work, call)
         except Untranslatable as reason:
             work.block(reason)
-    methods.translate(work, models)
-    states.translate(work, models | {f"{m}.module" for m in models})
+    owners = Owners(work.source)
+    methods.translate(work, models, owners)
+    states.translate(work, models, owners)
     work.drop_consumed()
     methods.report_leftovers(work)
 
