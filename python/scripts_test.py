@@ -168,6 +168,62 @@ BODIES = {
         "model = fully_shard(net)\naccelerator.clip_grad_norm_(model.parameters(), 1.0)",
     ),
     "the wrapped module": ("model = FSDP(net)\nprint(model.module.layers)", "model = fully_shard(net)\nprint(model.layers)"),
+    "nested conditionals": (
+        """
+        from torch.distributed.fsdp import CPUOffload, MixedPrecision
+        model = FSDP(model, mixed_precision=(a if b else None) if (c if d else e) else None, cpu_offload=CPUOffload(x if y else z))
+        """,
+        """
+        model = fully_shard(
+            model,
+            mp_policy=((a or MixedPrecisionPolicy()) if b else MixedPrecisionPolicy()) if (c if d else e) else MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy() if (x if y else z) else OffloadPolicy(),
+        )
+        """,
+    ),
+    "offload by a flag that another chooses": (
+        "from torch.distributed.fsdp import CPUOffload\nmodel = FSDP(m, cpu_offload=CPUOffload(flag) if on else CPUOffload(other or flag))",
+        "model = fully_shard(\n    m,\n    offload_policy=(CPUOffloadPolicy() if flag else OffloadPolicy()) if on else "
+        "(CPUOffloadPolicy() if (other or flag) else OffloadPolicy()),\n)",
+    ),
+    "initial values by a lambda": (
+        "init = 1\nmodel = FSDP(net, param_init_fn=lambda m: m.to_empty(device={'a': 1}['a']))",
+        """
+        init = 1
+        model = net
+        fully_shard(model)
+        init_ = lambda m: m.to_empty(device={'a': 1}['a'])
+        for module in model.modules():
+            init_(module)
+        """,
+    ),
+    "initial values by a choice": (
+        "model = FSDP(net, param_init_fn=(lambda m: m.reset())\n    if low else None)",
+        """
+        model = net
+        fully_shard(model)
+        init = ((lambda m: m.reset())
+            if low else None)
+        if init is not None:
+            for module in model.modules():
+                init(module)
+        """,
+    ),
+    "initial values by a function": (
+        "def reset(m): pass\nmodel = FSDP(net, param_init_fn=reset)",
+        "def reset(m): pass\nmodel = net\nfully_shard(model)\nfor module in model.modules():\n    reset(module)",
+    ),
+    "values of rank 0 by a flag": (
+        "model = FSDP(build()\n    .to(device), sync_module_states=options['sync'])",
+        """
+        model = (build()
+            .to(device))
+        if options['sync']:
+            for tensor in [*model.parameters(), *model.buffers()]:  # all ranks begin with the values of rank 0
+                torch.distributed.broadcast(tensor.detach(), src=0)
+        fully_shard(model)
+        """,
+    ),
     "comments of arguments": (
         "model = FSDP(\n    net,\n    limit_all_gathers=True,  # against fragmentation\n)",
         "# against fragmentation\nmodel = fully_shard(net)",
@@ -263,6 +319,155 @@ def test_what_fsdp2_lacks_keeps_fsdp1s_class_and_says_so(rule):
     assert rule in [n.rule for n in done.notes if n.level == "by hand"]
     assert all(n.code and n.message and n.hint for n in done.notes)
     assert migrated(text, "fsdp2").text == text
+
+
+def test_values_of_rank_0_for_modules_without_values_keep_fsdp1s_class():
+    done = migrated(FSDP1 + "model = FSDP(model, sync_module_states=True, param_init_fn=init if rank else None)\n")
+    assert done.result == "shoal.fsdp1"
+    assert "broadcast_from_rank0=True" in done.notes[0].hint
+
+
+@pytest.mark.parametrize("to", ["shoal", "fsdp2"])
+def test_a_translation_that_is_no_program_is_not_written(to, monkeypatch):
+    monkeypatch.setattr(constructor, "statement_text", lambda *_: "fully_shard(")
+    text = FSDP1 + "model = FSDP(model, sync_module_states=True)\n"
+    done = migrated(text, to)
+    assert done.text == (text.replace("torch.distributed.fsdp", "shoal.fsdp1") if to == "shoal" else text)
+    (note,) = [n for n in done.notes if n.rule == "no-program"]
+    assert (note.line, note.level) == (3, "by hand")
+    assert note.message == "the translation is no program: '(' was never closed"
+
+
+# Statements after the imports, their translation, and the rules of notes by hand.
+OWNERS = {
+    "a model that is passed on": (
+        """
+        def step(net, limit):
+            net.clip_grad_norm_ (max_norm=limit(isinstance(net, FSDP)))
+            with net.no_sync():
+                print(net.module.layers, net.state_dict())
+        class Trainer:
+            def __init__(self, net):
+                self.net = net
+            def save(self):
+                return self.net.module.state_dict()
+        class Loud(Trainer):
+            def save(self):
+                print(self.net.module)
+        def build():
+            return FSDP(Net())
+        model = build()
+        step(model, 1)
+        Trainer(net=model)
+        """,
+        """
+        def step(net, limit):
+            torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm=limit(isinstance(net, FSDPModule)))
+            with no_sync(net):
+                print(net.layers, get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)))
+        class Trainer:
+            def __init__(self, net):
+                self.net = net
+            def save(self):
+                return get_model_state_dict(self.net, options=StateDictOptions(full_state_dict=True))
+        class Loud(Trainer):
+            def save(self):
+                print(self.net)
+        def build():
+            return fully_shard(Net())
+        model = build()
+        step(model, 1)
+        Trainer(net=model)
+        """,
+        [],
+    ),
+    "objects of others": (
+        """
+        class Ours:
+            def clip_grad_norm_(self, limit): pass
+        class Plain:
+            def __init__(self): self.model = Ours()
+            def read(self): return self.model.module, self.model.clip_grad_norm_(1.0), self.model.no_sync()
+        class Sharded:
+            def __init__(self): self.model = FSDP(net)
+            def run(self):
+                with accelerator.no_sync(self.model): print(self.model.module)
+        """,
+        """
+        class Ours:
+            def clip_grad_norm_(self, limit): pass
+        class Plain:
+            def __init__(self): self.model = Ours()
+            def read(self): return self.model.module, self.model.clip_grad_norm_(1.0), self.model.no_sync()
+        class Sharded:
+            def __init__(self): self.model = fully_shard(net)
+            def run(self):
+                with accelerator.no_sync(self.model): print(self.model)
+        """,
+        [],
+    ),
+    "an object that nothing shows": (
+        """
+        model = FSDP(net)
+        def step(optimizer, engine): engine.clip_grad_norm_(1.0), optimizer.no_sync()
+        def save(model): return model.module, model.state_dict()
+        """,
+        """
+        model = fully_shard(net)
+        def step(optimizer, engine): engine.clip_grad_norm_(1.0), optimizer.no_sync()
+        def save(model): return model.module, model.state_dict()
+        """,
+        ["clip-grad-norm", "no-sync", "state-dict", "wrapped-module"],
+    ),
+    "DDP on another branch": (
+        """
+        def save(m): return m.module.state_dict()
+        if ddp: model = torch.nn.parallel.DistributedDataParallel(build())
+        else: model = FSDP(net)
+        save(model), model.module, model.no_sync()
+        """,
+        """
+        def save(m): return m.module.state_dict()
+        if ddp: model = torch.nn.parallel.DistributedDataParallel(build())
+        else: model = fully_shard(net)
+        save(model), model.module, model.no_sync()
+        """,
+        ["no-sync", "state-dict", "wrapped-module"],
+    ),
+    "before the model is one": (
+        "def main():\n    net = build()\n    print(net.module)\n    net = FSDP(net)\n    print(net.module)",
+        "def main():\n    net = build()\n    print(net.module)\n    net = fully_shard(net)\n    print(net)",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_only_models_of_fsdp_are_rewritten(name):
+    before, after, by_hand = OWNERS[name]
+    done = migrated(FSDP1 + textwrap.dedent(before).strip())
+    assert done.result == "shoal.fsdp", done.notes
+    assert done.text.endswith(textwrap.dedent(after).strip()), done.text
+    assert sorted({n.rule for n in done.notes if n.level == "by hand"}) == by_hand
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "context = model.no_sync if k % 4 else nullcontext",
+        "hook = model.clip_grad_norm_",
+        "def clip(m):\n    return partial(m.clip_grad_norm_, 1.0)",
+        "class T:\n    def f(self):\n        with self.model.summon_full_params(self.model): pass",
+        "model.optim_state_dict(model, optimizer)",
+        "model.no_sync(1)",
+    ],
+)
+def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
+    done = migrated(FSDP1 + f"model = FSDP(model)\n{use}\n")
+    assert done.result == "shoal.fsdp1"
+    (note,) = [n for n in done.notes if n.rule == "method"]
+    assert note.level == "by hand"
+    assert any(name in note.message for name in ("no_sync", "clip_grad_norm_", "summon_full_params", "optim_state_dict"))
 
 
 MISTAKES = {

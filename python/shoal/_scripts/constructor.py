@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shoal._scripts import policies
 from shoal._scripts.values import offload_policy, precision_policy
-from shoal._scripts.work import Untranslatable, Work, keywords_text, statement_text
+from shoal._scripts.work import STATE_DICT, Untranslatable, Work, keywords_text, right_side, statement_text
 
 CLASS = "fsdp:FullyShardedDataParallel"
 _SIGNATURE = (
@@ -85,7 +85,7 @@ def _lines(work: Work, call: ast.Call, statement: ast.stmt, sharding: Sharding) 
             "assign its result to a variable first",
         )
     model = source.code(target) if target else source.unused_name("model")
-    lines = [] if sharding.model == model else [f"{model} = {sharding.model}"]
+    lines = [] if sharding.model == model else [f"{model} = {right_side(sharding.model)}"]
     lines += [line.format(model=model) for line in sharding.before]
     words = sharding.words()
     if sharding.policy:
@@ -115,6 +115,14 @@ def _read(work: Work, call: ast.Call) -> Sharding:
     for keyword in call.keywords:
         if keyword.arg is None:
             _starred(work, keyword.value, sharding)
+    sync, init = given.get("sync_module_states"), given.get("param_init_fn")
+    if sync and init and not _is(sync, False) and not _is(init, None):
+        raise Untranslatable(
+            sync,
+            "argument",
+            "sync_module_states together with param_init_fn has no counterpart: one rank has values, the others build theirs from nothing",
+            f"after that call set_model_state_dict of {STATE_DICT} with StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)",
+        )
     for name, node in given.items():
         _argument(work, name, node, sharding, given)
     return sharding
@@ -128,10 +136,12 @@ def _argument(work: Work, name: str, node: ast.expr, sharding: Sharding, given: 
     elif name == "sync_module_states":
         if not _is(node, False):
             work.need("", "torch")
-            sharding.before += [
-                "for tensor in [*{model}.parameters(), *{model}.buffers()]:  # all ranks begin with the values of rank 0",
-                "    torch.distributed.broadcast(tensor.detach(), src=0)",
+            tensor = work.source.unused_name("tensor")
+            loop = [
+                f"for {tensor} in [*{{model}}.parameters(), *{{model}}.buffers()]:  # all ranks begin with the values of rank 0",
+                f"    torch.distributed.broadcast({tensor}.detach(), src=0)",
             ]
+            sharding.before += loop if _is(node, True) else _if(right_side(work.edits.code(node)), loop)
             work.note(
                 node,
                 "sync-module-states",
@@ -140,8 +150,7 @@ def _argument(work: Work, name: str, node: ast.expr, sharding: Sharding, given: 
             )
     elif name == "param_init_fn":
         if not _is(node, None):
-            function = work.edits.code(node)
-            sharding.after += ["for module in {model}.modules():", f"    {_braces(function)}(module)"]
+            sharding.after += _init_loop(work, node)
             work.note(
                 node,
                 "param-init",
@@ -150,6 +159,22 @@ def _argument(work: Work, name: str, node: ast.expr, sharding: Sharding, given: 
             )
     else:
         sharding.keywords += value_of(work, name, node, given)
+
+
+def _init_loop(work: Work, node: ast.expr) -> list[str]:
+    module, code = work.source.unused_name("module"), work.edits.code(node)
+    loop = [f"for {module} in {{model}}.modules():"]
+    value = work.value(node)
+    if isinstance(value, ast.Name) and value.id in work.source.function_names:
+        return [*loop, f"    {_braces(code)}({module})"]
+    init = work.source.unused_name("init")
+    assign = f"{init} = {_braces(right_side(code))}"
+    loop += [f"    {init}({module})"]
+    return [assign, *(loop if isinstance(value, ast.Lambda) else _if(f"{init} is not None", loop))]
+
+
+def _if(condition: str, lines: list[str]) -> list[str]:
+    return [f"if {_braces(condition)}:", *(f"    {line}" for line in lines)]
 
 
 def _starred(work: Work, node: ast.expr, sharding: Sharding) -> None:

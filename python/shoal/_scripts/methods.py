@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 
+from shoal._scripts import owners as kinds
+from shoal._scripts.owners import Owners
+from shoal._scripts.source import Function
 from shoal._scripts.work import Untranslatable, Work
 
 _CLASS = "fsdp:FullyShardedDataParallel"
@@ -23,6 +27,28 @@ _BY_HAND = {
     "set_state_dict_type": "call get_model_state_dict and set_model_state_dict of torch.distributed.checkpoint.state_dict instead",
     "LOCAL_STATE_DICT": "use sharded state dicts",
 }
+# Methods of FSDP1's class that FSDP2's has not.
+_METHODS = {
+    "_is_root",
+    "check_is_root",
+    "clip_grad_norm_",
+    "flatten_sharded_optim_state_dict",
+    "fsdp_modules",
+    "full_optim_state_dict",
+    "get_state_dict_type",
+    "no_sync",
+    "optim_state_dict",
+    "optim_state_dict_to_load",
+    "register_comm_hook",
+    "rekey_optim_state_dict",
+    "scatter_full_optim_state_dict",
+    "set_state_dict_type",
+    "shard_full_optim_state_dict",
+    "sharded_optim_state_dict",
+    "state_dict_type",
+    "summon_full_params",
+}
+_OTHERS_HAVE = {"_is_root", "check_is_root", "register_comm_hook"}  # other classes, DDP among them, have methods of these names
 _TYPES = {_CLASS: "FSDPModule", "fsdp:MixedPrecision": "MixedPrecisionPolicy"}
 # Names of FSDP1 without a translation of their own, by what to do.
 _LEFT = "write it with FSDP2's methods, or keep FSDP1's class: shoal migrate --to fsdp1"
@@ -39,13 +65,21 @@ def wrapped_models(work: Work) -> set[str]:
     return found
 
 
-def translate(work: Work, models: set[str]) -> None:
+def translate(work: Work, models: set[str], owners: Owners) -> None:
     source = work.source
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            _method(work, node, models)
-        elif isinstance(node, ast.Attribute) and node.attr in ("module", "_fsdp_wrapped_module") and source.code(node.value) in models:
-            work.edits.replace((source.span(node.value)[1], source.span(node)[1]), "")  # FSDP2 wraps nothing
+    for node in reversed(list(ast.walk(source.tree))):  # the inner ones first
+        if not isinstance(node, ast.Attribute) or source.name_of(node):
+            continue
+        call = source.parents[node]
+        try:
+            if node.attr in ("module", "_fsdp_wrapped_module"):
+                _unwrap(work, node, models, owners)
+            elif isinstance(call, ast.Call) and call.func is node and node.attr in ("clip_grad_norm_", "no_sync"):
+                _method(work, call, owners)
+            elif node.attr in _METHODS and isinstance(node.ctx, ast.Load):
+                _lacking(node, source.code(node), owners.kind(node.value), _defined(work, node.attr))
+        except Untranslatable as reason:
+            work.block(reason)
     for call in source.calls(f"{_CLASS}.fsdp_modules"):
         _modules(work, call)
     for node in ast.walk(source.tree):
@@ -78,28 +112,61 @@ def _isinstance(work: Work, call: ast.Call) -> None:
                 work.edits.replace(work.source.span(kind), work.fsdp("FSDPModule"))
 
 
-def _method(work: Work, call: ast.Call, models: set[str]) -> None:
+def _unwrap(work: Work, node: ast.Attribute, models: set[str], owners: Owners) -> None:
+    source, kind = work.source, owners.kind(node.value)
+    if owners.is_model(node.value):
+        work.edits.replace((source.span(node.value)[1], source.span(node)[1]), "")  # FSDP2 wraps nothing
+    elif kind == kinds.MIXED or (kind == kinds.UNKNOWN and source.code(node.value) in models):
+        _unsure(work, node, "wrapped-module", f"leave out .{node.attr} where the model is one of FSDP: FSDP2 wraps nothing")
+
+
+def _lacking(node: ast.Attribute, code: str, kind: str, defined: bool) -> None:
+    sure = kind in (kinds.MODEL, kinds.MIXED)
+    if sure or (kind == kinds.UNKNOWN and node.attr not in _OTHERS_HAVE and not defined):
+        raise Untranslatable(node, "method", f"{code}: FSDP2 has no {node.attr}", _BY_HAND.get(node.attr, _LEFT))
+
+
+def _defined(work: Work, method: str) -> bool:
+    return any(isinstance(n, Function) and n.name == method for n in ast.walk(work.source.tree))
+
+
+def _unsure(work: Work, node: ast.AST, rule: str, hint: str, level: str = "by hand") -> None:
+    code = work.source.code(node.value if isinstance(node, ast.Attribute) else node.func.value)
+    work.note(node, rule, f"{code} may be a model of FSDP, or another object: this line stays", hint, level)
+
+
+def _method(work: Work, call: ast.Call, owners: Owners) -> None:
     source, function = work.source, call.func
-    imported = source.name_of(function)
-    model = source.code(function.value)
-    if function.attr == "clip_grad_norm_" and not imported and not any("parameters()" in source.code(a) for a in call.args):
+    kind, model = owners.kind(function.value), work.edits.code(function.value)
+    if owners.is_model(function.value):
+        kind = kinds.MODEL
+    if kind == kinds.OTHER or (kind == kinds.UNKNOWN and _defined(work, function.attr)):
+        return
+    if function.attr == "clip_grad_norm_":
+        if any("parameters()" in source.code(a) for a in call.args):
+            return
+        if kind != kinds.MODEL:
+            _unsure(work, call, "clip-grad-norm", f"for FSDP call torch.nn.utils.clip_grad_norm_({model}.parameters(), ..)")
+            return
+        begin, end = source.span(function)
+        behind = re.compile(r"[\s\\]*\(\s*").match(source.text, end)
+        if behind is None:
+            raise Untranslatable(call, "method", "this call of clip_grad_norm_ has parentheses or comments", "leave them out")
         work.need("", "torch")
-        arguments = source.text[source.span(function)[1] + 1 : source.span(call)[1]].lstrip()
-        work.edits.replace(
-            (source.span(call)[0], source.span(call)[1]), f"torch.nn.utils.clip_grad_norm_({model}.parameters(), {arguments}"
-        )
-    elif function.attr == "no_sync" and model not in models and any(n.endswith(".DistributedDataParallel") for n in source.names.values()):
-        work.note(call, "no-sync", f"{model} is taken as a model of DDP", "if it is one of FSDP, call set_requires_gradient_sync")
-    elif function.attr == "no_sync" and not imported:
-        helper = next((h for h, text in work.helpers.items() if "set_requires_gradient_sync" in text), None) or source.unused_name(
-            "no_sync"
-        )
+        work.edits.replace((begin, behind.end()), f"torch.nn.utils.clip_grad_norm_({model}.parameters(), ")
+    elif not call.args and not call.keywords:  # else it is one of another library
+        if kind != kinds.MODEL:
+            ddp = kind == kinds.UNKNOWN and any(n.endswith(".DistributedDataParallel") for n in source.names.values())
+            level = "check" if ddp else "by hand"
+            _unsure(work, call, "no-sync", "if it is one of FSDP, call set_requires_gradient_sync; other objects keep no_sync", level)
+            return
+        helper = next((h for h, text in work.helpers.items() if "set_requires_gradient_sync" in text), None)
+        helper = helper or source.unused_name("no_sync")
         work.helpers[helper] = _NO_SYNC.format(name=helper)
         work.need("", "contextlib")
         work.edits.replace(source.span(call), f"{helper}({model})")
-    elif function.attr in ("register_comm_hook", "check_is_root", "_is_root") and model in models:
-        hint = _BY_HAND.get(function.attr, _LEFT)
-        work.block(Untranslatable(call, "method", f"FSDP2 has no {function.attr}", hint))
+    elif kind == kinds.MODEL:
+        raise Untranslatable(call, "method", "no_sync of FSDP1 has no arguments", "leave them out")
 
 
 def report_leftovers(work: Work) -> None:

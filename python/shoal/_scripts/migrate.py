@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass
 
 from shoal._scripts import check, constructor, imports, methods, mistakes, states, values
+from shoal._scripts.owners import Owners
 from shoal._scripts.source import Note, Source
 from shoal._scripts.work import Untranslatable, Work
+from shoal.exceptions import InvalidArgument
 
 _FSDP2 = {"shoal": "shoal.fsdp", "fsdp2": "torch.distributed.fsdp"}
 
@@ -42,9 +44,12 @@ def migrate(source: Source, to: str = "shoal") -> Migration:
         if work.blockers:
             return _keep(source, to, work, wrong)
     _qualified(work)
-    text = imports.rewrite(source, work.edits.apply(), work.needs, list(work.helpers.values()), _FSDP2[to])
-    changed = Source(source.path, text)  # raises unless the result compiles
-    compile(changed.tree, source.path, "exec")
+    try:
+        text = imports.rewrite(source, work.edits.apply(), work.needs, list(work.helpers.values()), _FSDP2[to])
+        compile(text, source.path, "exec")
+    except (InvalidArgument, SyntaxError, ValueError) as error:
+        work.blockers.append(_no_program(source, error))
+        return _keep(source, to, work, wrong)
     return Migration(source, text, _FSDP2[to] if text != source.text else "", _sorted([*work.notes, *wrong]))
 
 
@@ -57,10 +62,25 @@ def _translate(work: Work, models: set[str]) -> None:
             constructor.translate(work, call)
         except Untranslatable as reason:
             work.block(reason)
-    methods.translate(work, models)
-    states.translate(work, models | {f"{m}.module" for m in models})
+    owners = Owners(work.source)
+    methods.translate(work, models, owners)
+    states.translate(work, models, owners)
     work.drop_consumed()
     methods.report_leftovers(work)
+
+
+def _no_program(source: Source, error: Exception) -> Note:
+    """Returns a note of the translation's own fault, at the first use of FSDP."""
+    uses = (n.lineno for n in ast.walk(source.tree) if isinstance(n, (ast.Name, ast.Attribute)) and source.name_of(n).startswith("fsdp:"))
+    line = min(uses, default=1)
+    return Note(
+        line,
+        "no-program",
+        "by hand",
+        source.line(line),
+        f"the translation is no program: {str(error).rpartition('is no Python program: ')[2].splitlines()[0]}",
+        "write this call on simpler lines, each argument a variable",
+    )
 
 
 def _keep(source: Source, to: str, work: Work, wrong: list[Note]) -> Migration:

@@ -162,6 +162,13 @@ class Source:
             return ""
         return canonical(".".join([self.names[node.id], *reversed(parts)]))
 
+    @cached_property
+    def function_names(self) -> set[str]:
+        """Names that only definitions of functions bind in this file."""
+        defined = {n.name for n in ast.walk(self.tree) if isinstance(n, Function)}
+        others = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+        return defined - others - {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)} - set(self.names)
+
     def calls(self, *names: str) -> Iterator[ast.Call]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.name_of(node.func) in names:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
+from shoal._scripts.owners import MIXED, UNKNOWN, Owners
 from shoal._scripts.source import Function
 from shoal._scripts.work import STATE_DICT, Untranslatable, Work
 
@@ -13,9 +15,9 @@ _WHOLE = "full_state_dict=True"
 _GETTERS = {"optim_state_dict": None, "full_optim_state_dict": [_WHOLE], "sharded_optim_state_dict": []}
 
 
-def translate(work: Work, models: set[str]) -> None:
-    """Replaces contexts of `state_dict_type`, calls of `state_dict` and `load_state_dict` on the wrapped ``models``, and the methods for
-    states of optimizers."""
+def translate(work: Work, models: set[str], owners: Owners) -> None:
+    """Replaces contexts of `state_dict_type`, calls of `state_dict` and `load_state_dict` on wrapped models, and the methods for states of
+    optimizers. ``models`` are their names anywhere in the script."""
     source = work.source
     found = [n for n in ast.walk(source.tree) if isinstance(n, (ast.With, ast.AsyncWith))]
     contexts = [n for n in found if any(_is_context(work, item) for item in n.items)]
@@ -27,9 +29,24 @@ def translate(work: Work, models: set[str]) -> None:
     for call in [n for n in ast.walk(source.tree) if isinstance(n, ast.Call)]:
         try:
             if not work.edits.covers(call):
-                _call(work, call, models, [_WHOLE])
+                _call(work, call, owners.is_model, [_WHOLE]) or _unsure(work, call, models, owners)
         except Untranslatable as reason:
             work.block(reason)
+
+
+def _unsure(work: Work, call: ast.Call, models: set[str], owners: Owners) -> None:
+    """Notes a state dict of a variable that is a model of FSDP in some places, or may be one."""
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr in ("state_dict", "load_state_dict")):
+        return
+    kind, code = owners.outer_kind(call.func.value), work.source.code(call.func.value)
+    if kind == MIXED or (kind == UNKNOWN and code.removesuffix(".module") in models):
+        work.note(
+            call,
+            "state-dict",
+            f"{code} may be a model of FSDP, or another object: this line stays",
+            f"for a model of FSDP call get_model_state_dict or set_model_state_dict of {STATE_DICT}",
+            "by hand",
+        )
 
 
 def _is_context(work: Work, item: ast.withitem) -> bool:
@@ -47,7 +64,7 @@ def _context(work: Work, context: ast.With) -> None:
     model = source.code(given["module"]) if "module" in given else ""
     work.shift = len(source.indent(context.body[0]) or "") - len(source.indent(context)) if source.indent(context.body[0]) else 0
     inner = [n for n in ast.walk(context) if isinstance(n, ast.Call) and n is not call and not work.edits.covers(n)]
-    found = [_call(work, c, {model, f"{model}.module"}, options) for c in inner]
+    found = [_call(work, c, lambda n: source.code(n) in (model, f"{model}.module"), options) for c in inner]
     work.shift = 0
     if not any(found):
         raise Untranslatable(
@@ -133,14 +150,14 @@ def _kept(work: Work, context: ast.With, comments: list[str]) -> str:
     return "".join(f"{work.source.indent(context)}{c}{work.source.newline}" for c in comments)
 
 
-def _call(work: Work, call: ast.Call, models: set[str], options: list[str]) -> bool:
+def _call(work: Work, call: ast.Call, is_model: Callable[[ast.expr], bool], options: list[str]) -> bool:
     """Replaces one call, if it is for states. Returns whether it was."""
     source, name = work.source, work.source.name_of(call.func)
     if name.startswith(_CLASS + "."):
         return _method(work, call, name.rpartition(".")[2], options)
     if not (isinstance(call.func, ast.Attribute) and call.func.attr in ("state_dict", "load_state_dict")):
         return False
-    if source.code(call.func.value) not in models:
+    if not is_model(call.func.value):
         return False
     model = work.edits.code(call.func.value)
     if call.func.attr == "load_state_dict":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from shoal._scripts.work import Untranslatable, Work, keywords_text
+from shoal._scripts.work import Untranslatable, Work, keywords_text, operand
 
 _FIELDS = (
     "param_dtype",
@@ -70,7 +70,7 @@ def _precision(work: Work, node: ast.expr) -> str:
     value = work.value(node)
     if isinstance(value, ast.Call) and work.source.name_of(value.func) == "fsdp:MixedPrecision":
         return code
-    return f"{code} or {work.fsdp('MixedPrecisionPolicy')}()"  # a variable may be None
+    return f"{operand(code)} or {work.fsdp('MixedPrecisionPolicy')}()"  # a variable may be None
 
 
 def offload_policy(work: Work, node: ast.expr) -> list[tuple[str, str]]:
@@ -99,14 +99,16 @@ def _offload(work: Work, node: ast.expr) -> str | None:
     if chosen is None or (isinstance(chosen, ast.Constant) and not chosen.value):
         return None
     offload = f"{work.fsdp('CPUOffloadPolicy')}()"
-    return offload if isinstance(chosen, ast.Constant) else f"{offload} if {work.edits.code(chosen)} else {work.fsdp('OffloadPolicy')}()"
+    if isinstance(chosen, ast.Constant):
+        return offload
+    return f"{offload} if {operand(work.edits.code(chosen))} else {work.fsdp('OffloadPolicy')}()"
 
 
 def _choice(work: Work, node: ast.expr, default: str, leaf: Callable[[ast.expr], str | None]) -> str | None:
     """Translates an expression, both values of a conditional one. The value None means that the argument is left out."""
     if isinstance(node, ast.IfExp):
         parts = [_choice(work, n, default, leaf) or f"{work.fsdp(default)}()" for n in (node.body, node.orelse)]
-        return f"{parts[0]} if {work.edits.code(node.test)} else {parts[1]}"
+        return f"{operand(parts[0])} if {operand(work.edits.code(node.test))} else {operand(parts[1])}"
     if isinstance(node, ast.Constant) and node.value is None:
         return None
     return leaf(node)

@@ -85,6 +85,26 @@ class Work:
         return [text for at, text in self.source.comments if begin <= at < end and not self.edits.covers_position(at)]
 
 
+def operand(code: str) -> str:
+    """Returns an expression's code with parentheses, unless it binds tighter than every operator and cannot end at a line's end."""
+    try:
+        tree = ast.parse(code).body
+    except SyntaxError:
+        return f"({code})"
+    kinds = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict, ast.Set)
+    single = len(tree) == 1 and isinstance(tree[0], ast.Expr) and isinstance(tree[0].value, kinds)
+    return code if single else f"({code})"
+
+
+def right_side(code: str) -> str:
+    """Returns an expression's code as an assignment or a condition can have it, where line breaks need brackets."""
+    try:
+        single = len(ast.parse(f"_ = {code}").body) == 1 and len(ast.parse(f"if {code}: pass").body) == 1
+    except SyntaxError:
+        single = False
+    return code if single else f"({code})"
+
+
 def keywords_text(arguments: list[tuple[str, str]]) -> list[str]:
     return [f"{name}={text}" for name, text in arguments]
 
