@@ -20,6 +20,31 @@ def there_and_back(value):
     return loads(head, [memoryview(bytes(b)) for b in buffers])
 
 
+def test_a_snapshot_has_the_values_of_its_moment():
+    small, large, array, inner = torch.zeros(2), torch.zeros(2000), np.zeros(2000), {"a": [1]}
+    taken = serialize.snapshot({"small": small, "large": large, "array": array, "inner": inner}, "it")
+    for tensor in (small, large, array):
+        tensor += 1
+    inner["a"].append(2)
+    found, again = loads(*taken), loads(*taken)
+    assert [found[n].sum().item() for n in ("small", "large", "array")] == [0, 0, 0]
+    assert found["inner"] == {"a": [1]}
+    found["large"] += 1
+    assert again["large"].sum() == 0
+
+
+def test_a_snapshot_moves_tensors_of_devices_to_the_host(monkeypatch):
+    on_device = torch.ones(3, requires_grad=True)
+    one_device = torch.Tensor.device
+    device_of = property(lambda t: torch.device("cuda") if t is on_device else one_device.__get__(t))
+    monkeypatch.setattr(torch.Tensor, "device", device_of, raising=False)
+    head, buffers = serialize.snapshot([on_device], "it")
+    assert b"torch.storage" not in head  # torch's own pickle of a device's memory, which needs that device
+    (found,) = loads(head, buffers)
+    assert found.requires_grad
+    assert torch.equal(found, on_device)
+
+
 PLAIN = [None, True, -(2**70), 1.5, complex(1, 2), "", "grüß", b"", b"\0" * 5000, (), [1, (2, [3])], {"a": {1: None}}, {1, 2}, range(3)]
 
 

@@ -124,6 +124,47 @@ def trains():
     }
 
 
+def reports_from_one_dict() -> torch.Tensor:
+    metrics, weight = {"step": -1}, torch.zeros(2000)
+    for step in range(3):
+        metrics["step"] = step
+        metrics["weight"] = weight.add_(1)
+        report(metrics)
+    return weight.add_(1)
+
+
+@case
+def keeps_reports():
+    reports = []
+    result = shoal.ray.run(reports_from_one_dict, on_report=reports.append)
+    histories = [[[m["step"], m["weight"][-1].item()] for m in history] for history in (result.metrics_history, reports)]
+    return [*histories, result.returns[0][-1].item()]
+
+
+class OfRanksOnly:
+    """A value that can be loaded in its own process alone."""
+
+    def __reduce__(self):
+        return load_in, (os.getpid(),)
+
+
+def load_in(pid: int) -> OfRanksOnly:
+    if os.getpid() != pid:
+        raise ModuleNotFoundError("No module named 'only_in_ranks'")
+    return OfRanksOnly()
+
+
+@case
+def is_unreadable():
+    """Results and reports that the driver cannot load, or that cannot be sent."""
+    return {
+        "result": failure(OfRanksOnly, num_workers=2),
+        "report": failure(lambda: report({"a": OfRanksOnly()})),
+        "report on its way": failure(lambda: report({"a": OfRanksOnly()}), on_report=print),
+        "cannot be sent": failure(sys._getframe),
+    }
+
+
 @case
 def raises():
     return failure(train, {"steps": 100_000, "victim": 1, "how": "raise"}, num_workers=2)

@@ -54,6 +54,22 @@ def test_ranks_of_two_nodes_train_to_the_losses_of_one_process(outcome):
     assert found == [["0", "0", "2", "0", "2"], ["1", "1", "2", "0", "2"], ["2", "0", "2", "1", "2"], ["3", "1", "2", "1", "2"]]
 
 
+def test_metrics_are_those_of_their_report(outcome):
+    history, reports, returned = outcome("keeps_reports")
+    assert history == reports == [[0, 1.0], [1, 2.0], [2, 3.0]]
+    assert returned == 4.0
+
+
+def test_a_value_that_the_driver_cannot_load_is_no_death(outcome):
+    got = outcome("is_unreadable")
+    end = " cannot be read in the driver: ModuleNotFoundError: No module named 'only_in_ranks'\n  hint: install "
+    assert got["result"]["text"].startswith(f"rank 0 of 2: its result{end}")
+    assert got["report"]["text"].startswith(f"rank 0 of 1: its report{end}")
+    assert got["report on its way"]["text"].startswith(f"rank 0: its report{end}")
+    assert "the value that it returned, of type frame, cannot be sent" in got["cannot be sent"]["text"]
+    assert all(failure["left"] == [] for failure in got.values())
+
+
 def test_an_error_names_its_rank_and_its_first_cause_comes_first(outcome):
     got = outcome("raises")
     assert {"TaskError", "ValueError"} <= set(got["classes"])

@@ -136,6 +136,17 @@ def check_size(what: str, size: int) -> None:
         )
 
 
+class _HostPickler(_Pickler):
+    """Tensors of devices arrive in the host's memory, because the receiver may have no such device."""
+
+    def reducer_override(self, obj):
+        torch, kind = sys.modules.get("torch"), type(obj)
+        if torch is None or kind not in (torch.Tensor, torch.nn.Parameter) or obj.device.type in ("cpu", "meta"):
+            return super().reducer_override(obj)
+        parts = (obj.detach().cpu(), obj.requires_grad, kind is torch.nn.Parameter)
+        return _leaf, parts, vars(obj) or None, None, None, _set_attributes
+
+
 class Code:
     """Wraps a class for pickling; the arrays that it refers to are copied and stay writable."""
 
@@ -247,6 +258,16 @@ def pack(value: Any, pickler: type[_Pickler] = _Pickler, what: str = "") -> tupl
         raise unsendable(what, value, error) from error
     finally:
         _pickled.refs = outer
+
+
+Snapshot = tuple[bytes, list[bytes]]
+
+
+def snapshot(value: Any, what: str) -> Snapshot:
+    """Returns what ``loads`` makes a copy of the value from, as it is now: its later changes have no effect. In it, tensors of devices
+    are in the host's memory. ``what``: as for ``pack``."""
+    head, buffers, _ = pack(value, _HostPickler, what)
+    return head, [bytes(buffer) for buffer in buffers]
 
 
 def unsendable(what: str, value: Any, error: Exception) -> TypeError:

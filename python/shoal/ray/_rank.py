@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from shoal._core.serialize import RETURNED, Snapshot, snapshot
 from shoal.exceptions import TaskError
 from shoal.train._actor import leave_all
 from shoal.train._chaos.identity import Process
@@ -26,14 +27,14 @@ _OF_A_NODE = ("SHOAL_NODE", "SHOAL_WORKER_ID", "SHOAL_JOB_ID", "SHOAL_SESSION", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a rank's loop. ``error``: ``None`` after success. ``consequence``: the error only reports that another rank failed.
-    ``failed_at``: the host's time of the error. ``history``: the metrics that rank 0 has reported."""
+    """The end of a rank's loop. ``value``: the returned one. ``error``: ``None`` after success. ``consequence``: the error only reports
+    that another rank failed. ``failed_at``: the host's time of the error. ``history``: the metrics that rank 0 has reported."""
 
-    value: Any = None
+    value: Snapshot | None = None
     error: TaskError | None = None
     consequence: bool = False
     failed_at: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Snapshot] = field(default_factory=list)
 
 
 class ShoalRank:
@@ -47,17 +48,17 @@ class ShoalRank:
     def run(self, given: tuple[Callable, Any], environment: dict[str, str], use_gpu: bool, on_report: Any) -> Outcome:
         """Runs the loop, with a process group unless the loop initialises another. Raises nothing: the outcome has the error."""
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        history: list[dict[str, Any]] = []
+        history: list[Snapshot] = []
 
         def receive(metrics: dict[str, Any]) -> None:
             if rank == 0:
-                history.append(metrics)
+                history.append(snapshot(metrics, "the metrics that it reported"))  # the loop may use the same dict or tensor again
                 if on_report is not None:
-                    ray.get(on_report.add.remote(metrics))
+                    ray.get(on_report.add.remote(history[-1]))
 
         try:
             value = _train(given, environment, use_gpu, receive)
-            return Outcome(value, history=history)
+            return Outcome(snapshot(value, RETURNED), history=history)
         except BaseException as error:  # also that of sys.exit(), which Ray would take for the wish to end the actor
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             raised = TaskError(error, text, f"rank {rank} of {size}", os.getpid(), socket.gethostname())
@@ -92,8 +93,8 @@ class ShoalReports:
     def __init__(self):
         self._queue: asyncio.Queue = asyncio.Queue()
 
-    async def add(self, metrics: dict[str, Any]) -> None:
+    async def add(self, metrics: Snapshot) -> None:
         await self._queue.put(metrics)
 
-    async def next(self) -> dict[str, Any]:
+    async def next(self) -> Snapshot:
         return await self._queue.get()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal import exceptions
+from shoal._core.serialize import Snapshot, loads
 from shoal._core.variables import variable
 from shoal.exceptions import (
     ActorDiedError,
@@ -25,6 +27,7 @@ from shoal.train._launch.settings import inherited_settings
 from shoal.train._ranks import Place, environments
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_HINT_OF_READING = "install the packages of its classes in the driver, too, or return and report plain values"
 _NOTICE_S = 2.0  # maximum wait for the cause of an error that only reports another rank's
 _NOTICE_FROM_NODES_S = 30.0  # the same for several nodes: Ray counts a node as dead after five missed checks, one every 3 s
 
@@ -67,8 +70,9 @@ def run(
         variables = environments([r.place for r in ranks])
         runs = [r.actor.run.remote(given, v, use_gpu, reports.actor) for r, v in zip(ranks, variables, strict=True)]
         outcomes = _outcomes(ray, ranks, runs, reports)
-    history = outcomes[0].history
-    return Result(history[-1] if history else {}, history, [outcome.value for outcome in outcomes])
+    history = [_read(metrics, f"rank 0 of {len(ranks)}: its report") for metrics in outcomes[0].history]
+    returns = [_read(outcome.value, f"rank {n} of {len(ranks)}: its result") for n, outcome in enumerate(outcomes)]
+    return Result(history[-1] if history else {}, history, returns)
 
 
 @dataclass(frozen=True)
@@ -197,15 +201,18 @@ class _Reports:
         self.awaited = [] if actor is None else [actor.next.remote()]
 
     def take(self) -> None:
-        metrics = self._ray.get(self.awaited.pop())
+        metrics = _value(self._ray, self.awaited.pop(), "the actor that passes on reports", None)
         self.awaited.append(self.actor.next.remote())
-        self._taken += 1
-        self._on_report(metrics)
+        self._give(metrics)
 
-    def take_rest(self, history: list[dict[str, Any]]) -> None:
+    def take_rest(self, history: list[Snapshot]) -> None:
         """Takes those that had not come when rank 0's loop returned."""
         for metrics in history[self._taken :] if self._on_report is not None else ():
-            self._on_report(metrics)
+            self._give(metrics)
+
+    def _give(self, metrics: Snapshot) -> None:
+        self._taken += 1
+        self._on_report(_read(metrics, "rank 0: its report"))
 
 
 # ---- the outcome ----
@@ -265,8 +272,28 @@ def _as_ours(ray: Any, error: Any, who: str, place: Place | None) -> ShoalError:
         return RuntimeEnvSetupError(f"{who} did not start: Ray could not make its environment: {text}")
     if isinstance(error, ray.exceptions.RayTaskError):
         return TaskError(error.cause, error.traceback_str, who).as_instance_of_cause()
+    if isinstance(error, ray.exceptions.RaySystemError):
+        return exceptions.RaySystemError(f"{who}: its result cannot be read in the driver: {text}", hint=_HINT_OF_READING)
+    deaths = ("RayActorError", "WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")
+    if not isinstance(error, tuple(getattr(ray.exceptions, name) for name in deaths)):
+        return _of_the_same_name(error)(f"{who}: {text}")
     who = who if place is None else f"{who}, process {place.process.pid} on {place.host},"
     return ActorDiedError(f"{who} died, and the other ranks have ended with it. Ray's reason: {_reason(text)}")
+
+
+def _of_the_same_name(error: Any) -> type[ShoalError]:
+    """Returns the class of the closest one of Ray's that Shoal has, too."""
+    names = (cls.__name__ for cls in type(error).__mro__)
+    return next(cls for name in names if isinstance(cls := getattr(exceptions, name, None), type) and issubclass(cls, ShoalError))
+
+
+def _read(snapshot: Snapshot, what: str) -> Any:
+    """Returns the value of a rank. Raises InvalidArgument if its classes cannot be loaded here."""
+    try:
+        return loads(*snapshot)
+    except Exception as error:
+        text = f"{what} cannot be read in the driver: {type(error).__name__}: {error}"
+        raise InvalidArgument(text, hint=_HINT_OF_READING) from error
 
 
 def _reason(text: str) -> str:
