@@ -470,6 +470,57 @@ def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
     assert any(name in note.message for name in ("no_sync", "clip_grad_norm_", "summon_full_params", "optim_state_dict"))
 
 
+# A script without FSDP's import, and lines of its translation.
+NAMES = {
+    "a module by another name": (
+        "import torch as th\nmodel = FSDP(net)\nmodel.clip_grad_norm_(1.0)",
+        ["import torch as th", "th.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a module that one function imports": (
+        "def f():\n    import torch\nmodel = FSDP(net)\nmodel.clip_grad_norm_(1.0)",
+        ["import torch", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a module whose name is a parameter": (
+        "import torch\ndef f(torch):\n    model = FSDP(net)\n    model.clip_grad_norm_(1.0)",
+        ["import torch as torch_", "    torch_.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a function by another name": (
+        "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict as gms\n"
+        "model = FSDP(net)\nx = gms(model), model.state_dict()",
+        ["x = gms(model), gms(model, options=StateDictOptions(full_state_dict=True))"],
+    ),
+    "a relative import": (
+        "from ..state_dict import get_model_state_dict\nmodel = FSDP(net)\nx = model.state_dict()",
+        [
+            "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict as get_model_state_dict_",
+            "x = get_model_state_dict_(model, options=StateDictOptions(full_state_dict=True))",
+        ],
+    ),
+    "a function of the script": (
+        "def get_model_state_dict(m): pass\nmodel = FSDP(net)\nx = model.state_dict()",
+        ["x = get_model_state_dict_(model, options=StateDictOptions(full_state_dict=True))"],
+    ),
+    "a parameter": (
+        "def shard(model, fully_shard):\n    return FSDP(model)",
+        ["from shoal.fsdp import fully_shard as fully_shard_", "    return fully_shard_(model)"],
+    ),
+    "modules in functions that are added": (
+        "import contextlib as c, torch as t\nmodel = FSDP(net, auto_wrap_policy=functools.partial(size_based_auto_wrap_policy))\n"
+        "with model.no_sync(): pass",
+        ["@c.contextmanager", "        if numel < min_num_params or isinstance(module, t.nn.MultiheadAttention):"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_a_translation_uses_are_bound_to_what_it_means(name):
+    text, lines = NAMES[name]
+    imports = "import functools\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    done = migrated(f"{imports}from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy\n{text}\n")
+    assert done.result == "shoal.fsdp"
+    assert set(lines) <= set(done.text.splitlines()), done.text
+
+
 MISTAKES = {
     "rank-zero-collective": FSDP1 + "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'x')",
     "star-import": "from torch.distributed.fsdp import *\nFullyShardedDataParallel(model)",

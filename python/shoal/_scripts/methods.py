@@ -11,7 +11,7 @@ from shoal._scripts.source import Function
 from shoal._scripts.work import Untranslatable, Work
 
 _CLASS = "fsdp:FullyShardedDataParallel"
-_NO_SYNC = '''@contextlib.contextmanager
+_NO_SYNC = '''@{contextlib}.contextmanager
 def {name}(model):
     """Backward passes inside add up whole gradients on each rank, without communication."""
     model.set_requires_gradient_sync(False)
@@ -90,8 +90,7 @@ def translate(work: Work, models: set[str], owners: Owners) -> None:
                 if source.name_of(part) in _TYPES:
                     work.edits.replace(source.span(part), work.fsdp(_TYPES[source.name_of(part)]))
     for call in source.calls("fsdp:ShardedGradScaler"):
-        work.need("", "torch")
-        work.edits.replace(source.span(call.func), "torch.amp.GradScaler")
+        work.edits.replace(source.span(call.func), f"{work.need('', 'torch')}.amp.GradScaler")
         if any(k.arg == "process_group" for k in call.keywords) or len(call.args) > 6:
             work.block(Untranslatable(call, "argument", "GradScaler has no process_group", "leave it out: a mesh decides the ranks"))
     for node in ast.walk(source.tree):
@@ -152,8 +151,8 @@ def _method(work: Work, call: ast.Call, owners: Owners) -> None:
         behind = re.compile(r"[\s\\]*\(\s*").match(source.text, end)
         if behind is None:
             raise Untranslatable(call, "method", "this call of clip_grad_norm_ has parentheses or comments", "leave them out")
-        work.need("", "torch")
-        work.edits.replace((begin, behind.end()), f"torch.nn.utils.clip_grad_norm_({model}.parameters(), ")
+        torch = work.need("", "torch")
+        work.edits.replace((begin, behind.end()), f"{torch}.nn.utils.clip_grad_norm_({model}.parameters(), ")
     elif not call.args and not call.keywords:  # else it is one of another library
         if kind != kinds.MODEL:
             ddp = kind == kinds.UNKNOWN and any(n.endswith(".DistributedDataParallel") for n in source.names.values())
@@ -162,8 +161,7 @@ def _method(work: Work, call: ast.Call, owners: Owners) -> None:
             return
         helper = next((h for h, text in work.helpers.items() if "set_requires_gradient_sync" in text), None)
         helper = helper or source.unused_name("no_sync")
-        work.helpers[helper] = _NO_SYNC.format(name=helper)
-        work.need("", "contextlib")
+        work.helpers[helper] = _NO_SYNC.format(name=helper, contextlib=work.need("", "contextlib"))
         work.edits.replace(source.span(call), f"{helper}({model})")
     elif kind == kinds.MODEL:
         raise Untranslatable(call, "method", "no_sync of FSDP1 has no arguments", "leave them out")

@@ -20,10 +20,10 @@ _UNITS_BY_SIZE = '''def {name}(model, min_num_params):
     def visit(module):
         """Returns how many parameters the units in this module have."""
         numel = sum(p.numel() for p in module.parameters())
-        if numel < min_num_params or isinstance(module, torch.nn.MultiheadAttention):
+        if numel < min_num_params or isinstance(module, {torch}.nn.MultiheadAttention):
             return 0
         inside = sum(visit(child) for child in module.children())
-        if module is model or numel - inside < min_num_params or isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        if module is model or numel - inside < min_num_params or isinstance(module, ({torch}.nn.ModuleList, {torch}.nn.ModuleDict)):
             return inside
         units.append(module)
         return numel
@@ -83,8 +83,7 @@ def _policy(work: Work, name: str, arguments: list[ast.expr], keywords: dict[str
             work.note(given, "former-name", "default_auto_wrap_policy is no name of torch.distributed.fsdp", "taken as 100,000 parameters")
         size = work.edits.code(keywords["min_num_params"]) if keywords else _DEFAULT_SIZE[name]
         helper = next((h for h in work.helpers if h.startswith("units_by_size")), None) or work.source.unused_name("units_by_size")
-        work.helpers[helper] = _UNITS_BY_SIZE.format(name=helper)
-        work.need("", "torch")
+        work.helpers[helper] = _UNITS_BY_SIZE.format(name=helper, torch=work.need("", "torch"))
         return Policy(f"functools.partial({helper}, min_num_params={size})", lambda model: f"{helper}({model}, min_num_params={size})")
     classes = keywords.get("transformer_layer_cls") if name == _CLASSES else None
     if name == "fsdp:ModuleWrapPolicy" and len(arguments) + len(keywords) == 1:
