@@ -91,6 +91,36 @@ BODIES = {
             return fully_shard(model)
         """,
     ),
+    "a policy of classes that are added": (
+        """
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        blocks = {Encoder}
+        blocks.add(Decoder)
+        net = FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy(blocks))
+        """,
+        """
+        blocks = {Encoder}
+        blocks.add(Decoder)
+        net = Net()
+        for unit in reversed(list(net.modules())):  # innermost first
+            if unit is not net and isinstance(unit, tuple(blocks)):
+                fully_shard(unit)
+        fully_shard(net)
+        """,
+    ),
+    "a policy of a set with others inside": (
+        """
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        net = FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({*blocks}))
+        """,
+        """
+        net = Net()
+        for unit in reversed(list(net.modules())):  # innermost first
+            if unit is not net and isinstance(unit, tuple({*blocks})):
+                fully_shard(unit)
+        fully_shard(net)
+        """,
+    ),
     "a policy by a function": (
         """
         import functools

@@ -103,9 +103,18 @@ def _by_condition(condition: Callable[[str], str]) -> Policy:
 
 
 def _classes(work: Work, node: ast.expr) -> str:
-    given = work.value(node)
-    work.consume(node)
-    if isinstance(given, (ast.Set, ast.List, ast.Tuple)) and given.elts:
+    given = node
+    while isinstance(given, ast.Name) and (assign := work.source.binding(given)) and _one_use(work, assign):
+        given = assign.value
+    literal = isinstance(given, (ast.Set, ast.List, ast.Tuple)) and given.elts
+    if literal and not any(isinstance(e, ast.Starred) for e in given.elts):
+        work.consume(node)
         names = [work.edits.code(e) for e in given.elts]
         return names[0] if len(names) == 1 else f"({', '.join(names)})"
-    return f"tuple({work.edits.code(given)})"
+    return f"tuple({work.edits.code(node)})"
+
+
+def _one_use(work: Work, assign: ast.Assign) -> bool:
+    """True if a variable is read once: nothing then changes its value in between."""
+    name, scope = assign.targets[0].id, work.source.scope_of(assign)
+    return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(scope)) == 1
