@@ -718,3 +718,46 @@ def test_the_order_is_followed_through_functions():
             second = shard(model)
         """
     assert [(n, r) for n, r in findings(text) if r in ("submodules-first", "optimizer-after")] == [(13, "optimizer-after")]
+
+
+def test_the_order_is_followed_through_methods():
+    text = """
+        import torch
+        from torch.distributed.fsdp import fully_shard
+        class Trainer:
+            def __init__(self, model):
+                self.model = model
+                {}
+            def build(self):
+                self.optimizer = torch.optim.Adam(self.model.parameters())
+            def shard(self):
+                fully_shard(self.model[0])
+                fully_shard(self.model)
+        class Other:
+            def build(self):
+                self.optimizer = torch.optim.Adam(self.model.parameters())
+            def shard(self):
+                fully_shard(self.model)
+                fully_shard(self.model[0])
+        """
+    wanted = ("submodules-first", "optimizer-after")
+    right = [f for f in findings(text.format("self.shard(), self.build()")) if f[1] in wanted]
+    assert right == [(18, "submodules-first")]
+    wrong = [f for f in findings(text.format("self.build(), self.shard()")) if f[1] in wanted]
+    assert wrong == [(9, "optimizer-after"), (18, "submodules-first")]
+    apart = [f for f in findings(text.format("pass")) if f[1] in wanted]
+    assert apart == right
+
+
+def test_functions_that_nothing_calls_have_no_order():
+    text = """
+        import torch
+        from torch.distributed.fsdp import fully_shard
+        model = Net()
+        def build():
+            return torch.optim.Adam(model.parameters())
+        def shard():
+            fully_shard(model[0])
+            fully_shard(model)
+        """
+    assert [f for f in findings(text) if f[1] == "optimizer-after"] == []
