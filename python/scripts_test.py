@@ -464,6 +464,16 @@ OWNERS = {
         """,
         ["no-sync", "state-dict", "wrapped-module"],
     ),
+    "a model on a condition": (
+        "model = FSDP(net) if sharded else net\nmodel.module, model.state_dict()",
+        "model = fully_shard(net) if sharded else net\nmodel.module, model.state_dict()",
+        ["state-dict", "wrapped-module"],
+    ),
+    "options of the same names": (
+        "model = FSDP(net)\nprint(args.no_sync, args.state_dict_type, saved.optim_state_dict, getattr(args, 'no_sync'))",
+        "model = fully_shard(net)\nprint(args.no_sync, args.state_dict_type, saved.optim_state_dict, getattr(args, 'no_sync'))",
+        [],
+    ),
     "before the model is one": (
         "def main():\n    net = build()\n    print(net.module)\n    net = FSDP(net)\n    print(net.module)",
         "def main():\n    net = build()\n    print(net.module)\n    net = fully_shard(net)\n    print(net)",
@@ -490,6 +500,7 @@ def test_only_models_of_fsdp_are_rewritten(name):
         "class T:\n    def f(self):\n        with self.model.summon_full_params(self.model): pass",
         "model.optim_state_dict(model, optimizer)",
         "model.no_sync(1)",
+        "context = getattr(model, 'no_sync')()",
     ],
 )
 def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
