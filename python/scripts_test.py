@@ -91,6 +91,36 @@ BODIES = {
             return fully_shard(model)
         """,
     ),
+    "a policy of classes that are added": (
+        """
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        blocks = {Encoder}
+        blocks.add(Decoder)
+        net = FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy(blocks))
+        """,
+        """
+        blocks = {Encoder}
+        blocks.add(Decoder)
+        net = Net()
+        for unit in reversed(list(net.modules())):  # innermost first
+            if unit is not net and isinstance(unit, tuple(blocks)):
+                fully_shard(unit)
+        fully_shard(net)
+        """,
+    ),
+    "a policy of a set with others inside": (
+        """
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        net = FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({*blocks}))
+        """,
+        """
+        net = Net()
+        for unit in reversed(list(net.modules())):  # innermost first
+            if unit is not net and isinstance(unit, tuple({*blocks})):
+                fully_shard(unit)
+        fully_shard(net)
+        """,
+    ),
     "a policy by a function": (
         """
         import functools
@@ -434,6 +464,16 @@ OWNERS = {
         """,
         ["no-sync", "state-dict", "wrapped-module"],
     ),
+    "a model on a condition": (
+        "model = FSDP(net) if sharded else net\nmodel.module, model.state_dict()",
+        "model = fully_shard(net) if sharded else net\nmodel.module, model.state_dict()",
+        ["state-dict", "wrapped-module"],
+    ),
+    "options of the same names": (
+        "model = FSDP(net)\nprint(args.no_sync, args.state_dict_type, saved.optim_state_dict, getattr(args, 'no_sync'))",
+        "model = fully_shard(net)\nprint(args.no_sync, args.state_dict_type, saved.optim_state_dict, getattr(args, 'no_sync'))",
+        [],
+    ),
     "before the model is one": (
         "def main():\n    net = build()\n    print(net.module)\n    net = FSDP(net)\n    print(net.module)",
         "def main():\n    net = build()\n    print(net.module)\n    net = fully_shard(net)\n    print(net)",
@@ -460,6 +500,7 @@ def test_only_models_of_fsdp_are_rewritten(name):
         "class T:\n    def f(self):\n        with self.model.summon_full_params(self.model): pass",
         "model.optim_state_dict(model, optimizer)",
         "model.no_sync(1)",
+        "context = getattr(model, 'no_sync')()",
     ],
 )
 def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
@@ -468,6 +509,57 @@ def test_methods_that_fsdp2_lacks_keep_fsdp1s_class(use):
     (note,) = [n for n in done.notes if n.rule == "method"]
     assert note.level == "by hand"
     assert any(name in note.message for name in ("no_sync", "clip_grad_norm_", "summon_full_params", "optim_state_dict"))
+
+
+# A script without FSDP's import, and lines of its translation.
+NAMES = {
+    "a module by another name": (
+        "import torch as th\nmodel = FSDP(net)\nmodel.clip_grad_norm_(1.0)",
+        ["import torch as th", "th.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a module that one function imports": (
+        "def f():\n    import torch\nmodel = FSDP(net)\nmodel.clip_grad_norm_(1.0)",
+        ["import torch", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a module whose name is a parameter": (
+        "import torch\ndef f(torch):\n    model = FSDP(net)\n    model.clip_grad_norm_(1.0)",
+        ["import torch as torch_", "    torch_.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"],
+    ),
+    "a function by another name": (
+        "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict as gms\n"
+        "model = FSDP(net)\nx = gms(model), model.state_dict()",
+        ["x = gms(model), gms(model, options=StateDictOptions(full_state_dict=True))"],
+    ),
+    "a relative import": (
+        "from ..state_dict import get_model_state_dict\nmodel = FSDP(net)\nx = model.state_dict()",
+        [
+            "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict as get_model_state_dict_",
+            "x = get_model_state_dict_(model, options=StateDictOptions(full_state_dict=True))",
+        ],
+    ),
+    "a function of the script": (
+        "def get_model_state_dict(m): pass\nmodel = FSDP(net)\nx = model.state_dict()",
+        ["x = get_model_state_dict_(model, options=StateDictOptions(full_state_dict=True))"],
+    ),
+    "a parameter": (
+        "def shard(model, fully_shard):\n    return FSDP(model)",
+        ["from shoal.fsdp import fully_shard as fully_shard_", "    return fully_shard_(model)"],
+    ),
+    "modules in functions that are added": (
+        "import contextlib as c, torch as t\nmodel = FSDP(net, auto_wrap_policy=functools.partial(size_based_auto_wrap_policy))\n"
+        "with model.no_sync(): pass",
+        ["@c.contextmanager", "        if numel < min_num_params or isinstance(module, t.nn.MultiheadAttention):"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_a_translation_uses_are_bound_to_what_it_means(name):
+    text, lines = NAMES[name]
+    imports = "import functools\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    done = migrated(f"{imports}from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy\n{text}\n")
+    assert done.result == "shoal.fsdp"
+    assert set(lines) <= set(done.text.splitlines()), done.text
 
 
 MISTAKES = {
@@ -637,3 +729,46 @@ def test_the_order_is_followed_through_functions():
             second = shard(model)
         """
     assert [(n, r) for n, r in findings(text) if r in ("submodules-first", "optimizer-after")] == [(13, "optimizer-after")]
+
+
+def test_the_order_is_followed_through_methods():
+    text = """
+        import torch
+        from torch.distributed.fsdp import fully_shard
+        class Trainer:
+            def __init__(self, model):
+                self.model = model
+                {}
+            def build(self):
+                self.optimizer = torch.optim.Adam(self.model.parameters())
+            def shard(self):
+                fully_shard(self.model[0])
+                fully_shard(self.model)
+        class Other:
+            def build(self):
+                self.optimizer = torch.optim.Adam(self.model.parameters())
+            def shard(self):
+                fully_shard(self.model)
+                fully_shard(self.model[0])
+        """
+    wanted = ("submodules-first", "optimizer-after")
+    right = [f for f in findings(text.format("self.shard(), self.build()")) if f[1] in wanted]
+    assert right == [(18, "submodules-first")]
+    wrong = [f for f in findings(text.format("self.build(), self.shard()")) if f[1] in wanted]
+    assert wrong == [(9, "optimizer-after"), (18, "submodules-first")]
+    apart = [f for f in findings(text.format("pass")) if f[1] in wanted]
+    assert apart == right
+
+
+def test_functions_that_nothing_calls_have_no_order():
+    text = """
+        import torch
+        from torch.distributed.fsdp import fully_shard
+        model = Net()
+        def build():
+            return torch.optim.Adam(model.parameters())
+        def shard():
+            fully_shard(model[0])
+            fully_shard(model)
+        """
+    assert [f for f in findings(text) if f[1] == "optimizer-after"] == []

@@ -57,7 +57,7 @@ def _note(source: Source, node: ast.AST, rule: str, message: str, hint: str) -> 
 def _submodules(source: Source, shards: list[flow.Event]) -> list[Note]:
     found = []
     for k, event in enumerate(shards):
-        outer = next((e for e in shards[:k] if flow.inside(event.subject, e.subject)), None)
+        outer = next((e for e in shards[:k] if e.entry == event.entry and flow.inside(event.subject, e.subject)), None)
         if outer is not None:
             found.append(
                 _note(
@@ -128,7 +128,7 @@ def _optimizers(source: Source, events: list[flow.Event]) -> list[Note]:
     for k, event in enumerate(events):
         if event.kind != "optimizer" or not event.subject:
             continue
-        later = (e for e in events[k + 1 :] if e.kind == "shard" and e.subject)
+        later = (e for e in events[k + 1 :] if e.kind == "shard" and e.subject and e.entry == event.entry)
         after = (e for e in later if e.subject == event.subject or flow.inside(e.subject, event.subject))
         shard = next(after, None)
         if shard is not None:

@@ -54,7 +54,7 @@ class Sharding:
 def translate(work: Work, call: ast.Call) -> None:
     """Replaces a call. Raises Untranslatable."""
     sharding = _read(work, call)
-    work.fsdp("fully_shard")
+    function = work.fsdp("fully_shard")
     statement = work.source.statement_of(call)
     indent, newline = work.source.indent(statement), work.source.newline
     comments = work.comments_in(call)
@@ -62,7 +62,7 @@ def translate(work: Work, call: ast.Call) -> None:
         if comments and indent is not None:
             begin = work.source.span(statement)[0]
             work.edits.replace((begin, begin), "".join(f"{c}{newline}{indent}" for c in comments))
-        work.replace_call(call, "fully_shard", [sharding.model, *sharding.words()])
+        work.replace_call(call, function, [sharding.model, *sharding.words()])
         return
     lines = [*comments, *_lines(work, call, statement, sharding)]
     work.edits.replace(work.source.span(statement), f"{newline}{indent}".join(lines))
@@ -70,7 +70,7 @@ def translate(work: Work, call: ast.Call) -> None:
 
 def _lines(work: Work, call: ast.Call, statement: ast.stmt, sharding: Sharding) -> list[str]:
     """Returns the statements that replace ``statement``, without their common indentation."""
-    source = work.source
+    source, function = work.source, work.fsdp("fully_shard")
     target = None
     if isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1:
         target = statement.targets[0]
@@ -96,8 +96,8 @@ def _lines(work: Work, call: ast.Call, statement: ast.stmt, sharding: Sharding) 
             words = [f"**{options}"]
         unit = source.unused_name("unit")
         loop = sharding.policy.loop(model, unit)
-        lines += [*loop, f"{'    ' * len(loop)}fully_shard({', '.join([unit, *words])})"]
-    whole = statement_text("fully_shard", [model, *words], source.indent(statement), source.newline)
+        lines += [*loop, f"{'    ' * len(loop)}{function}({', '.join([unit, *words])})"]
+    whole = statement_text(function, [model, *words], source.indent(statement), source.newline)
     lines += [*([whole] if sharding.after or not returns else []), *(line.format(model=model) for line in sharding.after)]
     return [*lines, *([f"return {whole if not sharding.after else model}"] if returns else [])]
 
@@ -135,11 +135,11 @@ def _argument(work: Work, name: str, node: ast.expr, sharding: Sharding, given: 
         sharding.policy = policies.translate(work, node)
     elif name == "sync_module_states":
         if not _is(node, False):
-            work.need("", "torch")
+            torch = work.need("", "torch")
             tensor = work.source.unused_name("tensor")
             loop = [
                 f"for {tensor} in [*{{model}}.parameters(), *{{model}}.buffers()]:  # all ranks begin with the values of rank 0",
-                f"    torch.distributed.broadcast({tensor}.detach(), src=0)",
+                f"    {torch}.distributed.broadcast({tensor}.detach(), src=0)",
             ]
             sharding.before += loop if _is(node, True) else _if(right_side(work.edits.code(node)), loop)
             work.note(
@@ -216,9 +216,10 @@ def _entry(work: Work, key: ast.expr, value: ast.expr, trouble: Untranslatable, 
     sharding.policy = policies.Policy(f"{options}_units", lambda model: f"{options}_units({model})")
     if policy is None:
         return []
-    if policy.function.startswith("functools."):
-        work.need("", "functools")
-    return [("auto_wrap_policy", policy.function)]
+    function = policy.function
+    if function.startswith("functools."):
+        function = work.need("", "functools") + function.removeprefix("functools")
+    return [("auto_wrap_policy", function)]
 
 
 def value_of(work: Work, name: str, node: ast.expr, given: dict[str, ast.expr]) -> list[tuple[str, str]]:
@@ -237,8 +238,8 @@ def value_of(work: Work, name: str, node: ast.expr, given: dict[str, ast.expr]) 
             return []
         if name == "ignored_modules":
             return [("ignored_params", f"{{p for module in {code} for p in module.parameters()}}")]
-        work.need("", "torch")
-        return [("ignored_params", f"{{p for s in {code} for p in (s.parameters() if isinstance(s, torch.nn.Module) else [s])}}")]
+        torch = work.need("", "torch")
+        return [("ignored_params", f"{{p for s in {code} for p in (s.parameters() if isinstance(s, {torch}.nn.Module) else [s])}}")]
     if name == "process_group" and _is(node, None):
         return []
     if name not in _SIGNATURE or name == "process_group":

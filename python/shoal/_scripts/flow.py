@@ -21,6 +21,7 @@ class Event:
     subject: str  # the module: equal texts are the same module, and a longer one with "." or "[" behind it is inside
     chosen: bool  # a switch of the program decides whether it happens
     parents_first: bool = False  # a loop over module.modules(), which begins with the parents
+    entry: int = 0  # events in different entries, such as functions that other programs call, have no order
 
 
 @dataclass
@@ -36,10 +37,11 @@ def events(source: Source) -> list[Event]:
     """Returns the events of the module's body, then of functions that nothing here calls: other programs, or mp.spawn, do."""
     walk = _Walk(source)
     walk.body(source.tree.body, _Frame(0), False)
-    called = {n.func.id for n in ast.walk(source.tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    entries = [f for name, f in walk.functions.items() if name not in called]
-    for function in [*entries, *walk.functions.values()]:
+    called = {walk.callee(n) for n in ast.walk(source.tree) if isinstance(n, ast.Call)}
+    functions = [n for n in ast.walk(source.tree) if isinstance(n, Function)]
+    for function in [*(f for f in functions if f not in called), *functions]:
         if function not in walk.seen:
+            walk.entry += 1
             walk.call(function, [], {}, False)
     return walk.found
 
@@ -48,17 +50,53 @@ def inside(inner: str, outer: str) -> bool:
     return inner.startswith((outer + ".", outer + "["))
 
 
+def _first_name(function: ast.AST) -> str:
+    return next((a.arg for a in (*function.args.posonlyargs, *function.args.args)), "")
+
+
 class _Walk:
     def __init__(self, source: Source):
         self.source = source
-        self.functions = {n.name: n for n in ast.walk(source.tree) if isinstance(n, Function)}
+        functions = [n for n in ast.walk(source.tree) if isinstance(n, Function)]
+        self.functions = {n.name: n for n in functions if not isinstance(source.parents[n], ast.ClassDef)}
+        self.classes = {n.name: n for n in ast.walk(source.tree) if isinstance(n, ast.ClassDef)}
+        self.entry = 0
+        self.attributes: dict[str, str] = {}  # those of `self` after the last call
         self.seen: set[ast.AST] = set()
         self.found: list[Event] = []
         self._frames = 0
         self._stack: list[ast.AST] = []
 
+    def callee(self, call: ast.Call) -> ast.AST | None:
+        """Returns the function of this file that a call runs, also a method of `self`."""
+        if isinstance(call.func, ast.Name):
+            return self.functions.get(call.func.id)
+        if not (isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)):
+            return None
+        scope = self.source.scope_of(call)
+        kind, seen = self.source.parents.get(scope), []
+        if not isinstance(kind, ast.ClassDef) or _first_name(scope) != call.func.value.id:
+            return None
+        while kind is not None and kind not in seen:
+            seen.append(kind)
+            for node in kind.body:
+                if isinstance(node, Function) and node.name == call.func.attr:
+                    return node
+            kind = next((self.classes[b.id] for b in kind.bases if isinstance(b, ast.Name) and b.id in self.classes), None)
+        return None
+
+    def method(self, function: ast.AST, arguments: list[str], keywords: dict[str, str], frame: _Frame, chosen: bool) -> str:
+        """Walks through a method of `self`, which knows and changes its attributes."""
+        own = {name: subject for name, subject in frame.subjects.items() if name.startswith("self.")}
+        static = any(self.source.code(d) == "staticmethod" for d in function.decorator_list)
+        first = [] if static else [frame.subjects.get("self", "")]
+        returned = self.call(function, [*first, *arguments], keywords | own, chosen)
+        frame.subjects |= self.attributes
+        return returned
+
     def call(self, function: ast.AST, arguments: list[str], keywords: dict[str, str], chosen: bool) -> str:
         """Walks through a function's body. Returns the module that it returns, or ""."""
+        self.attributes = {}
         if function in self._stack or len(self._stack) >= _MOST_CALLS:
             return ""
         self.seen.add(function)
@@ -66,9 +104,13 @@ class _Walk:
         frame = _Frame(self._frames)
         names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
         frame.subjects = dict(zip(names, arguments, strict=False)) | keywords
+        kind = self.source.parents[function]
+        if isinstance(kind, ast.ClassDef) and _first_name(function) == "self" and not frame.subjects.get("self"):
+            frame.subjects["self"] = f"{kind.name}:self"
         self._stack.append(function)
         self.body(function.body, frame, chosen)
         self._stack.pop()
+        self.attributes = {name: subject for name, subject in frame.subjects.items() if name.startswith("self.")}
         return frame.returns
 
     def body(self, statements: list[ast.stmt], frame: _Frame, chosen: bool) -> None:
@@ -173,18 +215,21 @@ class _Walk:
         if name in SHARDS:
             subject = (arguments[0] if arguments else keywords.get("module", "")) or place
             first = bool(node.args) and isinstance(node.args[0], ast.Name) and node.args[0].id in frame.parents_first
-            self.found.append(Event("shard", node, subject, chosen, first))
+            self.found.append(Event("shard", node, subject, chosen, first, self.entry))
             return subject
         if name.startswith(("torch.optim.", "shoal.optim.")) and not any(part in name for part in _NO_OPTIMIZER):
-            self.found += [Event("optimizer", node, s, chosen) for s in self._owners(node, frame)]
+            self.found += [Event("optimizer", node, s, chosen, entry=self.entry) for s in self._owners(node, frame)]
             return ""
         if isinstance(node.func, ast.Attribute) and node.func.attr in _PREFETCHES:
-            self.found.append(Event("prefetch", node, self._subject(node.func.value, frame), chosen))
+            self.found.append(Event("prefetch", node, self._subject(node.func.value, frame), chosen, entry=self.entry))
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "cuda", "cpu", "train", "eval"):
             return self._subject(node.func.value, frame)
-        if isinstance(node.func, ast.Name) and node.func.id in self.functions:
-            return self.call(self.functions[node.func.id], arguments, keywords, chosen)
-        return ""
+        function = self.callee(node)
+        if function is None:
+            return ""
+        if isinstance(node.func, ast.Attribute):
+            return self.method(function, arguments, keywords, frame, chosen)
+        return self.call(function, arguments, keywords, chosen)
 
     def _owners(self, node: ast.Call, frame: _Frame) -> Iterator[str]:
         """Yields the modules whose parameters an optimizer gets."""

@@ -91,13 +91,10 @@ def _shrink(
 
 
 def _add(source: Source, edits: Edits, place: ast.stmt | None, wanted: set[str], needs: dict[str, set[str]], helpers, fsdp: str) -> None:
-    lines = [f"import {module}" for module in sorted(needs.pop("", set())) if module not in source.names.values()]
+    lines = [f"import {module}" for module in sorted(needs.pop("", set())) if not _imports(source, "", module)]
     last = _last_import(source)
     for module, names in [*sorted(needs.items()), (fsdp, wanted)]:
-        have = {f"{module}.{name}" for name in names} & set(source.names.values()) if module != fsdp else set()
-        if module == fsdp:
-            have = {f"{fsdp}.{name}" for name in wanted if _imports(source, fsdp, name)}
-        names = {name for name in names if f"{module}.{name}" not in have}
+        names = {name for name in names if not _imports(source, module, name)}
         if names:
             lines.append(_from(module, names, source.newline))
     plain = [line for line in lines if line.startswith("import ")]
@@ -119,11 +116,9 @@ def _add(source: Source, edits: Edits, place: ast.stmt | None, wanted: set[str],
 
 
 def _imports(source: Source, module: str, name: str) -> bool:
-    first = name.split(" as ")[0]
-    return any(
-        isinstance(n, ast.ImportFrom) and n.module == module and any(a.name == first and not a.asname for a in n.names)
-        for n in source.tree.body
-    )
+    """True if the module's own statements import a name, or "name as other"."""
+    first, _, other = name.partition(" as ")
+    return source.top_names.get(other or first) == (f"{module}.{first}" if module else first)
 
 
 def _from(module: str, names: set[str], newline: str) -> str:

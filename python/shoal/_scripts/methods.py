@@ -11,7 +11,7 @@ from shoal._scripts.source import Function
 from shoal._scripts.work import Untranslatable, Work
 
 _CLASS = "fsdp:FullyShardedDataParallel"
-_NO_SYNC = '''@contextlib.contextmanager
+_NO_SYNC = '''@{contextlib}.contextmanager
 def {name}(model):
     """Backward passes inside add up whole gradients on each rank, without communication."""
     model.set_requires_gradient_sync(False)
@@ -48,7 +48,7 @@ _METHODS = {
     "state_dict_type",
     "summon_full_params",
 }
-_OTHERS_HAVE = {"_is_root", "check_is_root", "register_comm_hook"}  # other classes, DDP among them, have methods of these names
+_ONLY_MODELS_HAVE = {"clip_grad_norm_", "summon_full_params"}  # the other names are also those of DDP's methods, or of options
 _TYPES = {_CLASS: "FSDPModule", "fsdp:MixedPrecision": "MixedPrecisionPolicy"}
 # Names of FSDP1 without a translation of their own, by what to do.
 _LEFT = "write it with FSDP2's methods, or keep FSDP1's class: shoal migrate --to fsdp1"
@@ -68,16 +68,18 @@ def wrapped_models(work: Work) -> set[str]:
 def translate(work: Work, models: set[str], owners: Owners) -> None:
     source = work.source
     for node in reversed(list(ast.walk(source.tree))):  # the inner ones first
-        if not isinstance(node, ast.Attribute) or source.name_of(node):
-            continue
-        call = source.parents[node]
         try:
+            if isinstance(node, ast.Call):
+                _by_text(work, node, models, owners)
+            if not isinstance(node, ast.Attribute) or source.name_of(node):
+                continue
+            call = source.parents[node]
             if node.attr in ("module", "_fsdp_wrapped_module"):
                 _unwrap(work, node, models, owners)
             elif isinstance(call, ast.Call) and call.func is node and node.attr in ("clip_grad_norm_", "no_sync"):
                 _method(work, call, owners)
             elif node.attr in _METHODS and isinstance(node.ctx, ast.Load):
-                _lacking(node, source.code(node), owners.kind(node.value), _defined(work, node.attr))
+                _lacking(work, node, node.value, node.attr, models, owners)
         except Untranslatable as reason:
             work.block(reason)
     for call in source.calls(f"{_CLASS}.fsdp_modules"):
@@ -90,8 +92,7 @@ def translate(work: Work, models: set[str], owners: Owners) -> None:
                 if source.name_of(part) in _TYPES:
                     work.edits.replace(source.span(part), work.fsdp(_TYPES[source.name_of(part)]))
     for call in source.calls("fsdp:ShardedGradScaler"):
-        work.need("", "torch")
-        work.edits.replace(source.span(call.func), "torch.amp.GradScaler")
+        work.edits.replace(source.span(call.func), f"{work.need('', 'torch')}.amp.GradScaler")
         if any(k.arg == "process_group" for k in call.keywords) or len(call.args) > 6:
             work.block(Untranslatable(call, "argument", "GradScaler has no process_group", "leave it out: a mesh decides the ranks"))
     for node in ast.walk(source.tree):
@@ -120,10 +121,19 @@ def _unwrap(work: Work, node: ast.Attribute, models: set[str], owners: Owners) -
         _unsure(work, node, "wrapped-module", f"leave out .{node.attr} where the model is one of FSDP: FSDP2 wraps nothing")
 
 
-def _lacking(node: ast.Attribute, code: str, kind: str, defined: bool) -> None:
-    sure = kind in (kinds.MODEL, kinds.MIXED)
-    if sure or (kind == kinds.UNKNOWN and node.attr not in _OTHERS_HAVE and not defined):
-        raise Untranslatable(node, "method", f"{code}: FSDP2 has no {node.attr}", _BY_HAND.get(node.attr, _LEFT))
+def _lacking(work: Work, node: ast.expr, owner: ast.expr, name: str, models: set[str], owners: Owners) -> None:
+    kind, code = owners.kind(owner), work.source.code(node)
+    likely = (name in _ONLY_MODELS_HAVE or work.source.code(owner) in models) and not _defined(work, name)
+    if kind in (kinds.MODEL, kinds.MIXED) or (kind == kinds.UNKNOWN and likely):
+        raise Untranslatable(node, "method", f"{code}: FSDP2 has no {name}", _BY_HAND.get(name, _LEFT))
+
+
+def _by_text(work: Work, call: ast.Call, models: set[str], owners: Owners) -> None:
+    """Finds getattr(model, "no_sync"), and the like."""
+    if isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr") and len(call.args) > 1:
+        name = call.args[1].value if isinstance(call.args[1], ast.Constant) else None
+        if name in _METHODS and owners.kind(call.args[0]) in (kinds.MODEL, kinds.MIXED):
+            _lacking(work, call, call.args[0], name, models, owners)
 
 
 def _defined(work: Work, method: str) -> bool:
@@ -152,8 +162,8 @@ def _method(work: Work, call: ast.Call, owners: Owners) -> None:
         behind = re.compile(r"[\s\\]*\(\s*").match(source.text, end)
         if behind is None:
             raise Untranslatable(call, "method", "this call of clip_grad_norm_ has parentheses or comments", "leave them out")
-        work.need("", "torch")
-        work.edits.replace((begin, behind.end()), f"torch.nn.utils.clip_grad_norm_({model}.parameters(), ")
+        torch = work.need("", "torch")
+        work.edits.replace((begin, behind.end()), f"{torch}.nn.utils.clip_grad_norm_({model}.parameters(), ")
     elif not call.args and not call.keywords:  # else it is one of another library
         if kind != kinds.MODEL:
             ddp = kind == kinds.UNKNOWN and any(n.endswith(".DistributedDataParallel") for n in source.names.values())
@@ -162,8 +172,7 @@ def _method(work: Work, call: ast.Call, owners: Owners) -> None:
             return
         helper = next((h for h, text in work.helpers.items() if "set_requires_gradient_sync" in text), None)
         helper = helper or source.unused_name("no_sync")
-        work.helpers[helper] = _NO_SYNC.format(name=helper)
-        work.need("", "contextlib")
+        work.helpers[helper] = _NO_SYNC.format(name=helper, contextlib=work.need("", "contextlib"))
         work.edits.replace(source.span(call), f"{helper}({model})")
     elif kind == kinds.MODEL:
         raise Untranslatable(call, "method", "no_sync of FSDP1 has no arguments", "leave them out")

@@ -122,6 +122,8 @@ class Owners:
                 return True
             function = self._callee(node)
             return function is not None and function in self._builders
+        if isinstance(node, ast.IfExp):
+            return self._is_model(node.body) or self._is_model(node.orelse)
         place = self._place(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
         return place in self._models
 
@@ -185,6 +187,8 @@ class Owners:
         """Finds variables that are models in one place, and something else in another."""
         for target, value in self._assigns:
             place = self._place(target) if isinstance(target, (ast.Name, ast.Attribute)) else None
+            if place in self._models and isinstance(value, ast.IfExp) and not (self._is_model(value.body) and self._is_model(value.orelse)):
+                self._mixed.add(place)
             if place not in self._models or self._is_model(value):
                 continue
             ddp = isinstance(value, ast.Call) and self._source.name_of(value.func).endswith(_OTHERS)

@@ -20,10 +20,10 @@ _UNITS_BY_SIZE = '''def {name}(model, min_num_params):
     def visit(module):
         """Returns how many parameters the units in this module have."""
         numel = sum(p.numel() for p in module.parameters())
-        if numel < min_num_params or isinstance(module, torch.nn.MultiheadAttention):
+        if numel < min_num_params or isinstance(module, {torch}.nn.MultiheadAttention):
             return 0
         inside = sum(visit(child) for child in module.children())
-        if module is model or numel - inside < min_num_params or isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        if module is model or numel - inside < min_num_params or isinstance(module, ({torch}.nn.ModuleList, {torch}.nn.ModuleDict)):
             return inside
         units.append(module)
         return numel
@@ -83,8 +83,7 @@ def _policy(work: Work, name: str, arguments: list[ast.expr], keywords: dict[str
             work.note(given, "former-name", "default_auto_wrap_policy is no name of torch.distributed.fsdp", "taken as 100,000 parameters")
         size = work.edits.code(keywords["min_num_params"]) if keywords else _DEFAULT_SIZE[name]
         helper = next((h for h in work.helpers if h.startswith("units_by_size")), None) or work.source.unused_name("units_by_size")
-        work.helpers[helper] = _UNITS_BY_SIZE.format(name=helper)
-        work.need("", "torch")
+        work.helpers[helper] = _UNITS_BY_SIZE.format(name=helper, torch=work.need("", "torch"))
         return Policy(f"functools.partial({helper}, min_num_params={size})", lambda model: f"{helper}({model}, min_num_params={size})")
     classes = keywords.get("transformer_layer_cls") if name == _CLASSES else None
     if name == "fsdp:ModuleWrapPolicy" and len(arguments) + len(keywords) == 1:
@@ -104,9 +103,18 @@ def _by_condition(condition: Callable[[str], str]) -> Policy:
 
 
 def _classes(work: Work, node: ast.expr) -> str:
-    given = work.value(node)
-    work.consume(node)
-    if isinstance(given, (ast.Set, ast.List, ast.Tuple)) and given.elts:
+    given = node
+    while isinstance(given, ast.Name) and (assign := work.source.binding(given)) and _one_use(work, assign):
+        given = assign.value
+    literal = isinstance(given, (ast.Set, ast.List, ast.Tuple)) and given.elts
+    if literal and not any(isinstance(e, ast.Starred) for e in given.elts):
+        work.consume(node)
         names = [work.edits.code(e) for e in given.elts]
         return names[0] if len(names) == 1 else f"({', '.join(names)})"
-    return f"tuple({work.edits.code(given)})"
+    return f"tuple({work.edits.code(node)})"
+
+
+def _one_use(work: Work, assign: ast.Assign) -> bool:
+    """True if a variable is read once: nothing then changes its value in between."""
+    name, scope = assign.targets[0].id, work.source.scope_of(assign)
+    return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(scope)) == 1

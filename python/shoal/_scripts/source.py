@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +59,29 @@ def canonical(dotted: str) -> str:
         if dotted.startswith(family + "."):
             return "fsdp:" + dotted[len(family) + 1 :]
     return dotted
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yields (local name, dotted name) of what statements import; the dotted name is "" for a relative import."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                yield alias.asname or first, alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, "" if node.level else f"{node.module}.{alias.name}"
+
+
+def _bound_by(node: ast.AST) -> list[str]:
+    """Returns the names that a node binds, imports left out."""
+    if isinstance(node, ast.Name):
+        return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    kinds = (*Function.__args__, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    name = node.rest if isinstance(node, ast.MatchMapping) else node.name if isinstance(node, kinds) else None
+    return [name] if name else []
 
 
 @dataclass
@@ -141,15 +164,22 @@ class Source:
     @cached_property
     def names(self) -> dict[str, str]:
         """The imported names: the dotted name by the local one."""
-        found = {}
+        return {local: dotted for local, dotted in imported(ast.walk(self.tree)) if dotted}
+
+    @cached_property
+    def top_names(self) -> dict[str, str]:
+        """The names that the module's own statements import, without conditions."""
+        return dict(imported(self.tree.body))
+
+    @cached_property
+    def bindings(self) -> dict[str, set[str]]:
+        """The things that each name of the file stands for, in any scope: dotted names of imports, and "" for everything else."""
+        found: dict[str, set[str]] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    first = alias.name.split(".")[0]
-                    found[alias.asname or first] = alias.name if alias.asname else first
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                for alias in node.names:
-                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            for name in _bound_by(node):
+                found.setdefault(name, set()).add("")
+        for local, dotted in imported(ast.walk(self.tree)):
+            found.setdefault(local, set()).add(canonical(dotted))
         return found
 
     def name_of(self, node: ast.AST) -> str:
@@ -214,9 +244,7 @@ class Source:
             scope = self.scope_of(scope)
 
     def unused_name(self, wanted: str) -> str:
-        bound = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name)} | set(self.names)
-        bound |= {n.name for n in ast.walk(self.tree) if isinstance(n, (*Function.__args__, ast.ClassDef))}
-        bound |= {n.arg for n in ast.walk(self.tree) if isinstance(n, ast.arg)}
+        bound = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name)} | set(self.bindings)
         while wanted in bound:
             wanted += "_"
         return wanted

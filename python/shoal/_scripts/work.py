@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from shoal._scripts.source import Edits, Note, Source
+from shoal._scripts.source import Edits, Note, Source, canonical
 
 _LINE = 120  # columns
 STATE_DICT = "torch.distributed.checkpoint.state_dict"
@@ -25,7 +25,7 @@ class Work:
     edits: Edits = field(init=False)
     notes: list[Note] = field(default_factory=list)
     blockers: list[Note] = field(default_factory=list)  # for which FSDP1's class has to stay
-    needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module; "fsdp" is FSDP2's
+    needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module, some as "name as other"; "fsdp" is FSDP2's
     helpers: dict[str, str] = field(default_factory=dict)  # functions to add, by name
     consumed: list[ast.Name] = field(default_factory=list)  # uses of variables, whose values were translated in place of the uses
     shift: int = 0  # columns by which the present code moves to the left
@@ -34,8 +34,14 @@ class Work:
         self.edits = Edits(self.source)
 
     def need(self, module: str, name: str) -> str:
-        self.needs.setdefault(module, set()).add(name)
-        return name
+        """Imports a name, unless the module has it, and returns what it is called in this file. The module "" is for modules."""
+        wanted = f"fsdp:{name}" if module == "fsdp" else f"{module}.{name}" if module else name
+        for local, dotted in self.source.top_names.items():
+            if canonical(dotted) == wanted and self.source.bindings[local] == {wanted}:
+                return local
+        local = name if self.source.bindings.get(name, set()) <= {wanted} else self.source.unused_name(name)
+        self.needs.setdefault(module, set()).add(name if local == name else f"{name} as {local}")
+        return local
 
     def fsdp(self, name: str) -> str:
         return self.need("fsdp", name)
