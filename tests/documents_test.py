@@ -145,3 +145,9 @@ def test_the_site_has_the_lists_of_the_pages():
     assert converted(page) == (
         "Order:\n\n- a\n    - b\n      goes on\n\n        code\n\nEnd\n  no list\n\n```\nx:\n- y\n  - z\n```\n\n1. one\n"
     )
+
+
+def test_the_reference_has_each_module_that_a_page_imports():
+    modules = runpy.run_path(str(ROOT / "docs" / "site" / "build.py"))["MODULES"]
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert set(re.findall(r"^ *(?:import|from) (shoal\.[a-z]\w*)", text, re.MULTILINE)) <= set(modules)

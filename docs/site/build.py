@@ -19,6 +19,7 @@ MODULES = (
     "shoal.optim",
     "shoal.checkpoint",
     "shoal.train",
+    "shoal.ray",
     "shoal.collective",
     "shoal.torch",
     "shoal.spmd",

@@ -183,7 +183,31 @@ def is_refused():
         "elastic": failure(train, {"steps": 1}, num_workers=(1, 2)),
         "strategy": failure(train, {"steps": 1}, placement_strategy="pack"),
         "no device": failure(train, {"steps": 1}, use_gpu=True),
+        "no resource": failure(train, {"steps": 1}, resources_per_worker={"CPU": 0}),
     }
+
+
+@case
+def does_not_start():
+    """Processes of workers begin with a hook that waits for a folder."""
+    folder = os.environ["TEST_FOLDER"]
+
+    def wait_for_folder() -> None:
+        while not os.path.exists(folder):
+            time.sleep(0.1)
+
+    ray.init(logging_level="ERROR", runtime_env={"worker_process_setup_hook": wait_for_folder})
+    try:
+        return failure(train, {"steps": 1}, placement_timeout=3)
+    finally:
+        os.mkdir(folder)
+
+
+@case
+def has_variables():
+    """Variables of this process, and of the job."""
+    ray.init(logging_level="ERROR", runtime_env={"env_vars": {"SHOAL_TIMEOUT": "50"}})
+    return shoal.ray.run(lambda: [os.environ[name] for name in ("SHOAL_TIMEOUT", "SHOAL_FSDP")]).returns
 
 
 @case
@@ -213,5 +237,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "cluster":
         cluster(sys.argv[2])
     else:
-        ray.init(logging_level="ERROR")
+        if sys.argv[1] not in ("does_not_start", "has_variables"):  # these have a runtime_env of their own
+            ray.init(logging_level="ERROR")
         print("RESULT", json.dumps(CASES[sys.argv[1]]()), flush=True)

@@ -96,7 +96,20 @@ def test_runs_that_cannot_begin_are_refused(outcome):
     assert "shoal.ray.run has a fixed number of ranks" in got["elastic"]["text"]
     assert "placement_strategy is one of PACK, SPREAD" in got["strategy"]["text"]
     assert "use_gpu=True, and torch" in got["no device"]["text"]
+    assert got["no resource"]["text"].startswith("resources_per_worker={'CPU': 0} leaves a rank without any resource")
+    assert "InvalidArgument" in got["no resource"]["classes"]
     assert all(failure["left"] == [] for failure in got.values())
+
+
+def test_a_process_that_does_not_start_ends_the_wait(outcome, tmp_path):
+    got = outcome("does_not_start", TEST_FOLDER=str(tmp_path / "go"))
+    assert got["text"].startswith("rank 0 of 1 has its resources, but its process has not started within 3 s")
+    assert "DeadlineExceeded" in got["classes"]
+    assert got["left"] == []
+
+
+def test_variables_of_the_job_come_before_those_of_the_driver(outcome):
+    assert outcome("has_variables", SHOAL_TIMEOUT="40", SHOAL_FSDP="0") == [["50", "0"]]
 
 
 def test_a_killed_driver_leaves_nothing(python, env, module_home, outcome):

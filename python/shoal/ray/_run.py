@@ -14,6 +14,7 @@ from shoal._core.serialize import Snapshot, loads
 from shoal._core.variables import variable
 from shoal.exceptions import (
     ActorDiedError,
+    DeadlineExceeded,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -54,16 +55,17 @@ def run(
     ``on_report``: called in this process with rank 0's metrics at each ``shoal.train.report``. The number of ranks is fixed.
 
     Raises the error of the first failing rank (as its own class and as TaskError), or ActorDiedError if a rank's process died. Raises
-    ResourceExhausted if Ray does not place the ranks within ``placement_timeout`` seconds, and NotFound without Ray. In each case, and at
-    this process's end, the actors and the placement group end.
+    ResourceExhausted if Ray does not place the ranks within ``placement_timeout`` seconds, DeadlineExceeded if their processes have not
+    started by then, and NotFound without Ray. In each case, and at this process's end, the actors and the placement group end.
     """
     scaling = _checked(loop, num_workers, resources_per_worker, use_gpu, placement_strategy)
     ray = _import_ray()
     if not ray.is_initialized():
         ray.init()
+    limit = _Limit(placement_timeout)
     with (
-        _placed(ray, scaling, placement_strategy, placement_timeout) as group,
-        _actors(ray, scaling, group) as ranks,
+        _placed(ray, scaling, placement_strategy, limit) as group,
+        _actors(ray, scaling, group, limit) as ranks,
         _reports(ray, on_report) as reports,
     ):
         given = ray.put((loop, config))
@@ -73,6 +75,16 @@ def run(
     history = [_read(metrics, f"rank 0 of {len(ranks)}: its report") for metrics in outcomes[0].history]
     returns = [_read(outcome.value, f"rank {n} of {len(ranks)}: its result") for n, outcome in enumerate(outcomes)]
     return Result(history[-1] if history else {}, history, returns)
+
+
+class _Limit:
+    """The time for the placement of the ranks and the start of their processes, from now on."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self._end = seconds, time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -104,26 +116,37 @@ def _checked(loop: Callable, num_workers: int, resources: dict[str, float] | Non
         )
     if strategy not in STRATEGIES:
         raise InvalidArgument(f"placement_strategy is one of {', '.join(STRATEGIES)}, not {strategy!r}")
-    return ScalingConfig(num_workers, resources, use_gpu)
+    scaling = ScalingConfig(num_workers, resources, use_gpu)
+    if not _bundle(scaling):
+        raise InvalidArgument(
+            f"resources_per_worker={resources!r} leaves a rank without any resource, so that Ray cannot place it",
+            hint='leave it out for one CPU per rank, or name a share of one: resources_per_worker={"CPU": 0.01}',
+        )
+    return scaling
 
 
 # ---- the group, the actors and the reports in Ray, each with its end ----
 
 
 @contextlib.contextmanager
-def _placed(ray: Any, scaling: ScalingConfig, strategy: str, timeout: float) -> Iterator[Any]:
+def _placed(ray: Any, scaling: ScalingConfig, strategy: str, limit: _Limit) -> Iterator[Any]:
     """Reserves the resources of all ranks."""
     from ray.util import placement_group, remove_placement_group
 
-    bundle = {name: amount for name, amount in scaling.resources.items() if amount > 0}
+    bundle = _bundle(scaling)
     group = placement_group([bundle] * scaling.maximum, strategy=strategy, name="shoal.ray.run")
     try:
-        if not group.wait(timeout):
-            raise _not_placed(ray, scaling.maximum, bundle, strategy, timeout)
+        if not group.wait(limit.left()):
+            raise _not_placed(ray, scaling.maximum, bundle, strategy, limit.seconds)
         yield group
     finally:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
+
+
+def _bundle(scaling: ScalingConfig) -> dict[str, float]:
+    """The resources that a rank's bundle reserves."""
+    return {name: amount for name, amount in scaling.resources.items() if amount > 0}
 
 
 def _not_placed(ray: Any, count: int, bundle: dict[str, float], strategy: str, timeout: float) -> ResourceExhausted:
@@ -138,13 +161,14 @@ def _not_placed(ray: Any, count: int, bundle: dict[str, float], strategy: str, t
 
 
 @contextlib.contextmanager
-def _actors(ray: Any, scaling: ScalingConfig, group: Any) -> Iterator[list[_Rank]]:
+def _actors(ray: Any, scaling: ScalingConfig, group: Any, limit: _Limit) -> Iterator[list[_Rank]]:
     """Makes an actor in each bundle. Yields them by rank: those of one node have consecutive ranks."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from shoal.ray._rank import ShoalRank  # late: it imports ray
 
-    settings = inherited_settings(scaling.use_gpu)
+    of_the_job = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    settings = inherited_settings(scaling.use_gpu, of_the_job)  # Ray itself gives the ranks those of the job
     actors: list[Any] = []
     try:
         for index in range(scaling.maximum):
@@ -154,7 +178,7 @@ def _actors(ray: Any, scaling: ScalingConfig, group: Any) -> Iterator[list[_Rank
                 options["runtime_env"] = {"env_vars": settings}
             actors.append(ray.remote(ShoalRank).options(**options).remote())
         placements = [actor.place.remote(scaling.use_gpu) for actor in actors]
-        places = [_value(ray, ref, f"rank {n} of {len(placements)}", None) for n, ref in enumerate(placements)]
+        places = [_place(ray, ref, f"rank {n} of {len(placements)}", limit) for n, ref in enumerate(placements)]
         nodes = list(dict.fromkeys(place.node for place in places))
         found = [_Rank(actor, place) for actor, place in zip(actors, places, strict=True)]
         yield sorted(found, key=lambda rank: (nodes.index(rank.place.node), rank.place.device))
@@ -162,6 +186,17 @@ def _actors(ray: Any, scaling: ScalingConfig, group: Any) -> Iterator[list[_Rank
         for actor in actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def _place(ray: Any, ref: Any, who: str, limit: _Limit) -> Place:
+    """Waits for the start of a rank's process."""
+    started, _ = ray.wait([ref], timeout=limit.left())
+    if not started:
+        raise DeadlineExceeded(
+            f"{who} has its resources, but its process has not started within {limit.seconds:g} s",
+            hint="its runtime_env may take long: see the logs of Ray's workers, or wait longer with placement_timeout=",
+        )
+    return _value(ray, ref, who, None)
 
 
 def _options(resources: dict[str, float]) -> dict[str, Any]:

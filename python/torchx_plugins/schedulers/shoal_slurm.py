@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,9 +35,17 @@ from shoal._core.local_cluster import binary
 
 _COMMENT = "shoal_slurm"  # marks this scheduler's jobs
 _LIMIT_S = 60  # for each command of Slurm
-# torchrun's options whose value `shoal launch` takes, and flags without a value. All others name how its agents meet.
-_RANKS = ("--nproc_per_node", "--nproc-per-node")
-_FLAGS = ("--standalone", "--no_python", "--no-python", "--run_path", "--run-path")
+_WAITS_S = (1, 2, 4, 8, 16)  # between the attempts to reach slurmctld: it may just be starting again
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# torchrun's options with a value, and its flags without one. Those that are not read below say how its agents meet and what they print.
+_OPTIONS = {
+    "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method",
+    "event-log-handler", "role", "log-dir", "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters",
+    "duplicate-stderr-filters", "node-rank", "master-addr", "master-port", "local-addr", "logs-specs", "numa-binding", "signals-to-handle",
+    "shutdown-timeout",
+}  # fmt: skip
+_FLAGS = {"standalone", "module", "no-python", "run-path", "virtual-local-rank"}
+_SHORT = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
 
 @dataclass
@@ -100,7 +109,7 @@ class ShoalSlurm(Scheduler[ShoalSlurmOpts]):
         if process.returncode:
             raise ValueError(f"shoal launch slurm refuses role {role.name}: {_message(process)}")
         directives, _, rest = json.loads(process.stdout)["text"].partition("\n\n")
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in role.env.items())
+        exports = "".join(_export(role, name, value) for name, value in role.env.items())
         command = ["sbatch", "--parsable", f"--comment={_COMMENT}", *shlex.split(cfg.sbatch or "")]
         command += [f"--chdir={cfg.job_dir}"] if cfg.job_dir else []
         return AppDryRunInfo(Request(command, f"{directives}\n\n{exports}{rest}"), str)
@@ -211,14 +220,48 @@ def _program(role: Role) -> tuple[list[str], int | None]:
         words = shlex.split(words[2])
     if Path(words[0]).name != "torchrun":
         return words, None
-    nproc, rest = None, words[1:]
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
-        option, given, value = rest.pop(0).partition("=")
-        if not given and option not in _FLAGS:
+    options, rest = _of_torchrun(words[1:], role.name)
+    if options.get("max-restarts", "0") != "0":
+        raise ValueError(
+            f"role {role.name} has torchrun's --max-restarts {options['max-restarts']}, but shoal_slurm does not repeat a run: leave it out"
+        )
+    nproc = options.get("nproc-per-node", "")
+    # gpu, auto: as `shoal run` decides
+    return (["python3", "-m", *rest] if "module" in options else rest), int(nproc) if nproc.isdecimal() else None
+
+
+def _of_torchrun(words: list[str], role: str) -> tuple[dict[str, str], list[str]]:
+    """Splits torchrun's words into its options, by their names with hyphens, and the program with its arguments."""
+    found, rest = {}, list(words)
+    while rest and rest[0].startswith("-"):
+        word, given, value = rest.pop(0).partition("=")
+        if word == "--":
+            break
+        long = _SHORT.get(word, word)
+        name = long.removeprefix("--").replace("_", "-")
+        if not long.startswith("--") or name not in _OPTIONS | _FLAGS or (given and name in _FLAGS):
+            raise ValueError(f"role {role} has {word}{given}{value}, which is no option of torchrun that shoal_slurm knows")
+        if name in _OPTIONS and not given:
+            if not rest:
+                raise ValueError(f"role {role} has torchrun's {word} without a value")
             value = rest.pop(0)
-        if option in _RANKS:
-            nproc = int(value) if value.isdecimal() else None  # gpu, auto: as `shoal run` decides
-    return (["python3", "-m", *rest[1:]] if rest and rest[0] in ("-m", "--module") else rest), nproc
+        found[name] = value
+    if not rest:
+        raise ValueError(f"role {role} has a torchrun without a script")
+    return found, rest
+
+
+def _export(role: Role, name: str, value: str) -> str:
+    """The line by which the script sets a variable. The job's number is known only there."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"role {role.name} has a variable {name!r} in its env: a name has letters, digits and _, and begins with no digit")
+    for macro in (macros.replica_id, macros.rank0_env):
+        if macro in value:
+            raise ValueError(
+                f"variable {name} of role {role.name} has {macro}, which shoal_slurm does not replace: ranks read RANK and MASTER_ADDR"
+            )
+    quoted = '"$SLURM_JOB_ID"'.join(shlex.quote(part) if part else "" for part in value.split(macros.app_id))
+    return f"export {name}={quoted}\n"
 
 
 # ---- Slurm's commands ----
@@ -234,6 +277,8 @@ def _slurm(*words: str, text: str = "") -> subprocess.CompletedProcess:
         return subprocess.run(words, input=text, capture_output=True, text=True, timeout=_LIMIT_S)
     except FileNotFoundError:
         raise RuntimeError(f"there is no {words[0]} on PATH: use shoal_slurm where Slurm's commands are") from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", f"{words[0]} has not answered within {_LIMIT_S} s")
 
 
 def _message(process: subprocess.CompletedProcess) -> str:
@@ -241,18 +286,32 @@ def _message(process: subprocess.CompletedProcess) -> str:
 
 
 def _job(app_id: str) -> dict[str, str] | None:
-    """Returns the fields of a job, by Slurm's names; None if Slurm does not know it."""
+    """Returns the fields of a job, by Slurm's names; None if Slurm says that it does not know it. Raises RuntimeError if Slurm does not
+    answer: TorchX would take None for the end of the job."""
     if not app_id.isdecimal():
         return None
-    process = _slurm("scontrol", "show", "job", app_id)
-    if process.returncode == 0 and (fields := dict(re.findall(r"(\w+)=(\S*)", process.stdout))).get("JobState"):
-        return fields | dict(re.findall(r"^ *(StdOut)=(.+)$", process.stdout, re.MULTILINE))  # a path may have spaces
+    for wait_s in (*_WAITS_S, None):
+        process = _slurm("scontrol", "show", "job", app_id)
+        if process.returncode == 0 and (fields := dict(re.findall(r"(\w+)=(\S*)", process.stdout))).get("JobState"):
+            return fields | dict(re.findall(r"^ *(StdOut)=(.+)$", process.stdout, re.MULTILINE))  # a path may have spaces
+        if "Invalid job id specified" in process.stderr:
+            return _job_of_accounts(app_id)
+        if wait_s is not None:
+            time.sleep(wait_s)
+    attempts = len(_WAITS_S) + 1
+    raise RuntimeError(f"Slurm does not say the state of job {app_id}, in {attempts} attempts: {_message(process)}; repeat this later")
+
+
+def _job_of_accounts(app_id: str) -> dict[str, str] | None:
+    """Returns the fields of a job that slurmctld has forgotten; None if Slurm keeps no accounts, or has none of it."""
     try:
         process = _slurm(
             "sacct", "--jobs", app_id, "--allocations", "--noheader", "--parsable2", "--format=JobName,State,ExitCode,NNodes,NodeList"
         )
-    except RuntimeError:
+    except RuntimeError:  # there is no sacct
         return None
+    if process.returncode and "accounting storage is disabled" not in process.stderr:
+        raise RuntimeError(f"slurmctld has forgotten job {app_id}, and sacct fails: {_message(process)}; repeat this later")
     if process.returncode or not process.stdout.strip():
         return None
     row = process.stdout.splitlines()[-1].split("|")
