@@ -7,7 +7,7 @@ import training_loops as loops
 from internals.train import driver_run
 
 import shoal
-from shoal.exceptions import ActorDiedError, ActorUnavailableError, InvalidArgument, TaskError, Unimplemented
+from shoal.exceptions import ActorDiedError, ActorUnavailableError, InvalidArgument, ShoalError, TaskError, Unimplemented
 from shoal.train import Change, ScalingConfig, State, Trainer, get_context, report, steps
 from shoal.train._state import check_elastic
 
@@ -253,7 +253,7 @@ def test_a_broken_connection_to_a_worker_may_be_its_death(monkeypatch, dies):
     if dies:
         assert trainer.fit().changes[0].died
     else:
-        with pytest.raises(ActorUnavailableError, match="the connection broke"):
+        with pytest.raises(ShoalError, match=r"the connection broke|an error of the loop"):  # the error of either rank
             trainer.fit()
     assert seen
 

@@ -1,6 +1,8 @@
 """``shoal run`` on two hosts, with a scheduler's variables or without."""
 
+import json
 import signal
+import time
 
 import pytest
 from launching.commands import LIMIT_S, Running
@@ -115,7 +117,8 @@ def test_hosts_of_an_elastic_run_come_late_die_and_leave(hosts, tmp_path):
 
 
 def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
-    words = ["--run-folder", tmp_path / "run", "--join-timeout", "2", "--hosts", f"{hosts.a.address},{hosts.b.address}", "x.py"]
+    words = ["--run-folder", tmp_path / "run", "--join-timeout", "2", "--hosts", f"{hosts.a.address},{hosts.b.address}"]
+    words.append(hosts.a.script(WAIT, "wait.py"))
     lonely = run(hosts.a, *words)
     assert lonely.code() == 124, lonely.err
     assert f"1 of 2 hosts are here; missing: 1 ({hosts.b.address})" in lonely.err
@@ -132,6 +135,27 @@ def test_a_host_that_cannot_come_ends_the_run(hosts, tmp_path):
     assert (first.code(), second.code()) == (93, 93), first.err + second.err
     assert f"host 1 ({hosts.b.address}) has ended with exit code 93: SHOAL_HOME=sessions is no absolute path" in first.err
     assert exit_record(tmp_path / "run")["cause"].startswith("host 1 (")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["no-such.py"], 93), (["--", "no-such-program"], 127)], ids=["script", "program"])
+def test_all_hosts_end_with_the_code_of_a_script_that_cannot_start(hosts, tmp_path, words, code):
+    folder = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}"]
+    first, second = on_both(hosts, [*folder, *words], [{}, {}])
+    assert (first.code(), second.code()) == (code, code), first.err + second.err
+    assert words[-1] in first.err
+    assert exit_record(tmp_path / "run")["exit_code"] == code
+
+
+def test_the_others_end_with_the_code_in_the_first_hosts_record(hosts, tmp_path):
+    """It has ended for a reason of its own, so its head has no exit code of a script."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", hosts.a.script(WAIT, "wait.py")]
+    first, second = on_both(hosts, words, [{}, {}])
+    first.said("pid ")
+    record = {"schema": "shoal.exit/1", "exit_code": 93, "cause": "a reason", "retryable": False, "unix_s": int(time.time())}
+    (tmp_path / "run" / "exit.json").write_text(json.dumps(record))
+    first.signal(signal.SIGKILL)
+    assert second.code() in (93, 143), second.err  # 143: the head has ended the ranks before its own end
+    assert second.code() == 143 or "the first host has ended with exit code 93: a reason" in second.err
 
 
 def test_the_death_of_the_first_host_ends_the_others(hosts, tmp_path):

@@ -44,14 +44,15 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
         (["no-such.py"], {}, ["no-such.py"]),
         (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
         (["--nproc", "many"], {}, ["--nproc"]),
-        (["x.py"], {"SHOAL_HOME": "sessions"}, ["SHOAL_HOME=sessions is no absolute path"]),
+        ([], {"SHOAL_HOME": "sessions"}, ["SHOAL_HOME=sessions is no absolute path"]),
         (["--nnodes", "2", "--node-rank", "0"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "a"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
     ],
 )
 def test_what_another_try_cannot_mend_ends_with_93(shoal_command, tmp_path, words, env, texts):
     errors = tmp_path / "errors.json"
-    job = run(shoal_command, *words, *(["x.py"] if words[0] != "no-such.py" else []), TORCHELASTIC_ERROR_FILE=str(errors), **env)
+    script = [] if words[:1] == ["no-such.py"] else [shoal_command.script(WAIT, "wait.py")]
+    job = run(shoal_command, *words, *script, TORCHELASTIC_ERROR_FILE=str(errors), **env)
     assert job.code() == 93, job.err
     assert all(text in job.err for text in texts), job.err
 

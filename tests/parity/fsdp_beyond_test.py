@@ -313,6 +313,25 @@ def ranks_inside_join_agree_on_infinite_gradients():
 
 
 @use
+def join_refuses_an_optimizer_of_its_scaler_that_it_does_not_know():
+    """Its infinite gradients would change the scale on ranks with batches only."""
+    from shoal.exceptions import InvalidArgument
+    from shoal.fsdp import join
+
+    model, scaler = shard(Net()), torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+
+    def loop():
+        with join(model, optimizers=optimizer, scaler=scaler):
+            scaler.scale(model(batch(0, rank())).square().mean()).backward()
+            scaler.step(other)
+
+    with pytest.raises(InvalidArgument, match="steps SGD, which join does not know"):
+        loop()
+    assert "step" not in vars(scaler)
+
+
+@use
 def join_refuses_a_scaler_that_it_does_not_know():
     from internals.fsdp import outside_of_arenas
 

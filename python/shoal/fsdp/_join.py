@@ -99,9 +99,15 @@ class _Steps:
 @contextmanager
 def _skipping(scaler: torch.amp.GradScaler, model: nn.Module, steps: _Steps) -> Iterator[None]:
     """A step that the scaler skips counts as one that writes nothing."""
-    step = scaler.step
+    step, before = scaler.step, vars(scaler).get("step")
 
     def stepping(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if all(optimizer is not o for o in steps.optimizers):
+            raise InvalidArgument(
+                f"the scaler of join steps {type(optimizer).__name__}, which join does not know, so its infinite gradients would change "
+                "the scale on ranks with batches only",
+                hint="pass all optimizers of the scaler: join(.., optimizers=[..], scaler=scaler)",
+            )
         stepped: list[Any] = []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         try:
@@ -120,7 +126,10 @@ def _skipping(scaler: torch.amp.GradScaler, model: nn.Module, steps: _Steps) -> 
     try:
         yield
     finally:
-        del scaler.step
+        if before is None:
+            del scaler.step
+        else:
+            scaler.step = before  # type: ignore[method-assign]  # of a join around this one, or the program's own
 
 
 @contextmanager

@@ -109,6 +109,8 @@ class Gang:
         if not self._weighed:
             inner = (m for model in sharded_models(self._state) for m in model.modules())
             self._weighed = [s for s in map(state_of, inner) if s is not None]
+            for pads in self._pads:
+                pads.end()
             if self.parts is not None:
                 self._pads = [Pads(model, self._weighed) for model in sharded_models(self._state) if gathers(model)]
         for s in self._weighed:

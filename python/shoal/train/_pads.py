@@ -33,7 +33,7 @@ class Pads:
         self._part: Part | None = None
         self._forwards = 0  # in this part
         self._runs = False
-        model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
 
     def begin(self, part: Part, rank: int, workers: int) -> None:
         """Raises Unimplemented if the part before, of the same batch, had passes that another worker cannot run."""
@@ -50,6 +50,11 @@ class Pads:
     def leave(self) -> None:
         """No part runs."""
         self._part, self._left, self._forwards = None, 0, 0
+
+    def end(self) -> None:
+        """Others take their place, for the next generation's workers."""
+        self.leave()
+        self._hook.remove()
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._part is None or self._runs or torch._C._current_graph_task_id() != -1:

@@ -154,9 +154,11 @@ def random_states() -> dict[str, Any]:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds the generators of Python, torch and, if the process has imported it, NumPy."""
+    """Seeds the generators of Python, torch, the current device and, if the process has imported it, NumPy."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # not in a forked worker of a DataLoader, which has no device
+        torch.cuda.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % (1 << 32))
 

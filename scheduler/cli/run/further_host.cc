@@ -24,6 +24,8 @@ using std::chrono::milliseconds;
 
 namespace {
 
+constexpr double kFirstHostsRecordS = 5;
+
 // The script's exit code, from the row of its job.
 int code_of(const JobRow& row) { return row.state == actors::JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code; }
 
@@ -112,7 +114,10 @@ class FurtherHost final : public HostPart {
     const auto num =
         std::count_if(reply.nodes.begin(), reply.nodes.end(), [](const NodeRow& n) { return n.state == actors::NodeState::kAlive; });
     if (num >= allocation_.max_nodes) return fail(unavailable(fmt::format("the run has its {} hosts", num)));
-    if (allocation_.joins) number_ = number_to_join(reply.nodes);
+    if (allocation_.joins) {
+      number_ = number_to_join(reply.nodes);
+      is_member_ = true;
+    }
     return {};
   }
 
@@ -162,9 +167,24 @@ class FurtherHost final : public HostPart {
       end();
       return 128 + end_signal;
     }
+    if (const auto end = first_hosts_end()) {
+      this->end();
+      print(stderr, "shoal: the first host has ended with exit code {}{}\n", end->exit_code, end->cause.empty() ? "" : ": " + end->cause);
+      return end->exit_code;
+    }
     return fail_with(
         unavailable("the first host has ended the run, and no exit code of the script came from there").with_reason("FirstHostLost"),
         kSubmitUnreachable, true);
+  }
+
+  // The record that the first host has written last of all, if the hosts share the run's folder.
+  std::optional<ExitRecord> first_hosts_end() {
+    const auto until = after(kFirstHostsRecordS);
+    do {
+      if (auto end = host_.folder.read_exit(0); end && end->unix_s >= begin_unix_s_) return end;
+      usleep(100'000);
+    } while (!has_secret() && clock_->now() < until && end_signal == 0);
+    return {};
   }
 
   void leave() {
@@ -184,6 +204,8 @@ class FurtherHost final : public HostPart {
     if (code != 0) print(stderr, "shoal: the script ended with exit code {}; the first host has its output\n", code);
     return code;
   }
+
+  const std::int64_t begin_unix_s_ = clock_->unix_millis() / 1000;
 };
 
 }  // namespace

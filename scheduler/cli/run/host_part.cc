@@ -146,8 +146,10 @@ Result<void> HostPart::drain(const NodeRow& node) {
 
 void HostPart::record(ExitRecord record) {
   record.unix_s = clock_->unix_millis() / 1000;
-  if (const auto written = host_.folder.write_exit(record, number_); !written)
-    print(stderr, "shoal: warning: no exit record: {}\n", written.error().message());
+  if (is_member_) {
+    if (const auto written = host_.folder.write_exit(record, number_); !written)
+      print(stderr, "shoal: warning: no exit record: {}\n", written.error().message());
+  }
   const auto file = common_.environment.get("TORCHELASTIC_ERROR_FILE");
   if (record.exit_code == 0 || file.empty()) return;
   if (const auto written = write_torchelastic_error(record, file); !written)

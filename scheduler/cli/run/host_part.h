@@ -81,6 +81,7 @@ class HostPart {
   const RunOptions& options_;
   const Allocation& allocation_;
   std::uint32_t number_ = allocation_.node_rank;  // this host's in the run
+  bool is_member_ = !allocation_.joins;           // a host that joins gets its number from the head; before, the run's records are not its
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
   std::optional<Child> cluster_;  // shoal start --block

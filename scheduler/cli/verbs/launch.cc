@@ -146,7 +146,8 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
   verb->add_option("--max", request.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
   verb->add_option("--nproc", request.num_ranks, "Ranks per host (default: as many as it has GPUs, or 1)")->check(CLI::PositiveNumber);
   verb->add_flag("--driver", request.trainer, "Run the script once, on the first host: its Trainer starts the ranks");
-  verb->add_option("--grace", request.grace_s, "Seconds that a host's ranks have to save and end")->capture_default_str();
+  verb->add_option("--grace", request.grace_s, "Seconds from a signal to the end of a host's part; its ranks have all but the last six")
+      ->capture_default_str();
   verb->add_option("--shoal", request.shoal, "The command on the hosts, as a name or a path")->capture_default_str()->check(not_empty());
   if (launcher.launcher == LaunchTarget::kSsh)
     verb->add_option("--folder", request.folder, "Folder of the hosts in which the script runs (default: the user's home)");

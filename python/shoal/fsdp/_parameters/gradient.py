@@ -75,8 +75,11 @@ class ParameterGradient:
         if by == 0:
             whole.grad = None
         elif whole.grad.dtype == torch.float16 and by > 1:
-            grad = self._of_backward(torch.float32)
-            self._accumulated = grad.mul_(by) if self._accumulated is None else self._accumulated + grad.mul_(by)
+            grad = self._of_backward(torch.float32).mul_(by)
+            if (part := self._parameter.state.settings.part) is not None:
+                self._parts.add(part.number, grad.to(self._parameter.reduce_dtype))
+            else:
+                self._accumulated = grad if self._accumulated is None else self._accumulated + grad
         else:
             whole.grad.mul_(by)
 
