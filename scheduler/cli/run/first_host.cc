@@ -24,6 +24,8 @@ namespace {
 
 constexpr auto kFarewell = seconds(10);  // this host waits so long for the others, which read the script's exit code from its head
 
+constexpr double kLastWordsS = 3;
+
 // The variables that the script gets: without those of this host alone, since it may run on another one.
 std::vector<std::string> script_environment(const RunHost& host) {
   std::set<std::string> left_out;
@@ -194,7 +196,7 @@ class FirstHost final : public HostPart {
   int follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
     int stopped = 0, ended_by = 0;
-    bool alone = false;
+    std::optional<runtime::TimePoint> alone_by;  // the cluster has ended: the script's command has until then to end by itself
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
         deadline = after(ranks_grace_s());
@@ -210,7 +212,12 @@ class FirstHost final : public HostPart {
         ++stopped;
         ended_by = num_end_signals > 0 ? end_signal : leave_signal;
       }
-      if (cluster_->ended() && !std::exchange(alone, true)) script.signal(SIGHUP);
+      // A drained node ends with its last rank, and the cluster with it. The script's command may yet read the exit code.
+      if (cluster_->ended() && !alone_by) alone_by = after(kLastWordsS);
+      if (alone_by && clock_->now() >= *alone_by) {
+        script.signal(SIGHUP);
+        alone_by = runtime::TimePoint::max();
+      }
       context_->run_until([] { return false; }, kTick);
     }
     return ended_by;
