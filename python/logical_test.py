@@ -1,9 +1,11 @@
-"""The division of logical ranks among workers, and sums along the tree over them."""
+"""The division of logical ranks among workers, sums along the tree over them, passes that pad, and their seed."""
 
 import pytest
 import torch
 
-from shoal.fsdp._parameters.logical import PartialSums, blocks
+from shoal.fsdp._parameters.logical import Part, PartialSums, blocks
+from shoal.train._pads import Pads
+from shoal.train._state import seed_all
 
 POWERS = [1, 2, 4, 8, 16, 32, 64]
 
@@ -49,3 +51,29 @@ def test_a_sum_in_order_has_other_bits():
     gradients = {leaf: torch.randn(50, generator=torch.Generator().manual_seed(leaf)) for leaf in range(8)}
     in_order = sum(gradients.values())
     assert not torch.equal(in_order, by_definition(gradients, 0, 8))
+
+
+def test_pads_run_before_a_workers_last_part_until_they_end():
+    passes = []
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_hook(lambda *_: passes.append(1))
+    pads = Pads(model, [])
+    pads.begin(Part(0, 4, last=True), 0, 3)  # the workers play 1, 1 and 2 of 4 logical ranks
+    model(torch.ones(1, 2))
+    assert len(passes) == 2
+    pads.begin(Part(0, 4, last=True), 0, 3)
+    pads.end()
+    model(torch.ones(1, 2))
+    assert len(passes) == 3
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+def test_a_seed_reaches_the_current_device(initialized, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    before = torch.get_rng_state()
+    seed_all(7)
+    torch.set_rng_state(before)
+    assert seeds == ([7] if initialized else [])

@@ -29,8 +29,8 @@ class Samples:
 
 
 def build(config):
-    """Returns (state, loader). ``config``: "bf16", "double", "readers" (the loader's workers), "optimizer", "accumulates" (batches per
-    step of the optimizer), "evaluates" (in "each" part, or in the "last") and "devices" are optional. The last one is True for a model
+    """Returns (state, loader). ``config``: "bf16", "fp16", "double", "readers" (the loader's workers), "optimizer", "accumulates" (batches
+    per step of the optimizer), "evaluates" (in "each" part, or in the "last") and "devices" are optional. The last one is True for a model
     outside of arenas, and "own groups" if Shoal's groups move its bytes."""
     import torch
     from torch.utils.data import DataLoader
@@ -47,9 +47,10 @@ def build(config):
         if config["devices"] == "own groups":
             use_own_groups()
     model = model_of().double() if config.get("double") else model_of()
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    half = next((kind for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if config.get(name)), None)
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     for unit in (*model, model):
-        fully_shard(unit, mp_policy=bf16 if config.get("bf16") else MixedPrecisionPolicy())
+        fully_shard(unit, mp_policy=policy)
     kind, options = config.get("optimizer", ("AdamW", {}))
     optimizer = getattr(shoal.optim, kind)(model.parameters(), lr=1e-2, **options)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9)

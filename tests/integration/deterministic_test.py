@@ -13,7 +13,14 @@ pytestmark = pytest.mark.usefixtures("module_cluster")
 
 EPOCHS, STEPS = 4, 20
 MOMENTUM = ("SGD", {"momentum": 0.9})
-CONFIGS = {"plain": {}, "bf16": {"bf16": True}, "readers": {"readers": 2}, "sgd": {"optimizer": MOMENTUM}, "double": {"double": True}}
+CONFIGS = {
+    "plain": {},
+    "bf16": {"bf16": True},
+    "fp16": {"fp16": True},
+    "readers": {"readers": 2},
+    "sgd": {"optimizer": MOMENTUM},
+    "double": {"double": True},
+}
 ALL = [(workers, name) for workers in (2, 3, 4) for name in CONFIGS]
 SLICE = [(workers, "plain") for workers in (2, 3, 4)] + [(3, name) for name in CONFIGS if name != "plain"]  # 3: parts of unequal sizes
 

@@ -146,6 +146,16 @@ def test_all_hosts_end_with_the_code_of_a_script_that_cannot_start(hosts, tmp_pa
     assert exit_record(tmp_path / "run")["exit_code"] == code
 
 
+def test_a_host_that_waits_ends_with_the_first_host(hosts, tmp_path):
+    """The first host ends before they have met."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--join-timeout", 10 * LIMIT_S]
+    second = run(hosts.b, *words, hosts.b.script(WAIT, "wait.py"))
+    second.said("waiting: the first host has written nothing")
+    assert run(hosts.a, *words, "no-such.py").code() == 93
+    assert second.code() == 93, second.err
+    assert "the first host has ended with exit code 93: no script no-such.py" in second.err
+
+
 def test_the_others_end_with_the_code_in_the_first_hosts_record(hosts, tmp_path):
     """It has ended for a reason of its own, so its head has no exit code of a script."""
     words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", hosts.a.script(WAIT, "wait.py")]

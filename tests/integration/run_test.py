@@ -69,6 +69,15 @@ def test_why_this_hosts_part_did_not_start_is_reported_and_may_be_repeated(shoal
     assert said["retryable"]
 
 
+def test_a_host_that_joins_in_vain_leaves_the_runs_record_alone(shoal_command, tmp_path):
+    script = shoal_command.script("", "train.py")
+    assert run(shoal_command, "--run-folder", tmp_path / "run", script).code() == 0
+    record = exit_record(tmp_path / "run")
+    late = run(shoal_command, "--join", "--min", "1", "--max", "2", "--run-folder", tmp_path / "run", "--join-timeout", "1")
+    assert late.code() == 124, late.err
+    assert exit_record(tmp_path / "run") == record
+
+
 @pytest.mark.parametrize("how", ["writable", "link"])
 def test_a_folder_that_is_not_the_users_alone_is_refused(shoal_command, tmp_path, how):
     """It gets the secret of the cluster."""

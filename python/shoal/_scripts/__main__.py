@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from shoal._core.command import run_command
+from shoal._core.command import print_error, run_command
 from shoal._printable import printable_lines, say
 from shoal._scripts.check import RULES, check, shards_anything
 from shoal._scripts.migrate import migrate
@@ -25,10 +25,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except ShoalError as error:
-        if options.json:
-            print(json.dumps({"schema": "shoal.error/1", "code": error.code, "message": error.message, "hint": error.hint}))
-        else:
-            say(f"shoal: {error}")
+        print_error(error, options.json)
         return _USAGE
 
 

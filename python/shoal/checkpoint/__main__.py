@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from dataclasses import asdict
 from typing import Any
 
-from shoal._core.command import run_command
+from shoal._core.command import print_error, run_command
 from shoal._printable import printable
 from shoal.checkpoint._export import MAX_SHARD_BYTES, export
 from shoal.checkpoint._inspect import diff, verify
@@ -27,10 +26,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except ShoalError as error:
-        if options.json:
-            print(json.dumps({"schema": "shoal.error/1", "code": error.code, "message": error.message, "hint": error.hint}))
-        else:
-            print(f"shoal: {error}", file=sys.stderr)
+        print_error(error, options.json)
         return _USAGE if isinstance(error, InvalidArgument) else _FAILED
 
 

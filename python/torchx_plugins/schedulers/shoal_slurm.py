@@ -62,7 +62,7 @@ class ShoalSlurmOpts(StructuredOpts):
     """Limit of the run: 45m, 4h, 2d, 12:00:00 or 1-12:00:00."""
 
     grace: int = 30
-    """Seconds that a host's ranks have to save and end, before the limit of the run or at a preemption."""
+    """Seconds from a signal, or from the notice of the time limit, to the end of a host's part. Its ranks have all but the last six."""
 
     nproc: int | None = None
     """Ranks per host. By default torchrun's --nproc_per_node, else as many as a host has GPUs, or 1."""

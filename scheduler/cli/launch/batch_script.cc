@@ -29,7 +29,7 @@ std::string batch_script(const LaunchRequest& r) {
   if (r.cpus > 0) directive(fmt::format("--cpus-per-task={}", r.cpus));
   if (r.gpus == 0 && r.cpus == 0) directive("--exclusive");
   if (r.time.count() > 0) directive("--time=" + slurm_time(r.time));
-  out += fmt::format("# {} s before the time limit: the ranks have {} s to save and end.\n", r.grace_s + kEndMargin, r.grace_s);
+  out += fmt::format("# {} s before the time limit: the ranks save, and each host ends within {} s.\n", r.grace_s + kEndMargin, r.grace_s);
   directive(fmt::format("--signal=USR1@{}", r.grace_s + kEndMargin));
   if (r.elastic()) {
     out +=

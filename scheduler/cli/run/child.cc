@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace shoal::scheduler::cli {
 
 namespace {
@@ -46,7 +48,8 @@ Result<nlohmann::json> Child::report() {
   auto said = line ? nlohmann::json::parse(*line, nullptr, false) : nlohmann::json();
   if (said.is_object() && said.value("schema", "") == "shoal.error/1") return fail(error_of(said));
   if (said.is_object()) return said;
-  return fail(unavailable("this host's part of the cluster did not start").with_reason("NotStarted"));  // it has printed why
+  return fail(unavailable(fmt::format("this host's part of the cluster has reported nothing within {} s", kStartLimit.count()))
+                  .with_hint("what it has printed on stderr may say why"));
 }
 
 }  // namespace shoal::scheduler::cli

@@ -128,7 +128,7 @@ class FirstHost final : public HostPart {
     for (const auto number : missing) {
       if (reported_.contains(number)) continue;
       const auto end = host_.folder.read_exit(number);
-      if (!end || end->unix_s < begin_unix_s_) continue;  // the host's own record of an earlier run
+      if (!end) continue;
       reported_.insert(number);
       const auto text = fmt::format("host {} has ended with exit code {}: {}", names_of({number}), end->exit_code, end->cause);
       if (!end->retryable && !allocation_.elastic) return fail(invalid_argument(text).with_reason("HostEnded"));
@@ -241,9 +241,8 @@ class FirstHost final : public HostPart {
     return 128 + end_signal;
   }
 
-  std::uint32_t num_ranks_ = 0;  // the sum over all hosts
-  std::set<std::uint32_t> reported_;
-  const std::int64_t begin_unix_s_ = clock_->unix_millis() / 1000;
+  std::uint32_t num_ranks_ = 0;       // the sum over all hosts
+  std::set<std::uint32_t> reported_;  // hosts that have ended
 };
 
 }  // namespace

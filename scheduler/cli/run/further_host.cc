@@ -36,6 +36,7 @@ class FurtherHost final : public HostPart {
   int run() {
     const auto meeting = find_head();
     if (!meeting && end_signal != 0) return 128 + end_signal;
+    if (const auto end = meeting ? std::nullopt : first_hosts_end()) return end_as(*end);
     if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
     if (allocation_.joins) {
       host_.folder.forget_earlier_run(number_);
@@ -71,6 +72,7 @@ class FurtherHost final : public HostPart {
       } else {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
       }
+      if (first_hosts_end()) return fail(unavailable("the first host has ended"));
       if (clock_->now() >= deadline) {
         return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, why))
                         .with_hint("the output of the first host says why it did not start. The hosts need a folder that they share "
@@ -167,24 +169,21 @@ class FurtherHost final : public HostPart {
       end();
       return 128 + end_signal;
     }
-    if (const auto end = first_hosts_end()) {
-      this->end();
-      print(stderr, "shoal: the first host has ended with exit code {}{}\n", end->exit_code, end->cause.empty() ? "" : ": " + end->cause);
-      return end->exit_code;
-    }
+    const auto until = after(kFirstHostsRecordS);  // the first host writes its record last of all
+    while (!has_secret() && !first_hosts_end() && clock_->now() < until && end_signal == 0) usleep(100'000);
+    if (const auto end = first_hosts_end()) return end_as(*end);
     return fail_with(
         unavailable("the first host has ended the run, and no exit code of the script came from there").with_reason("FirstHostLost"),
         kSubmitUnreachable, true);
   }
 
-  // The record that the first host has written last of all, if the hosts share the run's folder.
-  std::optional<ExitRecord> first_hosts_end() {
-    const auto until = after(kFirstHostsRecordS);
-    do {
-      if (auto end = host_.folder.read_exit(0); end && end->unix_s >= begin_unix_s_) return end;
-      usleep(100'000);
-    } while (!has_secret() && clock_->now() < until && end_signal == 0);
-    return {};
+  // The first host's record of this run's end; nullopt: it has written none, or the hosts share no folder.
+  std::optional<ExitRecord> first_hosts_end() const { return has_secret() ? std::nullopt : host_.folder.read_exit(0); }
+
+  int end_as(const ExitRecord& first) {
+    end();
+    print(stderr, "shoal: the first host has ended with exit code {}{}\n", first.exit_code, first.cause.empty() ? "" : ": " + first.cause);
+    return first.exit_code;
   }
 
   void leave() {
@@ -204,8 +203,6 @@ class FurtherHost final : public HostPart {
     if (code != 0) print(stderr, "shoal: the script ended with exit code {}; the first host has its output\n", code);
     return code;
   }
-
-  const std::int64_t begin_unix_s_ = clock_->unix_millis() / 1000;
 };
 
 }  // namespace

@@ -161,7 +161,7 @@ int HostPart::fail_with(const Error& error, int code, bool retryable) {
     code = kDoNotRetry;
     retryable = false;
   }
-  if (error.reason() != "NotStarted") print_error(error, common_.json);
+  print_error(error, common_.json);
   end();
   record({code, error.message(), {}, retryable, host_.folder.newest_checkpoint()});
   return code;

@@ -50,13 +50,18 @@ std::string read_all(const Fd& file) {
 }
 
 // NFS remembers for a while that a file is not there. A listing of the folder makes it look again.
-void list(const Fd& folder) {
+std::vector<std::string> names_in(const Fd& folder) {
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const all = again < 0 ? nullptr : fdopendir(again);
-  if (all == nullptr) return;
-  while (readdir(all) != nullptr) {
-  }
+  std::vector<std::string> out;
+  if (all == nullptr) return out;
+  while (const dirent* const entry = readdir(all)) out.emplace_back(entry->d_name);
   closedir(all);
+  return out;
+}
+
+std::pair<std::uint64_t, std::int64_t> id_of(const struct stat& file) {
+  return {file.st_ino, file.st_mtim.tv_sec * std::int64_t{1'000'000'000} + file.st_mtim.tv_nsec};
 }
 
 }  // namespace
@@ -75,7 +80,9 @@ Result<RunFolder> RunFolder::make(const std::string& path) {
   if (fstat(folder.get(), &seen) != 0) return fail(from_errno(errno, name));
   if (seen.st_uid != geteuid() || (seen.st_mode & 022) != 0)
     return fail(invalid_argument(name + " belongs to another user, or others can write to it").with_hint(hint));
-  return RunFolder(whole, std::move(folder));
+  RunFolder out(whole, std::move(folder));
+  out.earlier_exits_ = out.exits();
+  return out;
 }
 
 Result<void> RunFolder::write_whole(const std::string& name, const std::string& text) const {
@@ -99,6 +106,15 @@ Result<void> RunFolder::write_whole(const std::string& name, const std::string& 
 
 Fd RunFolder::open_file(const char* name) const { return Fd(openat(folder_.get(), name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)); }
 
+std::set<RunFolder::FileId> RunFolder::exits() const {
+  std::set<FileId> out;
+  for (const auto& name : names_in(folder_)) {
+    struct stat seen {};
+    if (name.starts_with("exit") && fstatat(folder_.get(), name.c_str(), &seen, AT_SYMLINK_NOFOLLOW) == 0) out.insert(id_of(seen));
+  }
+  return out;
+}
+
 void RunFolder::forget_earlier_run(std::uint32_t host) const {
   unlinkat(folder_.get(), exit_file(host).c_str(), 0);
   if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
@@ -115,7 +131,7 @@ Result<void> RunFolder::write_meeting(const Meeting& meeting) {
 }
 
 Result<std::optional<Meeting>> RunFolder::read_meeting() const {
-  list(folder_);
+  (void)names_in(folder_);
   const Fd file = open_file(kMeetingFile);
   if (!file && errno != ELOOP) return std::optional<Meeting>();
   struct stat seen {};
@@ -147,8 +163,11 @@ Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host)
 }
 
 std::optional<ExitRecord> RunFolder::read_exit(std::uint32_t host) const {
-  list(folder_);
-  const auto said = nlohmann::json::parse(read_all(open_file(exit_file(host).c_str())), nullptr, false);
+  (void)names_in(folder_);
+  const Fd file = open_file(exit_file(host).c_str());
+  struct stat seen {};
+  if (!file || fstat(file.get(), &seen) != 0 || earlier_exits_.contains(id_of(seen))) return {};
+  const auto said = nlohmann::json::parse(read_all(file), nullptr, false);
   if (!said.is_object()) return {};
   const auto is = [&](const char* key, auto kind) { return said.contains(key) && (said[key].*kind)(); };
   using Json = nlohmann::json;

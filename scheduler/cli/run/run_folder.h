@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -46,18 +47,22 @@ class RunFolder {
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
-  // The record of that host's end; nullopt: it has written none.
+  // The record of that host's end, if it has written it since make(): an earlier one belongs to an earlier run. Hosts' clocks may differ,
+  // so this compares files, not times.
   std::optional<ExitRecord> read_exit(std::uint32_t host) const;
   // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
   std::string newest_checkpoint() const;
 
  private:
   RunFolder(std::string path, Fd folder) : path_(std::move(path)), folder_(std::move(folder)) {}
+  using FileId = std::pair<std::uint64_t, std::int64_t>;  // inode, and nanoseconds of the last change
+  std::set<FileId> exits() const;
   Result<void> write_whole(const std::string& name, const std::string& text) const;
   Fd open_file(const char* name) const;
   std::string path_;
   std::string run_;  // distinguishes this run's meeting from another's; "": none is written
   Fd folder_;        // stays the same folder if another process renames the path
+  std::set<FileId> earlier_exits_;
 };
 
 // Writes the record to `file` as torch's error files have it; for $TORCHELASTIC_ERROR_FILE.

@@ -162,9 +162,9 @@ int run(const Common& common, const RunOptions& given) {
   if (options.dry_run) return kOk;
   auto folder = RunFolder::make(folder_path);
   if (!folder) return refuse(common, folder.error());
+  const bool runs_script = !options.command && !allocation->joins && (allocation->leads() || !options.trainer);
   std::error_code error;
-  if (const bool runs_script = allocation->leads() || !(options.trainer || allocation->joins);
-      runs_script && !options.command && !std::filesystem::is_regular_file(options.words[0], error)) {
+  if (runs_script && !std::filesystem::is_regular_file(options.words[0], error)) {
     const auto missing = not_found(fmt::format("no script {} in {}", options.words[0], std::filesystem::current_path(error).string()))
                              .with_reason("NoScript")
                              .with_hint("to run a program: shoal run -- " + options.words[0] + " ...");
