@@ -1,0 +1,63 @@
+#include "runtime/ledger/rows.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+namespace shoal::runtime {
+namespace {
+
+StepRow row(std::uint64_t step, std::int64_t us) {
+  StepRow out;
+  out.step = step, out.rank = 3, out.world = 4, out.generation = 2, out.end_us = 1'700'000'000'000'000 + us, out.total_us = us;
+  for (int i = 0; i < kNumPlaces; ++i) out.in(static_cast<Place>(i)) = us / 10 + i;
+  out.cpu_us = us / 2, out.longest_us = us;
+  return out;
+}
+
+TEST(RowsTest, AStepIsReadAsItWasWritten) {
+  const auto written = row(812, 12'345);
+  const auto read = step_row(to_line(written));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(to_line(*read), to_line(written));
+  EXPECT_EQ(read->in(Place::kWindow), written.in(Place::kWindow));
+  EXPECT_EQ(read->rank, 3);
+  EXPECT_LT(to_line(written).size(), 300u);  // a week of steps has millions of rows
+}
+
+TEST(RowsTest, RowsOfSeveralStepsAddUp) {
+  auto sum = row(1, 100);
+  sum.add(row(2, 300));
+  EXPECT_EQ(sum.step, 2u);
+  EXPECT_EQ(sum.steps, 2);
+  EXPECT_EQ(sum.total_us, 400);
+  EXPECT_EQ(sum.longest_us, 300);
+  EXPECT_EQ(sum.in(Place::kForward), 10 + 2 + 30 + 2);
+  EXPECT_EQ(sum.exposed_us() + sum.own_us(), 400);
+}
+
+TEST(RowsTest, SpansSamplesAndMetricsAreReadAsTheyWereWritten) {
+  const SpansRow spans{7, 1, 99, {{Place::kForward, 2, 0, 10}, {Place::kGather, -1, 3, 4}}};
+  EXPECT_EQ(to_line(spans_row(to_line(spans)).value()), to_line(spans));
+  SampleRow sample;
+  sample.t_us = 5, sample.rss = 1 << 30, sample.pressure_io = 12.5, sample.disk_free = 77;
+  EXPECT_EQ(to_line(sample_row(to_line(sample)).value()), to_line(sample));
+  const MetricsRow metrics{5, 9, {{"loss", 2.25}, {"norm", std::nan("")}, {"scale", INFINITY}}};
+  const auto read = metrics_row(to_line(metrics)).value();
+  EXPECT_EQ(to_line(read), to_line(metrics));
+  EXPECT_TRUE(std::isnan(read.values[1].second));
+}
+
+TEST(RowsTest, OtherLinesAreNoRows) {
+  for (const char* line : {"", "{", "[]", "3", "{\"step\":1", "{\"kind\":\"begin\"}", "\"step us rss values spans\""}) {
+    EXPECT_FALSE(step_row(line)) << line;
+    EXPECT_FALSE(spans_row(line)) << line;
+    EXPECT_FALSE(sample_row(line)) << line;
+    EXPECT_FALSE(metrics_row(line)) << line;
+  }
+  EXPECT_EQ(step_row(R"({"step":"x","us":1e300,"n":-4})")->steps, 1);
+  EXPECT_TRUE(spans_row(R"({"spans":[1,["fwd"],["nowhere",0,0,0],["fwd",0.5,0,0]]})")->spans.empty());
+}
+
+}  // namespace
+}  // namespace shoal::runtime
