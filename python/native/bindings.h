@@ -26,6 +26,7 @@ void bind_errors(nb::module_& m);
 void bind_refs(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_metrics(nb::module_& m);
+void bind_telemetry(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_network(nb::module_& m);
 void bind_collective(nb::module_& m);

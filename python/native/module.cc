@@ -43,6 +43,7 @@ NB_MODULE(_native, m) {
   bind_refs(m);
   bind_session(m);
   bind_metrics(m);
+  bind_telemetry(m);
   bind_channel(m);
   bind_network(m);
   bind_collective(m);

@@ -591,6 +591,68 @@ def is_metric_label(name: str) -> bool: ...
 
 def metrics_after_fork() -> None: ...
 
+class Activity(enum.Enum):
+    """The occupation of a rank's training thread."""
+
+    ELSEWHERE = 0
+
+    LOADER = 1
+
+    FORWARD = 2
+
+    BACKWARD = 3
+
+    OPTIMIZER = 4
+
+    SAVE = 5
+
+    GATHER = 6
+
+    REDUCE = 7
+
+    WINDOW = 8
+
+    SYNC = 9
+
+    ENDED = 10
+
+class Telemetry:
+    """
+    What this process appends to its run's folder (docs/runs.md). Call its methods from one thread where a step is meant.
+    """
+
+    def __init__(self, run: str, role: str, rank: int, world: int, local_rank: int, host: str, device: str, argv: Sequence[str]) -> None: ...
+
+    def go(self, activity: Activity) -> None: ...
+
+    @property
+    def activity(self) -> Activity: ...
+
+    def wait_begin(self, wait: Activity, unit: int = -1) -> None: ...
+
+    def wait_end(self) -> None: ...
+
+    def optimizer_end(self) -> None: ...
+
+    def set_member(self, rank: int, world: int, generation: int) -> None: ...
+
+    @property
+    def step(self) -> int:
+        """The number of steps that have ended."""
+
+    @step.setter
+    def step(self, arg: int, /) -> None: ...
+
+    def metrics(self, values: Sequence[tuple[str, float]]) -> None: ...
+
+    def event(self, kind: str, fields: str = '{}') -> None:
+        """`fields`: a JSON object."""
+
+    def close(self, code: int | None, cause: str) -> None: ...
+
+    @property
+    def folder(self) -> str: ...
+
 class Channels:
     """The memory of a compiled graph's channels, by their numbers."""
 
@@ -1109,7 +1171,7 @@ class Step:
     The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.
     """
 
-    def __init__(self, program: object, units: Sequence[StepUnit]) -> None:
+    def __init__(self, program: object, units: Sequence[StepUnit], telemetry: Telemetry | None) -> None:
         """
         `program` owns this object, and has a method for each action on tensors.
         """

@@ -223,6 +223,7 @@ def _run_script(argv: list[str]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as the interpreter: for exit handlers
         # Without this module's frames: the traceback begins in the user's script.
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
         return 130 if isinstance(error, KeyboardInterrupt) else 1

@@ -12,6 +12,7 @@ import pytest
 from internals.core import binary
 from launching.commands import LIMIT_S
 from launching.leftovers import alive, command_of, descendants, gone, wait_until
+from recorded import recorded
 from running import TRAIN, WAIT, exit_record, losses, run
 
 
@@ -155,3 +156,28 @@ def test_the_documented_variables_are_those_that_are_read(shoal_command):
     page = next(p for p in (Path("docs/launch.md"), Path(__file__).parents[2] / "docs" / "launch.md") if p.exists())
     documented = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*) \|$", page.read_text(), re.MULTILINE)
     assert documented == [(row["name"], row["system"], row["meaning"]) for row in rows]
+
+
+FAILS = """
+import torch
+from torch import nn
+from shoal.fsdp import fully_shard
+model = fully_shard(nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        raise RuntimeError("no more")
+"""
+
+
+def test_a_rank_of_a_script_records_its_end(shoal_command, tmp_path):
+    job = run(shoal_command, "--nproc", "2", "--run-folder", tmp_path / "run", shoal_command.script(FAILS, "fails.py"))
+    assert job.code() != 0
+    for p in recorded(tmp_path / "run"):
+        assert [s["step"] for s in p.rows("steps")] == [1, 2, 3]
+        assert p.facts["argv"][0].endswith("fails.py")
+        (end,) = p.events("end")
+        assert (end["code"], end["cause"]) == (1, "RuntimeError: no more")

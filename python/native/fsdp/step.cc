@@ -1,6 +1,7 @@
 // Bindings of the step machine. Python's hooks report events; actions on tensors are calls of methods of the program's Root.
 #include "fsdp/step/arena.h"
 #include "python/native/fsdp/fsdp.h"
+#include "python/native/telemetry.h"
 
 namespace shoal::python {
 
@@ -9,15 +10,38 @@ using fsdp::StepMachine;
 using fsdp::UnitRules;
 using Forward = StepMachine::Forward;
 using Kind = Action::Kind;
+using runtime::Activity;
+using runtime::Telemetry;
 
 namespace {
+
+// The wait that an action may be. Collectives of devices only begin in most of them; what the program's thread waits for counts.
+std::optional<Activity> wait_of(const Action& a) {
+  switch (a.kind) {
+    case Kind::kEnter:
+    case Kind::kLease:
+    case Kind::kUnshard:
+      return Activity::kGather;
+    case Kind::kAwaitReductions:
+    case Kind::kFinishReduce:
+    case Kind::kReduceReplicas:
+    case Kind::kFinishTransfers:
+    case Kind::kFinishPass:
+      return Activity::kReduce;
+    case Kind::kOpenWindow:
+      return Activity::kWindow;
+    default:
+      return {};
+  }
+}
 
 // Carries out actions among ranks, and calls Python for those on tensors. An action that may wait runs without the GIL. A call may raise;
 // the exception passes through perform().
 class HookExecutor final : public fsdp::Executor {
  public:
   // `program` owns this object, so the reference is weak.
-  HookExecutor(StepMachine& machine, nb::handle program) : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))) {
+  HookExecutor(StepMachine& machine, nb::handle program, Telemetry* telemetry, int first_unit)
+      : arena_(machine), program_(nb::steal(PyWeakref_NewRef(program.ptr(), nullptr))), telemetry_(telemetry), first_unit_(first_unit) {
     if (!program_.is_valid()) nb::raise_python_error();
     for (std::size_t kind = 0; kind < fsdp::kNumActionKinds; ++kind)
       methods_.push_back(nb::steal(PyUnicode_InternFromString(fsdp::name_of(static_cast<Kind>(kind)))));
@@ -28,6 +52,7 @@ class HookExecutor final : public fsdp::Executor {
   fsdp::ArenaExecutor& arena() { return arena_; }
 
   Result<void> run(const Action& a) override {
+    const CountedWait counted(telemetry_, wait_of(a), a.unit < 0 ? -1 : first_unit_ + a.unit);
     if (fsdp::ArenaExecutor::carries_out(a.kind)) {
       if (!fsdp::ArenaExecutor::waits(a.kind)) return arena_.run(a);
       const GilReleased release;
@@ -79,14 +104,47 @@ class HookExecutor final : public fsdp::Executor {
   const nb::object program_;
   std::vector<nb::object> methods_;  // by kind: the interned name of the program's method
   std::vector<nb::object> views_;
+  Telemetry* const telemetry_;
+  const int first_unit_;
 };
 
-// A program's machine with its executor.
+// A program's machine with its executor, and the telemetry that counts their time, if there is one.
 class Step {
  public:
-  Step(nb::handle program, std::vector<StepMachine::UnitOptions> units) : machine_(std::move(units)), executor_(machine_, program) {}
+  Step(nb::handle program, std::vector<StepMachine::UnitOptions> units, std::shared_ptr<Telemetry> telemetry)
+      : machine_(std::move(units)),
+        telemetry_(std::move(telemetry)),
+        first_unit_(telemetry_ ? telemetry_->add_units(machine_.names()) : 0),
+        executor_(machine_, program, telemetry_.get(), first_unit_) {}
 
   StepMachine& machine() { return machine_; }
+
+  void unit_begins(Activity activity, int unit) {
+    if (telemetry_) telemetry_->unit_begin(activity, first_unit_ + unit);
+  }
+  void unit_ended(Activity activity, int unit) {
+    if (telemetry_) telemetry_->unit_end(activity, first_unit_ + unit);
+  }
+  void pass_ended() {
+    if (telemetry_) telemetry_->end_pass();
+  }
+  void forward_ended(int unit, const Forward& forward) {
+    unit_ended(forward.recomputed ? Activity::kBackward : Activity::kForward, unit);
+    // Else the loss follows, and its time is the forward's.
+    if (telemetry_ && machine_.running() < 0 && (!forward.training || forward.failed)) telemetry_->unwind();
+  }
+  void optimizer_begin() {
+    perform_recovered([&] { return machine_.optimizer_begin(); });
+    if (telemetry_) telemetry_->optimizer_begin();
+  }
+  void optimizer_end() {
+    perform(machine_.optimizer_end());
+    if (telemetry_) telemetry_->optimizer_end();
+  }
+  void raised() {
+    machine_.raised();
+    if (telemetry_) telemetry_->unwind();
+  }
 
   // Until set_models() there are no groups, and events that use their memory are refused: the program's side may fail to make the models.
   void drop_models() {
@@ -124,6 +182,8 @@ class Step {
 
  private:
   StepMachine machine_;
+  const std::shared_ptr<Telemetry> telemetry_;
+  const int first_unit_;  // the telemetry's number of the machine's first unit
   HookExecutor executor_;
   bool has_models_ = false;
 };
@@ -171,6 +231,7 @@ void bind_forward(StepClass& step) {
           "forward_begin",
           [](Step& s, int unit, bool training, bool recomputed, bool alive) {
             s.check_models();
+            s.unit_begins(recomputed ? Activity::kBackward : Activity::kForward, unit);
             const auto event = [&] { return s.machine().forward_begin(unit, {training, recomputed, alive}); };
             if (recomputed) {
               s.perform(event());
@@ -184,7 +245,9 @@ void bind_forward(StepClass& step) {
       .def(
           "forward_end",
           [](Step& s, int unit, bool training, bool recomputed, bool failed) {
-            s.perform(s.machine().forward_end(unit, {training, recomputed, false, failed}));
+            const Forward forward{training, recomputed, false, failed};
+            s.perform(s.machine().forward_end(unit, forward));
+            s.forward_ended(unit, forward);
           },
           nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("failed"))
       .def(
@@ -215,6 +278,7 @@ void bind_backward(StepClass& step) {
           "backward_begin",
           [](Step& s, int unit, std::vector<std::uint64_t> versions) {
             s.check_models();
+            s.unit_begins(Activity::kBackward, unit);
             s.begin_pass();
             s.perform(s.machine().backward_begin(unit, std::move(versions)));
           },
@@ -224,15 +288,26 @@ void bind_backward(StepClass& step) {
           [](Step& s, int unit) {
             s.begin_pass();
             s.perform(s.machine().backward_end(unit));
+            s.unit_ended(Activity::kBackward, unit);
           },
           nb::arg("unit"), "Begins the pass, too, if none runs.")
       .def(
-          "pass_ends", [](Step& s, bool alive) { s.perform(s.machine().pass_ends(alive)); }, nb::arg("alive"))
+          "pass_ends",
+          [](Step& s, bool alive) {
+            s.perform(s.machine().pass_ends(alive));
+            s.pass_ended();
+          },
+          nb::arg("alive"))
       .def(
-          "finalize", [](Step& s, bool alive) { s.perform_recovered([&] { return s.machine().finalize(alive); }); }, nb::arg("alive"))
+          "finalize",
+          [](Step& s, bool alive) {
+            s.perform_recovered([&] { return s.machine().finalize(alive); });
+            s.pass_ended();
+          },
+          nb::arg("alive"))
       .def(
           "reduce_kept", [](Step& s, bool alive) { s.perform_recovered([&] { return s.machine().reduce_kept(alive); }); }, nb::arg("alive"))
-      .def("raised", [](Step& s) { s.machine().raised(); })
+      .def("raised", &Step::raised)
       .def("reset", [](Step& s) { s.perform(s.machine().reset(/*all=*/true)); })
       .def("start_over", [](Step& s) { s.perform(s.machine().start_over()); });
 }
@@ -241,8 +316,8 @@ void bind_step_window(StepClass& step) {
   step.def(
           "open_window", [](Step& s, const std::string& caller) { s.perform_recovered([&] { return s.machine().open_window(caller); }); },
           nb::arg("caller"))
-      .def("optimizer_begin", [](Step& s) { s.perform_recovered([&] { return s.machine().optimizer_begin(); }); })
-      .def("optimizer_end", [](Step& s) { s.perform(s.machine().optimizer_end()); })
+      .def("optimizer_begin", &Step::optimizer_begin)
+      .def("optimizer_end", &Step::optimizer_end)
       .def(
           "serve_publication",
           [](Step& s, int model, int unit, int group) { s.perform(s.machine().serve_publication(model, unit, group)); }, nb::arg("model"),
@@ -286,8 +361,8 @@ void bind_state(StepClass& step) {
 void bind_step(nb::module_& m) {
   bind_rules(m);
   StepClass step(m, "Step", "The step machine of one model (fsdp/step/step_machine.h), and the models among whose ranks it acts.");
-  step.def(nb::init<nb::handle, std::vector<StepMachine::UnitOptions>>(), nb::arg("program"), nb::arg("units"),
-           "`program` owns this object, and has a method for each action on tensors.");
+  step.def(nb::init<nb::handle, std::vector<StepMachine::UnitOptions>, std::shared_ptr<Telemetry>>(), nb::arg("program"), nb::arg("units"),
+           nb::arg("telemetry").none(), "`program` owns this object, and has a method for each action on tensors.");
   bind_forward(step);
   bind_backward(step);
   bind_step_window(step);

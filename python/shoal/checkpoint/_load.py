@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from shoal._core.telemetry import save_event
 from shoal.checkpoint._contents import Contents, Model, contents_of, decode, parameter_names, tensors_in, without_wrappers
 from shoal.checkpoint._manifest import FORMAT, PLAIN, Manifest, Tensor, damaged
 from shoal.checkpoint._memory import plain
@@ -42,6 +44,7 @@ def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     for ``wait()`` or the next save.
     """
     settle()
+    began = time.perf_counter()
     contents = contents_of(model)
     tensors = contents.tensors
     ranks = Ranks(tensors.values())
@@ -68,6 +71,7 @@ def load(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     finally:
         if loading.reader is not None:
             loading.reader.close()
+    save_event("load", str(path), began)
     return loading.manifest.state
 
 

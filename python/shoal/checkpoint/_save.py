@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from shoal._core.telemetry import save_event
 from shoal.checkpoint._manifest import File, Manifest, Piece, Tensor
 from shoal.checkpoint._plan import Plan
 from shoal.checkpoint._ranks import Ranks, expect_alike, is_one_of_many
@@ -30,6 +32,7 @@ def write(
     """Writes the files of all ranks and commits. Collective. Ranks of a model that is not sharded take turns. After an error on which all
     ranks agree, nothing is left of this save: a full disk would stay full otherwise. ``committed``: is called on rank 0 once the checkpoint
     is complete, whatever the other ranks learn."""
+    began = time.perf_counter()
     store = None
     own = folder = ""  # on rank 0: the names of its files' folder, before and after their contents are known
 
@@ -74,6 +77,7 @@ def write(
             expect_alike(ranks, [digest for _, digest in begun], plan.facts)
             written = ranks.gather(ranks.agree(write_files))
             ranks.agree(commit)
+            save_event("save", str(path), began, sum(f.num_bytes for f in written[ranks.rank][0].values()))
         except Exception:
             if own and not ranks.failed:  # else others may still write: the next save deletes the rest
                 with contextlib.suppress(Exception):  # the first error counts

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shoal._core.telemetry import Activity, at
 from shoal._distributed.saves import SaveControl, save_controls
 from shoal._printable import printable_lines, say
 from shoal.checkpoint._contents import Model, contents_of
@@ -177,11 +178,12 @@ def save(path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None
     Beside the model it needs 32 MiB per rank. Raises InvalidArgument if ``path`` cannot be written or holds other data, or if ranks differ,
     ResourceExhausted for a full disk, Unimplemented for unsupported tensors and optimizer states. An error on one rank is raised on all.
     """
-    wait()
-    contents = contents_of(model)
-    ranks = Ranks(contents.tensors.values())
-    plan = ranks.agree(lambda: Plan(contents, optimizer, state, ranks))
-    write(path, plan, ranks, lambda _, layout: live_blocks(layout))
+    with at(Activity.SAVE):
+        wait()
+        contents = contents_of(model)
+        ranks = Ranks(contents.tensors.values())
+        plan = ranks.agree(lambda: Plan(contents, optimizer, state, ranks))
+        write(path, plan, ranks, lambda _, layout: live_blocks(layout))
 
 
 def save_async(
@@ -207,6 +209,13 @@ def save_with(
     about: About = About(),
 ) -> PendingSave:
     """As ``save_async``, with more about the save."""
+    with at(Activity.SAVE):
+        return _begin_save(path, model, optimizer, state, about)
+
+
+def _begin_save(
+    path: str | Path, model: Model, optimizer: torch.optim.Optimizer | None, state: dict[str, Any] | None, about: About
+) -> PendingSave:
     global _current
     wait()
     begin = time.perf_counter()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal._actors.handle import ActorHandle
+from shoal._core import telemetry
 from shoal._core.process import session
 from shoal._core.process import state as process
 from shoal._distributed.saves import save_controls
@@ -32,6 +33,15 @@ class TrainWorker:
             del os.environ[name]  # variables of a torchrun around the driver, whose store the ranks must not use
         os.environ.update(role.environment | {n: os.environ[n] for n in ("SHOAL_DEVICE_TRANSPORT",) if os.environ.get(n)})
         process.memory_group = driver._shoal_actor.id
+        try:
+            return self._run(loop, config, role, driver)
+        except BaseException as error:
+            telemetry.close(error)
+            raise
+        finally:
+            telemetry.close()
+
+    def _run(self, loop: Callable, config: dict[str, Any] | None, role: Role, driver: ActorHandle) -> Any:
         import torch.distributed as dist
 
         from shoal._distributed import ranks  # late: it imports torch, which the class does not need

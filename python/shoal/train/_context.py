@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal._core.telemetry import record_metrics, waiting
 from shoal._core.variables import variable
 from shoal._objects.values import get
 from shoal.exceptions import InvalidArgument
@@ -84,9 +85,16 @@ def report(metrics: dict[str, Any]) -> None:
         _receiver(metrics)
         return
     w = current_worker()
-    if w is None or w.generation == 0 or w.left or w.mid_batch:
+    if w is None:
+        if variable("RANK", "0") == "0":
+            record_metrics(metrics)
         return
-    if w.gang is not None:
-        w.gang.await_step()
-    w.num_reports += 1
-    get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, metrics))
+    if w.generation == 0 or w.left or w.mid_batch:
+        return
+    if os.environ.get("RANK") == "0":
+        record_metrics(metrics)
+    with waiting():
+        if w.gang is not None:
+            w.gang.await_step()
+        w.num_reports += 1
+        get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, metrics))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._core.process import session
+from shoal._core.telemetry import waiting
 from shoal._distributed import ranks
 from shoal._distributed.communicator import Exchange
 from shoal._distributed.saves import save_controls
@@ -228,6 +229,7 @@ class ElasticGang(Gang):
             if self._store.guard is not None:
                 self._store.guard.end()
 
+    @waiting()
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
         phases = phases or Phases()
         if not transition.recovers:
@@ -267,6 +269,7 @@ class ElasticGang(Gang):
         os.environ.update(transition.final)
         self._worker.generation = transition.change.generation
         self.rank, self.size = rank_and_size()
+        self.join_telemetry()
         self._weighed = []
         if self.size > 1:
             self._connect()

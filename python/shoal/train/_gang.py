@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shoal._core.telemetry import telemetry, waiting
 from shoal._distributed import ranks
 from shoal._distributed.communicator import form_communicator
 from shoal._distributed.saves import save_controls
@@ -46,6 +47,13 @@ class Gang:
         """Joins the training. Raises what the training cannot do with the objects of the state."""
         if self.parts is not None:
             self.parts.gate_objects()
+        self.join_telemetry()
+
+    def join_telemetry(self) -> None:
+        """The telemetry's rows have this worker's rank from now on."""
+        if (opened := telemetry()) is not None:
+            generation = 1 if self._worker is None else max(self._worker.generation, 1)
+            opened.set_member(self.rank, self.size, generation)
 
     def boundary(self, opens: bool = False) -> bool:
         """Called before each batch: a step can run again from here. ``opens``: it is the first of its loop. Returns True if the workers
@@ -141,6 +149,7 @@ class Gang:
             raise other_order(self._state.loader, f"the workers have drawn different batches before step {self._state.step + 1}")
         return greatest
 
+    @waiting()
     def _reduce(self, t: torch.Tensor, dtype: str, op: str) -> None:
         if self._communicator is None:
             self._connect()

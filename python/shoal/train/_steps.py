@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from shoal._core.telemetry import Activity, at, telemetry
 from shoal.exceptions import InvalidArgument
 from shoal.train._data.batches import BatchPart, Feeder, check_loader
 from shoal.train._data.order import check_repeats
@@ -121,7 +122,8 @@ class _Loop:
                     self._feeder = None
             if self._feeder is None:
                 self._feeder = Feeder(self._loader, state.seed, state.epoch, state.batch, state.drawn, gang.shares)
-            part = self._feeder.next()
+            with at(Activity.LOADER):
+                part = self._feeder.next()
             if part is None:
                 if state.batch == 0 and self._until is None:
                     raise InvalidArgument(f"an epoch of this loader has no batch, so it never makes max_steps={self._max_steps} steps")
@@ -131,6 +133,8 @@ class _Loop:
                 state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, part.drawn
                 if state.batch == 1:  # the boundary of an elastic training checks the order at each batch, but behind it
                     gang.agree(0)
+                if (opened := telemetry()) is not None:
+                    opened.step = state.step - 1  # the step of this batch has the number of the State
             state.samples, state.global_samples = part.samples, part.global_samples
             self._within = part.number != gang.shares.parts[-1]
             gang.begin_part(part)

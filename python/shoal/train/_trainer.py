@@ -14,6 +14,7 @@ from typing import Any
 from shoal._actors.creation import create_gang
 from shoal._actors.registry import kill
 from shoal._core.process import session, started_by_node, state
+from shoal._core.telemetry import close, new_run_folder, open_telemetry
 from shoal._core.variables import variable
 from shoal._objects.refs import ObjectRef
 from shoal._runtime_env import environment
@@ -80,6 +81,7 @@ class Trainer:
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
         settings = _settings(s.folder, scaling.use_gpu)
+        settings.setdefault("SHOAL_RUN_FOLDER", new_run_folder())
         try:
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
@@ -99,7 +101,14 @@ class Trainer:
         setup = Setup(self._loop, self._config, self._on_report, scaling, settings)
         members = tuple(range(count))
         membership = Membership(scaling.minimum, scaling.maximum, members, scaling.first_target, protected=scaling.protected)
-        return self._run(Run(s, setup, membership, workers))
+        record = open_telemetry(settings["SHOAL_RUN_FOLDER"], "driver")
+        try:
+            result = self._run(Run(s, setup, membership, workers, record))
+        except BaseException as error:
+            close(error, record)
+            raise
+        close(opened=record)
+        return result
 
     def scale(self, num_workers: int) -> ObjectRef:
         """Changes the number of workers of a running ``fit``, from any thread. Returns at once, with a reference to the :class:`Change`.

@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from shoal import _native
+from shoal._core.telemetry import telemetry
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._devices.streams import Transfers, transfers
@@ -76,7 +77,7 @@ class Root:
         self.prefetch_depth = 1  # how many forwards or backwards a unit is unsharded ahead
         for index, s in enumerate(states):
             s.root, s.index = self, index
-        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states])
+        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry())
         try:
             self._make_models()
         except BaseException:

@@ -13,6 +13,7 @@ from shoal._actors.creation import create_gang
 from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core import serialize
+from shoal._core.telemetry import event
 from shoal._distributed.buddies import buddies
 from shoal._objects.refs import ObjectRef, load
 from shoal._printable import say
@@ -61,8 +62,9 @@ class _Entry:
 class Run:
     """Serves the workers' calls until all loops have returned. All methods but ``scale`` belong to the thread of ``fit``."""
 
-    def __init__(self, session: Any, setup: Setup, membership: m.Membership, handles: list[ActorHandle]):
+    def __init__(self, session: Any, setup: Setup, membership: m.Membership, handles: list[ActorHandle], record: Any = None):
         self._session, self._setup, self._membership = session, setup, membership
+        self._telemetry = record  # the driver's part of the run's folder
         self._workers = dict(zip(membership.members, map(_Entry, handles), strict=True))
         self.queue = session.host_queue(REPORTS)
         session.know(self.queue, REPORTS)
@@ -225,6 +227,8 @@ class Run:
         if not isinstance(error, ActorDiedError) or isinstance(error, TaskError):
             self._step(m.Failed(worker, _text(error)))
             return
+        rank = self._membership.members.index(worker) if worker in self._membership.members else None
+        self._note("death", worker=worker, rank=rank, cause=str(error)[:500])
         self._dead.add(worker)  # the node reports deaths, so this worker's process has ended
         self._watches.died(worker)
         self._reports.check()
@@ -354,8 +358,13 @@ class Run:
             self._reply(self._workers[w].open_call, transition)
         self._interrupted.clear()
 
+    def _note(self, kind: str, **fields: Any) -> None:
+        if self._telemetry is not None:
+            event(kind, self._telemetry, **fields)
+
     def _completed(self, g: m.Generation, cut_off: bool) -> None:
         if g.number == 1:
+            self._note("generation", generation=1, world=len(g.members), cause="begins", workers=g.members)
             if self._setup.scaling.elastic:
                 bounds = f"{self._membership.minimum} to {self._membership.maximum}"
                 say(f"shoal: {len(g.members)} of {bounds} workers train; shoal scale {self._session.job} --workers N changes that")
@@ -364,6 +373,20 @@ class Run:
         change = Change(g.number, len(g.previous), len(g.members), longest.seconds, moved, _died(g), longest.phases, longest.step, cut_off)
         self.changes.append(change)
         say(f"shoal: {change}")
+        self._note(
+            "generation",
+            generation=g.number,
+            world=len(g.members),
+            cause="dies" if change.died else "joins" if g.joining else "leaves",
+            workers=g.members,
+            died=change.died,
+            pause_us=int(change.seconds * 1e6),
+            phases={name: int(seconds * 1e6) for name, seconds in change.phases.items()},
+            bytes=change.moved_bytes,
+            step=change.step,
+            steps_lost=0,
+            cut_off=cut_off,
+        )
 
     def _watch_cluster(self, stop: threading.Event) -> None:
         """Looks for nodes that drain, and for new workers that wait for resources, and reports both to the thread of ``fit``."""

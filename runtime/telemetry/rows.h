@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/ledger/live_page.h"
+#include "runtime/telemetry/live_page.h"
 
 namespace shoal::runtime {
 
@@ -20,12 +20,12 @@ struct StepRow {
   int rank = 0, world = 1, generation = 1;
   std::int64_t end_us = 0;  // time of day
   std::int64_t total_us = 0;
-  std::array<std::int64_t, kNumPlaces> at = {};  // by Place
+  std::array<std::int64_t, kNumActivities> at = {};  // by Activity
   std::int64_t cpu_us = 0, longest_us = 0;
 
-  std::int64_t& in(Place place) { return at[static_cast<std::size_t>(place)]; }
-  std::int64_t in(Place place) const { return at[static_cast<std::size_t>(place)]; }
-  // gather + reduce + window
+  std::int64_t& in(Activity activity) { return at[static_cast<std::size_t>(activity)]; }
+  std::int64_t in(Activity activity) const { return at[static_cast<std::size_t>(activity)]; }
+  // gather + reduce + window + sync
   std::int64_t exposed_us() const;
   // The rank's own work.
   std::int64_t own_us() const { return total_us - exposed_us(); }
@@ -33,7 +33,7 @@ struct StepRow {
 };
 
 struct Span {
-  Place place = Place::kElsewhere;
+  Activity activity = Activity::kElsewhere;
   int unit = -1;
   std::int64_t from_us = 0, length_us = 0;
 };

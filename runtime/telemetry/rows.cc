@@ -1,4 +1,4 @@
-#include "runtime/ledger/rows.h"
+#include "runtime/telemetry/rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr const char* kKeys[] = {"out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "ended"};
+constexpr const char* kKeys[] = {"out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync", "ended"};
 
 // NaN and infinities have no form in JSON.
 Json number(double value) {
@@ -52,9 +52,11 @@ std::string text_of(const Json& row) { return row.dump(-1, ' ', false, Json::err
 
 }  // namespace
 
-const char* key_of(Place place) { return kKeys[std::min<std::size_t>(static_cast<std::size_t>(place), std::size(kKeys) - 1)]; }
+const char* key_of(Activity activity) { return kKeys[std::min<std::size_t>(static_cast<std::size_t>(activity), std::size(kKeys) - 1)]; }
 
-std::int64_t StepRow::exposed_us() const { return in(Place::kGather) + in(Place::kReduce) + in(Place::kWindow); }
+std::int64_t StepRow::exposed_us() const {
+  return in(Activity::kGather) + in(Activity::kReduce) + in(Activity::kWindow) + in(Activity::kSync);
+}
 
 void StepRow::add(const StepRow& later) {
   step = later.step;
@@ -70,7 +72,7 @@ void StepRow::add(const StepRow& later) {
 std::string to_line(const StepRow& r) {
   Json out = {{"step", r.step},      {"n", r.steps},    {"rank", r.rank},  {"world", r.world},
               {"gen", r.generation}, {"end", r.end_us}, {"us", r.total_us}};
-  for (int i = 0; i < kNumPlaces; ++i) out[kKeys[i]] = r.in(static_cast<Place>(i));
+  for (int i = 0; i < kNumActivities; ++i) out[kKeys[i]] = r.in(static_cast<Activity>(i));
   out["cpu"] = r.cpu_us;
   out["max"] = r.longest_us;
   return text_of(out);
@@ -84,14 +86,14 @@ std::optional<StepRow> step_row(std::string_view line) {
   out.steps = std::max<std::int64_t>(get<std::int64_t>(in, "n", 1), 1);
   out.rank = get<int>(in, "rank"), out.world = get<int>(in, "world", 1), out.generation = get<int>(in, "gen", 1);
   out.end_us = get<std::int64_t>(in, "end"), out.total_us = get<std::int64_t>(in, "us");
-  for (int i = 0; i < kNumPlaces; ++i) out.in(static_cast<Place>(i)) = get<std::int64_t>(in, kKeys[i]);
+  for (int i = 0; i < kNumActivities; ++i) out.in(static_cast<Activity>(i)) = get<std::int64_t>(in, kKeys[i]);
   out.cpu_us = get<std::int64_t>(in, "cpu"), out.longest_us = get<std::int64_t>(in, "max");
   return out;
 }
 
 std::string to_line(const SpansRow& r) {
   Json spans = Json::array();
-  for (const auto& s : r.spans) spans.push_back({key_of(s.place), s.unit, s.from_us, s.length_us});
+  for (const auto& s : r.spans) spans.push_back({key_of(s.activity), s.unit, s.from_us, s.length_us});
   return text_of({{"step", r.step}, {"rank", r.rank}, {"begin", r.begin_us}, {"spans", std::move(spans)}});
 }
 
@@ -103,10 +105,10 @@ std::optional<SpansRow> spans_row(std::string_view line) {
     if (!s.is_array() || s.size() < 4 || !s[0].is_string() || !s[1].is_number_integer() || !s[2].is_number_integer() ||
         !s[3].is_number_integer())
       continue;
-    const auto place = std::find_if(std::begin(kKeys), std::end(kKeys), [&](const char* key) { return s[0] == key; });
-    if (place == std::end(kKeys)) continue;
+    const auto activity = std::find_if(std::begin(kKeys), std::end(kKeys), [&](const char* key) { return s[0] == key; });
+    if (activity == std::end(kKeys)) continue;
     out.spans.push_back(
-        {static_cast<Place>(place - std::begin(kKeys)), s[1].get<int>(), s[2].get<std::int64_t>(), s[3].get<std::int64_t>()});
+        {static_cast<Activity>(activity - std::begin(kKeys)), s[1].get<int>(), s[2].get<std::int64_t>(), s[3].get<std::int64_t>()});
   }
   return out;
 }

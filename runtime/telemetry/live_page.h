@@ -9,8 +9,8 @@
 
 namespace shoal::runtime {
 
-// Where a rank's training thread is.
-enum class Place : std::uint32_t {
+// The occupation of a rank's training thread.
+enum class Activity : std::uint32_t {
   kElsewhere,  // in the program, outside of what follows
   kLoader,
   kForward,
@@ -21,13 +21,14 @@ enum class Place : std::uint32_t {
   kGather,
   kReduce,
   kWindow,
+  kSync,
   kEnded,
 };
-inline constexpr int kNumPlaces = static_cast<int>(Place::kEnded);
+inline constexpr int kNumActivities = static_cast<int>(Activity::kEnded);
 
-constexpr bool is_wait(Place place) { return place >= Place::kGather && place < Place::kEnded; }
-// The keys of docs/runs.md: "out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "ended".
-const char* key_of(Place place);
+constexpr bool is_wait(Activity activity) { return activity >= Activity::kGather && activity < Activity::kEnded; }
+// The keys of docs/runs.md: "out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync", "ended".
+const char* key_of(Activity activity);
 
 struct LivePage {
   static constexpr std::uint64_t kMagic = 0x31766c6c616f6873;  // "shoallv1"
@@ -36,12 +37,12 @@ struct LivePage {
   std::atomic<std::int64_t> pid;
   std::atomic<std::int64_t> start_us;  // time of day
   std::atomic<std::int64_t> beat_us;   // time of day when the process's recording thread has run last, about four times a second
-  std::atomic<std::int64_t> since_us;  // time of day since when the rank is at `place`
+  std::atomic<std::int64_t> since_us;  // time of day since when the activity lasts
   std::atomic<std::uint64_t> step;     // steps that have ended
   std::atomic<std::uint32_t> rank, world, generation;
-  std::atomic<std::uint32_t> place;  // a Place
-  std::atomic<std::int32_t> unit;    // the unit, or -1
-  std::atomic<std::int32_t> thread;  // id of the training thread
+  std::atomic<std::uint32_t> activity;  // an Activity
+  std::atomic<std::int32_t> unit;       // the unit, or -1
+  std::atomic<std::int32_t> thread;     // id of the training thread
   std::uint64_t padding[7];
 };
 static_assert(sizeof(LivePage) == 128);

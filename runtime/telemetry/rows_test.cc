@@ -1,4 +1,4 @@
-#include "runtime/ledger/rows.h"
+#include "runtime/telemetry/rows.h"
 
 #include <cmath>
 
@@ -10,7 +10,7 @@ namespace {
 StepRow row(std::uint64_t step, std::int64_t us) {
   StepRow out;
   out.step = step, out.rank = 3, out.world = 4, out.generation = 2, out.end_us = 1'700'000'000'000'000 + us, out.total_us = us;
-  for (int i = 0; i < kNumPlaces; ++i) out.in(static_cast<Place>(i)) = us / 10 + i;
+  for (int i = 0; i < kNumActivities; ++i) out.in(static_cast<Activity>(i)) = us / 10 + i;
   out.cpu_us = us / 2, out.longest_us = us;
   return out;
 }
@@ -20,7 +20,7 @@ TEST(RowsTest, AStepIsReadAsItWasWritten) {
   const auto read = step_row(to_line(written));
   ASSERT_TRUE(read);
   EXPECT_EQ(to_line(*read), to_line(written));
-  EXPECT_EQ(read->in(Place::kWindow), written.in(Place::kWindow));
+  EXPECT_EQ(read->in(Activity::kWindow), written.in(Activity::kWindow));
   EXPECT_EQ(read->rank, 3);
   EXPECT_LT(to_line(written).size(), 300u);  // a week of steps has millions of rows
 }
@@ -32,12 +32,12 @@ TEST(RowsTest, RowsOfSeveralStepsAddUp) {
   EXPECT_EQ(sum.steps, 2);
   EXPECT_EQ(sum.total_us, 400);
   EXPECT_EQ(sum.longest_us, 300);
-  EXPECT_EQ(sum.in(Place::kForward), 10 + 2 + 30 + 2);
+  EXPECT_EQ(sum.in(Activity::kForward), 10 + 2 + 30 + 2);
   EXPECT_EQ(sum.exposed_us() + sum.own_us(), 400);
 }
 
 TEST(RowsTest, SpansSamplesAndMetricsAreReadAsTheyWereWritten) {
-  const SpansRow spans{7, 1, 99, {{Place::kForward, 2, 0, 10}, {Place::kGather, -1, 3, 4}}};
+  const SpansRow spans{7, 1, 99, {{Activity::kForward, 2, 0, 10}, {Activity::kGather, -1, 3, 4}}};
   EXPECT_EQ(to_line(spans_row(to_line(spans)).value()), to_line(spans));
   SampleRow sample;
   sample.t_us = 5, sample.rss = 1 << 30, sample.pressure_io = 12.5, sample.disk_free = 77;

@@ -1,0 +1,105 @@
+"""A run's folder (docs/runs.md): what ranks and driver record there."""
+
+import time
+
+import pytest
+import recovery_loops as r
+import training_loops as loops
+from recorded import recorded
+
+from shoal.train import ScalingConfig, Trainer, get_context, steps
+
+ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync")
+NAP_S = 0.02
+STEPS = 30  # 6 epochs of training_loops
+
+
+@pytest.fixture
+def folder(module_cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def fit(loop, workers, **config):
+    return Trainer(loop, train_loop_config={"epochs": 6, **config}, scaling_config=ScalingConfig(workers)).fit()
+
+
+def test_each_rank_records_its_steps(folder):
+    result = fit(loops.loop, 2)
+    ranks = recorded(folder)
+    assert [p.facts["rank"] for p in ranks] == [0, 1]
+    for p in ranks:
+        rows = p.rows("steps")
+        assert [s["step"] for s in rows] == list(range(1, STEPS + 1))
+        assert all(0 <= s["us"] - sum(s[activity] for activity in ACTIVITIES) < 20 for s in rows)  # each is cut to whole microseconds
+        assert all(s[activity] > 0 for s in rows for activity in ("load", "fwd", "bwd", "opt"))
+        assert p.facts["units"] == ["", "0", "3"]
+        spans = p.rows("spans")
+        assert [s["step"] for s in spans[:3]] == [1, 2, 3]
+        seen = {(kind, unit) for kind, unit, _, _ in spans[0]["spans"]}
+        assert seen >= {("fwd", 0), ("fwd", 1), ("fwd", 2), ("bwd", 1), ("bwd", 2), ("load", -1), ("opt", -1)}  # the root has no parameters
+        (end,) = p.events("end")
+        assert (end["code"], end["cause"]) == (0, "")
+        assert p.rows("samples")[-1]["rss"] > 1 << 20
+    losses = [m["values"]["loss"] for m in ranks[0].rows("metrics")]
+    assert losses == [m["loss"] for m in result.metrics_history]
+    assert [m["step"] for m in ranks[0].rows("metrics")] == list(range(1, STEPS + 1))
+    assert not ranks[1].rows("metrics")
+    (driver,) = recorded(folder, "driver")
+    assert driver.events("begin")
+    assert driver.events("end")[0]["code"] == 0
+
+
+def naps(config):
+    """Rank 1 sleeps in each step. The loop has no collective calls of its own."""
+    state, loader = loops.build(config)
+    for _, x, y in steps(loader, state, epochs=config["epochs"]):
+        loss = (state.model(x) - y).square().mean()
+        if get_context().get_world_rank() == 1:
+            time.sleep(NAP_S)
+        loss.backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+
+def test_the_others_wait_for_a_slow_rank(folder):
+    fit(naps, 2)
+    fast, slow = ([s for s in p.rows("steps") if s["step"] > 1] for p in recorded(folder))
+    assert all(s["fwd"] >= NAP_S * 1e6 for s in slow)
+    waits = [s["gather"] + s["reduce"] + s["window"] + s["sync"] for s in fast]
+    assert sum(waits) >= 0.5 * NAP_S * 1e6 * len(fast)
+    assert sum(s["us"] for s in fast) - sum(waits) < sum(s["us"] - s["gather"] - s["reduce"] - s["window"] - s["sync"] for s in slow)
+
+
+def test_a_change_and_a_death_are_events_and_no_step_is_missing(folder, tmp_path):
+    config = {"epochs": r.EPOCHS, "deaths": [(1, 7, "backward")], "folder": str(tmp_path)}
+    Trainer(r.steps_form, train_loop_config=config, scaling_config=ScalingConfig((1, 3))).fit()
+    (driver,) = recorded(folder, "driver")
+    first, second = driver.events("generation")
+    (death,) = driver.events("death")
+    assert (first["world"], second["world"], second["cause"], second["steps_lost"]) == (3, 2, "dies", 0)
+    assert death["rank"] == 1
+    assert second["pause_us"] == pytest.approx(sum(second["phases"].values()), abs=50)
+    assert first["t"] < death["t"] < second["t"]
+    ranks = recorded(folder)
+    assert len(ranks) == 3
+    (dead,) = [p for p in ranks if not p.events("end")]
+    assert {s["gen"] for s in dead.rows("steps")} <= {1}
+    for p in ranks:
+        if p is not dead:
+            rows = p.rows("steps")
+            assert sorted({s["step"] for s in rows}) == list(range(1, rows[-1]["step"] + 1))
+            assert {(s["gen"], s["world"]) for s in rows} == {(1, 3), (2, 2)}
+
+
+def test_recording_is_switched_off_by_a_variable(module_cluster, folder, monkeypatch):
+    monkeypatch.setenv("SHOAL_RECORD", "0")
+    fit(loops.loop, 1)
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_ends_no_training(module_cluster, tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path / "file"))
+    assert len(fit(loops.loop, 1).metrics_history) == STEPS
+    assert "this process records nothing" in capfd.readouterr().err
