@@ -242,6 +242,19 @@ def test_a_preemption_signal_asks_for_one_more_save(tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize(("grace", "warns"), [("4", True), ("3600", False), ("", False), ("soon", False)])
+def test_a_save_that_does_not_fit_the_grace_is_reported_once(tmp_path, monkeypatch, capfd, grace, warns):
+    monkeypatch.setenv("SHOAL_GRACE", grace)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        of = Checkpoints(tmp_path / "run", on_preemption=True)
+        for step in (1, 2):
+            save(of, step)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err.count("pass --grace 12 or more to shoal run") == warns  # 5 s until the save, 1 s for it, 6 s after it
+
+
 def test_a_drain_of_the_node_is_a_preemption(monkeypatch):
     answers = [Unavailable("the head is away"), [("a", "DRAINING"), ("b", "ALIVE")], [("a", "ALIVE"), ("b", "DRAINING")]]
 

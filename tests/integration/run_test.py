@@ -29,7 +29,7 @@ def test_one_host_alone_needs_no_options(shoal_command):
 
 
 def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path):
-    script = shoal_command.script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)", "fails.py")
+    script = shoal_command.script("import os, sys; sys.exit(7 if os.environ['RANK'] == '1' and os.environ['SHOAL_GRACE'] == '14' else 0)", "fails.py")
     errors = tmp_path / "termination-log"
     job = run(shoal_command, "--nproc", "2", "--run-folder", tmp_path / "run", script, TORCHELASTIC_ERROR_FILE=str(errors))
     assert job.code() == 7, job.err

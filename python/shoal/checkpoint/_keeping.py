@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +88,14 @@ class Checkpoints:
         metrics = {k: float(v) for k, v in (metrics or {}).items()}
         if self._best is not None and self._best not in metrics:
             raise InvalidArgument(f"metrics has no {self._best}", hint=f"save(step, model, metrics={{{self._best!r}: value}})")
-        about = About({"step": step, "metrics": metrics}, lambda: self._sweep(step), lambda rank: self._prune(step, rank), self._warns)
+        began = time.perf_counter()
+
+        def saved(rank: int) -> None:
+            self._prune(step, rank)
+            if rank == 0 and self._preemption is not None:
+                self._preemption.compare(time.perf_counter() - began)
+
+        about = About({"step": step, "metrics": metrics}, lambda: self._sweep(step), saved, self._warns)
         pending = save_with(self.path(step), model, optimizer, state=state, about=about)
         self._last = step
         return pending

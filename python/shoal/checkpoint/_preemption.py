@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import weakref
@@ -11,9 +12,11 @@ import torch.distributed as dist
 
 from shoal._core.process import started_by_node, state
 from shoal._core.variables import variable
+from shoal._printable import say
 from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
 
+_END_S = 6.0  # shoal run's part of its grace
 _CHECK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
 
 
@@ -24,6 +27,7 @@ class Preemption:
 
     def __init__(self):
         self._event = threading.Event()
+        self._compared = False
         before = signal.getsignal(signal.SIGTERM)
 
         def notice(number, frame) -> None:
@@ -47,6 +51,21 @@ class Preemption:
             forget_group(votes)
             raise
         return bool(vote.item())
+
+    def compare(self, save_s: float) -> None:
+        """Warns once if a save that took ``save_s`` seconds does not fit between a signal to ``shoal run`` and the end of the ranks."""
+        try:
+            grace_s = float(variable("SHOAL_GRACE", "inf"))
+        except ValueError:
+            return
+        if self._compared or save_s + _CHECK_S <= grace_s:
+            return
+        self._compared = True
+        say(
+            f"shoal: a save takes {save_s:.0f} s, and up to {_CHECK_S:.0f} s pass before it. After a signal the ranks have {grace_s:g} s, so a "
+            f"preemption would lose the steps since the checkpoint before: pass --grace {math.ceil(save_s + _CHECK_S + _END_S)} or more to "
+            "shoal run, and give the scheduler's own grace as much"
+        )
 
     def check(self) -> bool:
         """Looks at the row of this process's node. Returns True once there is nothing more to look for."""

@@ -27,17 +27,18 @@ constexpr auto kFarewell = seconds(10);  // this host waits so long for the othe
 constexpr double kLastWordsS = 3;
 
 // The variables that the script gets: without those of this host alone, since it may run on another one.
-std::vector<std::string> script_environment(const RunHost& host) {
+std::vector<std::string> script_environment(const RunHost& host, double ranks_grace_s) {
   std::set<std::string> left_out;
   for (const auto& v : launch_variables()) {
     if (v.fact != LaunchFact::kRun && v.fact != LaunchFact::kNodes) left_out.insert(v.name);
   }
-  left_out.insert({"TORCHELASTIC_ERROR_FILE", "SHOAL_RUN_FOLDER"});
+  left_out.insert({"TORCHELASTIC_ERROR_FILE", "SHOAL_RUN_FOLDER", "SHOAL_GRACE"});
   std::vector<std::string> out;
   for (const auto& entry : host.common.environment.entries()) {
     if (!left_out.contains(entry.substr(0, entry.find('=')))) out.push_back(entry);
   }
   out.push_back("SHOAL_RUN_FOLDER=" + host.folder.path());
+  out.push_back(fmt::format("SHOAL_GRACE={:g}", ranks_grace_s));
   return out;
 }
 
@@ -168,7 +169,7 @@ class FirstHost final : public HostPart {
     if (common_.json) words.push_back("--json");
     if (options_.command) words.push_back("--");
     words.insert(words.end(), options_.words.begin(), options_.words.end());
-    auto script = Child::start(common_, std::move(words), script_environment(host_), false);
+    auto script = Child::start(common_, std::move(words), script_environment(host_, ranks_grace_s()), false);
     if (!script) return fail_with(script.error(), kSubmitOther, true);
     const int ended_by = follow(*script);
     const int code = script->code();
