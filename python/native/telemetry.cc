@@ -35,6 +35,7 @@ void bind_telemetry(nb::module_& m) {
       .def("optimizer_end", &Telemetry::optimizer_end)
       .def("set_member", &Telemetry::set_member, nb::arg("rank"), nb::arg("world"), nb::arg("generation"))
       .def_prop_rw("step", &Telemetry::step, &Telemetry::set_step, "The number of steps that have ended.")
+      .def("set_paused", &Telemetry::set_paused, nb::arg("paused"), "Records no step meanwhile, to measure the cost of recording.")
       .def("metrics", &Telemetry::metrics, nb::arg("values"))
       .def("event", &Telemetry::event, nb::arg("kind"), nb::arg("fields") = "{}", "`fields`: a JSON object.")
       .def("close", &Telemetry::close, nb::arg("code").none(), nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())

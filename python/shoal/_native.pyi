@@ -643,6 +643,9 @@ class Telemetry:
     @step.setter
     def step(self, arg: int, /) -> None: ...
 
+    def set_paused(self, paused: bool) -> None:
+        """Records no step meanwhile, to measure the cost of recording."""
+
     def metrics(self, values: Sequence[tuple[str, float]]) -> None: ...
 
     def event(self, kind: str, fields: str = '{}') -> None:

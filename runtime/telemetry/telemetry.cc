@@ -178,6 +178,7 @@ void Telemetry::show() {
 }
 
 void Telemetry::go(Activity activity) {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.go(activity, last_event_ns_);
@@ -191,6 +192,7 @@ Activity Telemetry::activity() const {
 }
 
 void Telemetry::unit_begin(Activity activity, int unit) {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.unit_begin(activity, unit, last_event_ns_);
@@ -199,6 +201,7 @@ void Telemetry::unit_begin(Activity activity, int unit) {
 }
 
 void Telemetry::unit_end(Activity activity, int unit) {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.unit_end(activity, unit, last_event_ns_);
@@ -206,6 +209,7 @@ void Telemetry::unit_end(Activity activity, int unit) {
 }
 
 void Telemetry::end_pass() {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.end_pass(last_event_ns_);
@@ -213,6 +217,7 @@ void Telemetry::end_pass() {
 }
 
 void Telemetry::wait_begin(Activity wait, int unit) {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.wait_begin(wait, unit, last_event_ns_);
@@ -220,6 +225,7 @@ void Telemetry::wait_begin(Activity wait, int unit) {
 }
 
 void Telemetry::wait_end() {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.wait_end(last_event_ns_);
@@ -227,6 +233,7 @@ void Telemetry::wait_end() {
 }
 
 void Telemetry::optimizer_end() {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const auto cpu = thread_cpu_ns();
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
@@ -235,10 +242,18 @@ void Telemetry::optimizer_end() {
 }
 
 void Telemetry::unwind() {
+  if (paused_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   last_event_ns_ = now_ns();
   meter_.unwind(last_event_ns_);
   show();
+}
+
+void Telemetry::set_paused(bool paused) {
+  const std::lock_guard lock(mutex_);
+  collect(meter_.take_last());
+  meter_ = StepMeter(now_ns());
+  paused_ = paused;
 }
 
 void Telemetry::collect(std::optional<StepMeter::Step> step) {

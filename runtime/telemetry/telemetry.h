@@ -4,6 +4,7 @@
 // times a second, so a disk that is slow or full stops no step. A process that trains has one.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -53,6 +54,8 @@ class Telemetry {
   void optimizer_begin() { go(Activity::kOptimizer); }
   void optimizer_end();
   void unwind();
+  // Records no step meanwhile, to measure the cost of recording. Between two steps.
+  void set_paused(bool paused);
 
   // ---- any thread
   // The rank's number from the next step on. `step`: the number of steps that have ended.
@@ -115,6 +118,7 @@ class Telemetry {
   static constexpr std::size_t kMostPending = 100'000, kMostEventBytes = 4u << 20;
   Pending pending_;
   bool facts_changed_ = true, closed_ = false;
+  std::atomic<bool> paused_ = false;
   LivePage* page_ = nullptr;
 
   // ---- the telemetry's thread, and close()

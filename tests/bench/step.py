@@ -29,6 +29,10 @@ ROWS = {
         Row("  share of its transfers beside other work", "", "hidden transfers", "all transfers"),
     ],
     "units": [Row("engine's time per unit and step, 200 tiny units", "s", "unit shoal", "unit FSDP2", goal=("<=", 0.5), **PAIR)],
+    "record": [
+        Row(f"step {config}, recorded in the run's folder", "s", f"{config} recorded", f"{config} not recorded", goal=("<=", 1.005), **PAIR)
+        for config in ("S", "M")
+    ],
     "start": [
         Row("initialisation and first step, M", "s", "start M shoal", "start M FSDP2", goal=("<=", 1.0), **PAIR),
         Row("first step beside a steady one, M", "s", "first M shoal", "steady M shoal", goal=("<=", 1.5), **PAIR),
@@ -41,6 +45,7 @@ ROWS = {
         Row("job's steady peak memory, S, shoal submit", "MiB", "memory S submit", "memory S FSDP2", goal=("<=", 0.75)),
     ],
 }
+RECORD = {"S": ["--steps", "84", "--warmup", "4"], "M": ["--steps", "24", "--warmup", "4"]}  # an even warm-up: even steps are recorded
 LENGTH = {"M": ["--steps", "9", "--warmup", "3"], "S": ["--steps", "9", "--warmup", "3"]}
 
 
@@ -54,7 +59,7 @@ def measure(options) -> Report:
     report = Report("step", [row for part in ROWS if part in parts for row in ROWS[part]])
     for folder in (OURS, PEERS):
         report.versions[f"{folder.parent.name} torch"] = version(folder / "python", "torch")
-    jobs, others = {}, {"units": _unit_jobs, "devices": _device_jobs, "start": _start_jobs, "memory": _memory_jobs}
+    jobs, others = {}, {"units": _unit_jobs, "devices": _device_jobs, "record": _record_jobs, "start": _start_jobs, "memory": _memory_jobs}
     for part in parts:
         jobs |= others[part]() if part in others else _step_jobs(part)
     for r in range(options.rounds):
@@ -133,6 +138,21 @@ def _unit_jobs():
         return go
 
     return {"unit shoal": job("unit shoal", OURS, "shoal"), "unit FSDP2": job("unit FSDP2", PEERS, "fsdp2")}
+
+
+def _record_jobs():
+    def job(config):
+        def go():
+            with tempfile.TemporaryDirectory(prefix="shoal-bench.") as folder:
+                argv = torchrun(OURS, *_train(config, "--mode", "shoal", "--optim", "shoal", "--record", folder))
+                pairs = _figures([*argv, *RECORD[config]])["record_pairs"]
+            ratio = statistics.median(recorded / other for recorded, other in pairs)
+            other = statistics.median(other for _, other in pairs)
+            return {f"{config} recorded": ratio * other, f"{config} not recorded": other}
+
+        return go
+
+    return {f"{config} recorded": job(config) for config in ("S", "M")}
 
 
 def _start_jobs():

@@ -62,9 +62,9 @@ class Preemption:
             return
         self._compared = True
         say(
-            f"shoal: a save takes {save_s:.0f} s, and up to {_CHECK_S:.0f} s pass before it. After a signal the ranks have {grace_s:g} s, so a "
-            f"preemption would lose the steps since the checkpoint before: pass --grace {math.ceil(save_s + _CHECK_S + _END_S)} or more to "
-            "shoal run, and give the scheduler's own grace as much"
+            f"shoal: a save takes {save_s:.0f} s, and up to {_CHECK_S:.0f} s pass before it. After a signal ranks have {grace_s:g} s, so "
+            f"a preemption would lose the steps since the checkpoint before: pass --grace {math.ceil(save_s + _CHECK_S + _END_S)} or more "
+            "to shoal run, and give the scheduler's own grace as much"
         )
 
     def check(self) -> bool:
