@@ -38,6 +38,11 @@ def test_each_rank_records_its_steps(folder):
         assert [s["step"] for s in spans[:3]] == [1, 2, 3]
         seen = {(kind, unit) for kind, unit, _, _ in spans[0]["spans"]}
         assert seen >= {("fwd", 0), ("fwd", 1), ("fwd", 2), ("bwd", 1), ("bwd", 2), ("load", -1), ("opt", -1)}  # the root has no parameters
+        (memory,) = p.events("memory")
+        kinds, predicted = memory["kinds"], memory["predicted"]
+        assert kinds["weights"] == kinds["gradients"] > 0
+        assert 2 * kinds["weights"] <= kinds["optimizer"] < 2 * kinds["weights"] + 100  # two moments, and numbers of steps
+        assert predicted["weights"] >= kinds["weights"] / 2
         (end,) = p.events("end")
         assert (end["code"], end["cause"]) == (0, "")
         assert p.rows("samples")[-1]["rss"] > 1 << 20
