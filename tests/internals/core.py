@@ -9,6 +9,7 @@ from shoal._core import process
 from shoal._core.cuda_start import ImportWatch, driver_started
 from shoal._core.local_cluster import binary, package_path
 from shoal._core.process import session, state
+from shoal._core.telemetry import telemetry
 from shoal._driver import init
 from shoal._objects import refs
 from shoal._objects.refs import load

@@ -16,6 +16,7 @@ try:
 except ImportError:  # torch before 2.12 lacks it
     DataParallelMeshDims = None
 
+from shoal.fsdp import _memory_record  # noqa: F401  (it registers itself)
 from shoal.fsdp._describe import ParameterSharding, ShardingDescription, describe_sharding
 from shoal.fsdp._engine.bootstrap import shard_actor_handles
 from shoal.fsdp._engine.optimizers import write

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from shoal._core.telemetry import event, telemetry
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._engine.collect import state_of
 from shoal.fsdp._engine.root import Root, roots_in
-from shoal.fsdp._parameters.slices import local_of
 
 
 def replace_by_sharded(optimizer: torch.optim.Optimizer) -> None:
@@ -50,6 +49,9 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
     return list(roots.values())
 
 
+after_first_step: list[Callable[[Root, torch.optim.Optimizer], None]] = []  # called once per model; modules above register here
+
+
 def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     replace_by_sharded(optimizer)
     for root in _roots_of(optimizer):
@@ -69,37 +71,10 @@ def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue
         root.optimizer_end()
-        if not root.memory_recorded:
-            root.memory_recorded = True
-            _record_memory(root, optimizer)
-
-
-def _record_memory(root: Root, optimizer: torch.optim.Optimizer) -> None:
-    """Records a rank's memory by kind after its first step, beside the estimate."""
-    if telemetry() is None:
-        return
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    states = [local_of(v) for of in optimizer.state.values() for v in of.values() if torch.is_tensor(v)]
-    kinds = {
-        "weights": sum(local_of(p).nbytes for p in own),
-        "gradients": sum(local_of(p).nbytes for p in own if p.requires_grad),
-        "optimizer": sum(t.nbytes for t in states),
-    }
-    event("memory", kinds=kinds, predicted=_predicted(root, optimizer))
-
-
-def _predicted(root: Root, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    from shoal.fsdp._memory import estimate_memory  # late: it imports the optimizers
-
-    name = type(optimizer).__name__.lower()
-    if name == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
-        name = "momentum"
-    try:
-        found = estimate_memory(root.states[0].module, torch.distributed.get_world_size(), optimizer=name)
-    except (InvalidArgument, ValueError):  # an optimizer that estimates do not know, or no process group
-        return {}
-    unit = found.unit_weights + found.unit_gradients
-    return {"weights": found.weights, "gradients": found.gradients, "optimizer": found.optimizer, "unit": unit}
+        if not root.stepped:
+            root.stepped = True
+            for call in after_first_step:
+                call(root, optimizer)
 
 
 register_optimizer_step_pre_hook(_before_step)

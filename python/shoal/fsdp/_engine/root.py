@@ -70,7 +70,7 @@ class Root:
         self._first_total: float | None = None
         self.rows_event: Any = None  # the program's: rows have their values there; without it, the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
-        self.memory_recorded = False
+        self.stepped = False  # an optimizer has stepped
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
         self._found: InvalidArgument | None = None  # a write to a whole parameter, until ``raise_found``
         self._in_backward_optimizer: OptimizerInBackward | None = None
