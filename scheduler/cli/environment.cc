@@ -71,12 +71,14 @@ Result<std::chrono::seconds> seconds_in(const Environment& environment, const st
 
 }  // namespace
 
-std::string Environment::get(std::string_view name) const {
+std::optional<std::string> Environment::find(std::string_view name) const {
   for (const auto& entry : entries_) {
     if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name)) return entry.substr(name.size() + 1);
   }
   return {};
 }
+
+std::string Environment::get(std::string_view name) const { return find(name).value_or(""); }
 
 std::string find_python(const Environment& environment, const std::string& argv0) {
   if (const auto named = environment.get("SHOAL_PYTHON"); !named.empty()) return named;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ class Environment {
   explicit Environment(std::vector<std::string> entries = {}) : entries_(std::move(entries)) {}
 
   std::string get(std::string_view name) const;  // "" when absent
+  std::optional<std::string> find(std::string_view name) const;
   // All variables, for processes that the command starts.
   const std::vector<std::string>& entries() const { return entries_; }
 

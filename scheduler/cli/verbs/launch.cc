@@ -1,6 +1,7 @@
 // launch: the file by which a scheduler starts `shoal run` on all hosts. Slurm's and ssh's are passed on, too.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "scheduler/cli/command_line.h"
@@ -66,12 +67,28 @@ constexpr LaunchVerb kLaunchers[] = {
 struct LaunchTexts {
   LaunchRequest request;
   std::string hosts, time;
-  std::vector<std::string> volumes;
+  std::vector<std::string> volumes, variables;
   bool dry_run = false;
 };
 
-Result<LaunchRequest> requested(const LaunchTexts& given, LaunchTarget launcher) {
+// The variables of --env, and the caller's settings of Shoal. Slurm passes the caller's whole environment on.
+Result<std::vector<LaunchVariable>> requested_variables(const Environment& environment, const std::vector<std::string>& texts, bool slurm) {
+  std::vector<LaunchVariable> out;
+  for (const auto& text : texts) {
+    SHOAL_TRY(auto variable, read_variable(text, [&](const std::string& name) { return environment.find(name); }));
+    out.push_back(std::move(variable));
+  }
+  for (const auto& name : kTrainingSettings) {
+    const auto value = environment.get(name);
+    const bool given = std::any_of(out.begin(), out.end(), [&](const LaunchVariable& v) { return v.name == name; });
+    if (!slurm && !given && !value.empty()) out.push_back({name, value});
+  }
+  return out;
+}
+
+Result<LaunchRequest> requested(const Environment& environment, const LaunchTexts& given, LaunchTarget launcher) {
   LaunchRequest request = given.request;
+  SHOAL_TRY(request.variables, requested_variables(environment, given.variables, launcher == LaunchTarget::kSlurm));
   if (!given.hosts.empty()) SHOAL_OK(read_hosts(given.hosts, request));
   if (!given.time.empty()) {
     SHOAL_TRY(request.time, read_limit(given.time));
@@ -111,7 +128,7 @@ int submit_launch(const Common& common, const LaunchVerb& verb, const LaunchRequ
 }
 
 int print_launch(const Common& common, const LaunchVerb& verb, const LaunchTexts& given) {
-  const auto request = requested(given, verb.launcher);
+  const auto request = requested(common.environment, given, verb.launcher);
   if (!request) {
     print_error(request.error(), common.json);
     return kUsage;
@@ -149,8 +166,16 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
   verb->add_option("--grace", request.grace_s, "Seconds from a signal to the end of a host's part; its ranks have all but the last six")
       ->capture_default_str();
   verb->add_option("--shoal", request.shoal, "The command on the hosts, as a name or a path")->capture_default_str()->check(not_empty());
-  if (launcher.launcher == LaunchTarget::kSsh)
+  verb->add_option("--env", given.variables,
+                   slurm ? "NAME=VALUE, or NAME for this command's own value: a variable of the run, beside the environment that sbatch "
+                           "passes on; repeatable"
+                         : "NAME=VALUE, or NAME for this command's own value: a variable of the run, beside Shoal's settings such as "
+                           "SHOAL_FSDP; repeatable")
+      ->allow_extra_args(false);
+  if (launcher.launcher == LaunchTarget::kSsh) {
     verb->add_option("--folder", request.folder, "Folder of the hosts in which the script runs (default: the user's home)");
+    verb->add_option("--port", request.port, "Port of the head on the first host (default: 7460)")->check(CLI::Range(1, 65535));
+  }
   if (slurm || pods) {
     verb->add_option("--gpus-per-host", request.gpus, "GPUs per host")->check(CLI::PositiveNumber);
     verb->add_option("--cpus-per-host", request.cpus, "CPUs per host")->check(CLI::PositiveNumber);
