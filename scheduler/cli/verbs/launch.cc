@@ -38,11 +38,21 @@ goes_on() {
     *) return 1 ;;
   esac
 }
-while ! [ -e "$log" ] && goes_on; do sleep 2; done
+reported=
+report() {  # the job's state and Slurm's reason, when they change
+  local now
+  now=$(squeue --noheader --jobs="$job" --format='%T (%r)' 2>/dev/null) || return 0
+  now=${now% (None)}
+  case $now in ''|"$reported"|COMPLETING*) return ;; esac
+  reported=$now
+  echo "shoal: job $job: $now" >&2
+}
+while ! [ -e "$log" ] && goes_on; do report; sleep 2; done
 [ -e "$log" ] || { echo "shoal: job $job ended without output" >&2; exit 1; }
+case $reported in ''|RUNNING*) ;; *) reported=RUNNING; echo "shoal: job $job has started" >&2 ;; esac
 tail -n +1 -f "$log" &
 trap "kill $!" EXIT
-while goes_on; do sleep 5; done
+while goes_on; do report; sleep 5; done
 sleep 2  # tail looks once a second
 ended=$(state JobState) code=$(state ExitCode)
 [ "$ended" = COMPLETED ] || echo "shoal: job $job has ended: $ended" >&2
