@@ -305,6 +305,7 @@ def test_json_has_the_text(shoal_command):
         (["slurm"], "nothing to run"),
         (["slurm", "--env", "1=2", "x.py"], "--env 1=2 is not NAME=VALUE or NAME"),
         (["slurm", "--env", "NO_SUCH_VARIABLE", "x.py"], "the variable NO_SUCH_VARIABLE is not set here"),
+        (["slurm", "--env", "SHOAL_FSDP=maybe", "x.py"], "SHOAL_FSDP is 1, true, on or yes, or 0"),
         (["slurm", "--env", "HF_TOKEN=x", "x.py"], "sbatch passes the caller's environment on"),
     ],
 )

@@ -44,6 +44,7 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
         (["no-such.py"], {}, ["no-such.py"]),
         (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
         (["--nproc", "many"], {}, ["--nproc"]),
+        ([], {"SHOAL_FSDP": "maybe"}, ["SHOAL_FSDP is 1, true, on or yes, or 0, false, off, no or empty, not 'maybe'"]),
         ([], {"SHOAL_HOME": "sessions"}, ["SHOAL_HOME=sessions is no absolute path"]),
         (["--nnodes", "2", "--node-rank", "0"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "a"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),

@@ -93,6 +93,11 @@ Result<std::vector<LaunchVariable>> requested_variables(const Environment& envir
     const bool given = std::any_of(out.begin(), out.end(), [&](const LaunchVariable& v) { return v.name == name; });
     if (!slurm && !given && !value.empty()) out.push_back({name, value});
   }
+  // The hosts would refuse a wrong value, some of them late. sbatch passes those of the caller on.
+  SHOAL_OK(check_switches(environment));
+  std::vector<std::string> entries;
+  for (const auto& v : out) entries.push_back(v.name + "=" + v.value);
+  SHOAL_OK(check_switches(Environment(std::move(entries))));
   return out;
 }
 

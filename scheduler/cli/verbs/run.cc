@@ -136,6 +136,7 @@ int run(const Common& common, const RunOptions& given) {
     return refuse(
         common,
         invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal run SCRIPT [ARGS]   or   shoal run -- CMD [ARGS]"));
+  if (const auto right = check_switches(common.environment); !right) return refuse(common, right.error());
   const OwnNames own = own_names(given.launch);
   const auto allocation = decide_allocation(given.launch, common.environment, own);
   if (!allocation) return refuse(common, allocation.error());

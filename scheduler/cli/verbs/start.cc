@@ -454,6 +454,11 @@ void check_options(const CLI::App& verb, const StartOptions& options) {
 
 int start(const Common& common, const StartOptions& options) {
   const auto resources = offered_resources(options);
+  const char* const clear_text = "SHOAL_STORE_IN_CLEAR_TEXT";
+  if (const auto right = check_switch(clear_text, common.environment.get(clear_text)); !right) {
+    print_error(right.error(), common.json);
+    return kUsage;
+  }
   if (const auto labels = parse_labels(options.labels); !labels) {
     print_error(labels.error(), common.json);
     return kUsage;

@@ -297,6 +297,10 @@ int submit(const Common& common, const SubmitOptions& o) {
     print_error(invalid_argument("nothing to run").with_hint("shoal submit SCRIPT [ARGS]   or   shoal submit -- CMD [ARGS]"), common.json);
     return kSubmitUsage;
   }
+  if (const auto right = check_switches(common.environment); !right) {
+    print_error(right.error(), common.json);
+    return kSubmitUsage;
+  }
   const auto launch = launch_of(common, o);
   if (!launch) return failed(launch.error());
   const double cpus = o.num_cpus >= 0 ? o.num_cpus : o.num_workers > 0 ? 1 : 0;
