@@ -134,9 +134,11 @@ void CommandLine::on_run(CLI::App* verb, Action action) {
 int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char** argv) {
   char** const end = argv + argc;
   char** begin = argv + first_argument(verb, argc, argv);
-  command_is_script_ = what == Command::kProgramOrScript && begin != end && *begin != std::string("--");
-  if (!command_is_script_) begin = std::find(begin, end, std::string("--"));
-  command_.assign(begin == end || command_is_script_ ? begin : begin + 1, end);
+  const bool takes_script = what == Command::kProgramOrScript;
+  if (!takes_script) begin = std::find(begin, end, std::string("--"));
+  const bool dashes = begin != end && *begin == std::string("--");
+  command_.assign(dashes ? begin + 1 : begin, end);
+  command_is_script_ = takes_script && !command_.empty() && (!dashes || command_.front().ends_with(".py"));
   return static_cast<int>(begin - argv);
 }
 
@@ -146,9 +148,10 @@ int CommandLine::run(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return refuse(error, argc, argv);
+    return finish_output(refuse(error, argc, argv));
   }
-  return code_;
+  const int written = finish_output(code_);
+  return keep_code_.contains(&verb) ? code_ : written;
 }
 
 // Prints the help, or what is wrong with the arguments, which may have come from a file's name.

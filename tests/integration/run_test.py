@@ -35,7 +35,7 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
     said = exit_record(tmp_path / "run")
     assert (said["exit_code"], said["rank"], said["retryable"]) == (7, 1, True)
     assert json.loads(errors.read_text())["message"]["errorCode"] == 7
-    assert run(shoal_command, shoal_command.script("import sys; sys.exit(93)")).code() == 93
+    assert run(shoal_command, "--", shoal_command.script("import sys; sys.exit(93)")).code() == 93  # as without --
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,9 @@ Result<LaunchVariable> read_variable(const std::string& text,
 
 Result<LaunchRequest> complete(LaunchRequest request, LaunchTarget launcher) {
   if (request.words.empty())
-    return fail(invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal launch slurm [OPTIONS] -- SCRIPT [ARGS]"));
+    return fail(invalid_argument("nothing to run")
+                    .with_reason("Usage")
+                    .with_hint("shoal launch .. SCRIPT [ARGS]   or   shoal launch .. -- CMD [ARGS]"));
   if (request.name.empty()) request.name = name_after(request.words.front());
   if (!consists_of(request.name, std::string(kLower) + kUpper + "._-") || request.name.front() == '-' || request.name.size() > 200)
     return fail(bad_value("--name", request.name, "a name of letters, digits and . _ -"));

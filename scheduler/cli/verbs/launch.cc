@@ -215,8 +215,7 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
     verb->add_option("--queue", request.queue, "Queue of Kueue in that namespace")->check(not_empty());
   line.on_run(verb, [&line, &given, &launcher](const Common& common) {
     given.request.words = line.command();
-    // After -- stands a command, or a script: no command of a PATH ends with .py.
-    given.request.is_script = line.command_is_script() || (!line.command().empty() && line.command().front().ends_with(".py"));
+    given.request.is_script = line.command_is_script();
     return print_launch(common, launcher, given);
   });
 }

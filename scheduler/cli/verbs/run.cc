@@ -126,7 +126,7 @@ std::string folder_of(const RunOptions& options, const Allocation& allocation) {
 
 int run(const Common& common, const RunOptions& given) {
   std::signal(SIGCHLD, SIG_DFL);  // some supervisors let it be ignored, and then no child has an exit code
-  if (given.list_variables) return list_variables(common);
+  if (given.list_variables) return finish_output(list_variables(common));
   if (given.launch.joins && given.folder.empty() && given.launch.leader.empty()) {
     return refuse(common, invalid_argument("nothing says which run this host joins")
                               .with_reason("Incomplete")
@@ -156,7 +156,7 @@ int run(const Common& common, const RunOptions& given) {
                 {"ranks_per_host", num_ranks},
                 {"folder", folder_path},
                 {"taken", allocation->taken}});
-    return kOk;
+    return finish_output(kOk);
   }
   print(stderr, "shoal: {}{}\n", in_words(*allocation, num_ranks, options),
         allocation->taken.empty() ? "" : fmt::format(" ({})", fmt::join(allocation->taken, " ")));
@@ -191,6 +191,7 @@ void add_run(CommandLine& line) {
       "run", "Train on all hosts of an allocation: the same command on each of them, or on one host alone (docs/launch.md)");
   line.takes_command(verb, CommandLine::Command::kProgramOrScript);
   line.set_usage_exit(verb, kDoNotRetry);
+  line.keeps_programs_code(verb);
   verb->add_option_function<std::string>(
       "--nproc,--nproc-per-node",
       [&options](const std::string& text) {

@@ -350,6 +350,7 @@ void add_submit(CommandLine& line) {
   auto& options = line.own<SubmitOptions>();
   auto* verb = line.add_verb("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code");
   line.takes_command(verb, CommandLine::Command::kProgramOrScript);
+  line.keeps_programs_code(verb);
   line.set_usage_exit(verb, kSubmitUsage);
   verb->add_option("--num-workers", options.num_workers, "Run N ranks, placed together, with torchrun's environment variables");
   verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 with --num-workers, else 0)")->check(amount());
