@@ -92,7 +92,7 @@ if __name__ == "__main__":
             seen.append(metrics["workers"])
             print("workers", seen, flush=True)
 
-    Trainer(loop, scaling_config=ScalingConfig(num_workers=(1, 2)), on_report=on_report).fit()
+    Trainer(loop, scaling_config=ScalingConfig(), on_report=on_report).fit()
 """
 
 
@@ -114,6 +114,16 @@ def test_hosts_of_an_elastic_run_come_late_die_and_leave(hosts, tmp_path):
     first.said("workers [1, 2, 1, 2, 1]")
     (tmp_path / "end").touch()
     assert first.code() == 0, first.err
+
+
+def test_an_elastic_run_says_how_many_workers_a_trainer_has(hosts, tmp_path):
+    text = "from shoal.train import *; print(ScalingConfig().num_workers, ScalingConfig(3).num_workers, flush=True); "
+    script = hosts.a.script(text + "Trainer(print, scaling_config=ScalingConfig(num_workers=(7, 9))).fit()", "prints.py")
+    words = ["--run-folder", tmp_path / "run", "--min", "1", "--max", "2", "--nproc", "3"]
+    job = run(hosts.a, *words, "--hosts", f"{hosts.a.address},{hosts.b.address}", script)
+    assert job.code() == 1, job.err
+    assert "(3, 6) 3\n" in job.out
+    assert "num_workers=(7, 9) needs 7 CPUs, and all hosts of this run have 6 (--max times --nproc)" in job.out + job.err
 
 
 def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
