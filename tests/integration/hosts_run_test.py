@@ -156,6 +156,15 @@ def test_all_hosts_end_with_the_code_of_a_script_that_cannot_start(hosts, tmp_pa
     assert exit_record(tmp_path / "run")["exit_code"] == code
 
 
+def test_hosts_with_one_session_folder_are_refused(hosts, tmp_path):
+    """As where SHOAL_HOME is on a disk that they share."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--", "true"]
+    first, second = on_both(hosts, words, 2 * [{"SHOAL_HOME": str(hosts.a.home)}])
+    assert (first.code(), second.code()) == (93, 93), first.err + second.err
+    assert f"with the address {hosts.a.address}, and --interface {hosts.b.address}" in first.err
+    assert f"they share the disk of {hosts.a.home}: give each host a SHOAL_HOME of its own" in second.err
+
+
 def test_a_host_that_waits_ends_with_the_first_host(hosts, tmp_path):
     """The first host ends before they have met."""
     words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--join-timeout", 10 * LIMIT_S]
