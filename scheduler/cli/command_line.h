@@ -60,7 +60,7 @@ class CommandLine {
   // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
-  int print_parse_error(const CLI::ParseError& error) const;
+  int print_help(const CLI::ParseError& request) const;
 
   CLI::App app_;
   Common common_;
@@ -75,6 +75,8 @@ class CommandLine {
 
 // Checks an option that is an amount.
 CLI::Validator amount();
+// Checks an option that is a number above 0.
+CLI::Validator positive();
 // Refuses an empty argument where a name or an id is expected: it is the value of a shell's variable that is not set, and no default.
 CLI::Validator not_empty();
 

@@ -116,6 +116,26 @@ TEST(CommandLine, WrongUsageHasAnExitCodeOfItsOwnWhereAVerbSetsOne) {
   EXPECT_EQ(Shoal()({"job", "list"}), kUsage);
 }
 
+TEST(CommandLine, WrongUsageIsAnErrorLikeOthers) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Shoal()({"jobs", "list", "--more", "12"}), kUsage);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "error[InvalidArgument/Usage]: The following arguments were not expected: 12 --more\n"
+            "  hint: `shoal jobs list --help` lists the options\n");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Shoal()({}), kUsage);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "error[InvalidArgument/Usage]: `shoal` lacks a command\n  hint: `shoal --help` lists the commands\n");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(Shoal()({"jobs", "list", "--json", "--more", "12"}), kUsage);
+  EXPECT_EQ(nlohmann::json::parse(testing::internal::GetCapturedStdout())["schema"], "shoal.error/1");
+}
+
+TEST(CommandLine, ANumberAbove0) {
+  for (std::string right : {"1", "0.5", "1e3"}) EXPECT_EQ(positive()(right), "") << right;
+  for (std::string wrong : {"", "0", "-1", "x", "1x", "inf", "nan"}) EXPECT_NE(positive()(wrong), "") << wrong;
+}
+
 // Runs the words with stdout at this descriptor.
 int code_with_stdout(int descriptor, const std::vector<std::string>& words) {
   Shoal shoal;

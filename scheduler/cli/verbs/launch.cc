@@ -174,9 +174,9 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
                    : pods ? "Number of hosts (default: 1)"
                           : "Names of the hosts: HOST,HOST; the first one leads")
       ->check(not_empty());
-  verb->add_option("--min", request.min, "An elastic run: hosts with which it begins")->check(CLI::PositiveNumber);
-  verb->add_option("--max", request.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
-  verb->add_option("--nproc", request.num_ranks, "Ranks per host (default: as many as it has GPUs, or 1)")->check(CLI::PositiveNumber);
+  verb->add_option("--min", request.min, "An elastic run: hosts with which it begins")->check(positive());
+  verb->add_option("--max", request.max, "An elastic run: hosts that it may have")->check(positive());
+  verb->add_option("--nproc", request.num_ranks, "Ranks per host (default: as many as it has GPUs, or 1)")->check(positive());
   verb->add_flag("--driver", request.trainer, "Run the script once, on the first host: its Trainer starts the ranks");
   verb->add_option("--grace", request.grace_s, "Seconds from a signal to the end of a host's part; its ranks have all but the last six")
       ->capture_default_str();
@@ -192,8 +192,8 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
     verb->add_option("--port", request.port, "Port of the head on the first host (default: 7460)")->check(CLI::Range(1, 65535));
   }
   if (slurm || pods) {
-    verb->add_option("--gpus-per-host", request.gpus, "GPUs per host")->check(CLI::PositiveNumber);
-    verb->add_option("--cpus-per-host", request.cpus, "CPUs per host")->check(CLI::PositiveNumber);
+    verb->add_option("--gpus-per-host", request.gpus, "GPUs per host")->check(positive());
+    verb->add_option("--cpus-per-host", request.cpus, "CPUs per host")->check(positive());
     verb->add_option("--time", given.time, "Limit of the run: 45m, 4h, 2d, 12:00:00 or 1-12:00:00")->check(not_empty());
   }
   if (slurm) {

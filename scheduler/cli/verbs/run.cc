@@ -202,15 +202,14 @@ void add_run(CommandLine& line) {
         options.launch.num_ranks = static_cast<std::uint32_t>(number);
       },
       "Ranks per host; auto: as many as the host has GPUs, or 1 (default: auto, or what the scheduler's variables say)");
-  verb->add_option("--min", options.launch.min, "An elastic run: hosts with which it begins")->check(CLI::PositiveNumber);
-  verb->add_option("--max", options.launch.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
+  verb->add_option("--min", options.launch.min, "An elastic run: hosts with which it begins")->check(positive());
+  verb->add_option("--max", options.launch.max, "An elastic run: hosts that it may have")->check(positive());
   auto* driver = verb->add_flag("--driver", options.trainer,
                                 "Run the script once, on the first host: its Trainer starts the ranks (implied by --min and --max)");
   auto* nodes =
       verb->add_option("--hosts", options.launch.nodes, "Names or addresses of all hosts, the same list on each; the first one leads")
           ->delimiter(',');
-  auto* num_nodes =
-      verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(CLI::PositiveNumber);
+  auto* num_nodes = verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(positive());
   auto* node_rank = verb->add_option("--node-rank", options.launch.node_rank, "This host's number, from 0, where no variable says it");
   verb->add_option("--master-addr", options.launch.leader, "The first host, where no variable says it");
   verb->add_flag("--join", options.launch.joins,
@@ -227,12 +226,12 @@ void add_run(CommandLine& line) {
                    "directory)");
   verb->add_option("--join-timeout", options.join_timeout_s, "Seconds until all hosts have to be there")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--grace", options.grace_s,
                    "Seconds from SIGTERM, SIGUSR1 or SIGUSR2 to the end of this command; the ranks have all but the last 6 of them (at "
                    "least half) to save")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_flag("--dry-run", options.dry_run, "Print what this host would be, and end");
   verb->add_flag("--variables", options.list_variables, "Print the variables that this command reads, and their values");
   line.on_run(verb, [&line, &options](const Common& common) {
