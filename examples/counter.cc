@@ -46,11 +46,11 @@ shoal::Result<void> run(shoal::Context& context) {
 
   // An error is a value with its cause and its origin.
   const auto refused = counters[1].call(&Counter::divide, 0).get();
-  std::printf("%s\n", refused.error().to_string().c_str());
+  std::printf("as intended: %s\n", refused.error().to_string().c_str());
 
   SHOAL_OK(context.kill(counters[3]));
   const auto lost = counters.call_all(&Counter::value).get();
-  std::printf("%s\n", lost.error().to_string().c_str());
+  std::printf("as intended: %s\n", lost.error().to_string().c_str());
 
   SHOAL_TRY(const int sum, context.run(total(counters.slice(0, 3))));
   std::printf("the others have %d\n", sum);

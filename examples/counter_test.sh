@@ -8,8 +8,8 @@ trap '"$SHOAL_BINARY" stop --all >/dev/null 2>&1; rm -rf "$SHOAL_HOME"' EXIT
 
 check() {
   local out=$1 wanted
-  for wanted in "rank 0 counts 105" "rank 3 counts 120" "error[InvalidArgument]: a counter is not divided by zero" \
-    "in: method divide, actor Counter(" "rank 1" "hint: pass another number" "error[Unavailable/ActorDied]: actor Counter died" \
+  for wanted in "rank 0 counts 105" "rank 3 counts 120" "as intended: error[InvalidArgument]: a counter is not divided by zero" \
+    "in: method divide, actor Counter(" "rank 1" "hint: pass another number" "as intended: error[Unavailable/ActorDied]: actor Counter died" \
     "rank 3" "the others have 330"; do
     grep -qF -- "$wanted" <<<"$out" || { printf 'missing: %s\nin:\n%s\n' "$wanted" "$out"; exit 1; }
   done

@@ -9,19 +9,19 @@ import importlib.util
 import os
 import sys
 
-_ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
+ON, OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 
 
 def is_on(variable="SHOAL_FSDP"):
     """Returns True if the variable is on, in upper or lower case. Raises ValueError for a value that is neither on nor off."""
     value = os.environ.get(variable, "")
-    if (word := value.strip().lower()) not in _ON + _OFF:
+    if (word := value.strip().lower()) not in ON + OFF:
         raise ValueError(f"{variable} is 1, true, on or yes, or 0, false, off, no or empty, not {value!r}")
-    return word in _ON
+    return word in ON
 
 
 def _is_set(variable):
-    return os.environ.get(variable, "").strip().lower() not in _OFF
+    return os.environ.get(variable, "").strip().lower() not in OFF
 
 
 def switch_on():

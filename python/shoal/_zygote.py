@@ -93,8 +93,10 @@ def _import_torch() -> None:
     """Imports what a training's worker needs, without Shoal's modules, some of which read the worker's variables at their import."""
     import torch
     import torch.distributed
-    import torch.distributed.fsdp
     import torch.distributed.tensor
+
+    with contextlib.suppress(ValueError):  # a wrong SHOAL_FSDP, which the worker's own import reports
+        import torch.distributed.fsdp
 
     with contextlib.suppress(ImportError):  # a worker that needs it gets the error
         import torch._dynamo  # the first optimizer of a process imports it

@@ -1,6 +1,8 @@
 #include "scheduler/cli/command_line.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <sstream>
 
@@ -31,6 +33,14 @@ const CLI::App& named_verb(const CLI::App& app, int argc, char** argv) {
     at = next;
   }
   return *at;
+}
+
+// The words that name the verb: `shoal job list`.
+std::string command_of(const CLI::App& app, int argc, char** argv) {
+  std::string out = "shoal";
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc && (at = verb_of(*at, argv[i])) != nullptr; ++i) out += " " + at->get_name();
+  return out;
 }
 
 // The position of the first word after the verb's name that is neither an option nor an option's value; argc if there is none.
@@ -134,9 +144,11 @@ void CommandLine::on_run(CLI::App* verb, Action action) {
 int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char** argv) {
   char** const end = argv + argc;
   char** begin = argv + first_argument(verb, argc, argv);
-  command_is_script_ = what == Command::kProgramOrScript && begin != end && *begin != std::string("--");
-  if (!command_is_script_) begin = std::find(begin, end, std::string("--"));
-  command_.assign(begin == end || command_is_script_ ? begin : begin + 1, end);
+  const bool takes_script = what == Command::kProgramOrScript;
+  if (!takes_script) begin = std::find(begin, end, std::string("--"));
+  const bool dashes = begin != end && *begin == std::string("--");
+  command_.assign(dashes ? begin + 1 : begin, end);
+  command_is_script_ = takes_script && !command_.empty() && (!dashes || command_.front().ends_with(".py"));
   return static_cast<int>(begin - argv);
 }
 
@@ -146,22 +158,22 @@ int CommandLine::run(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return refuse(error, argc, argv);
+    return finish_output(refuse(error, argc, argv));
   }
-  return code_;
+  const int written = finish_output(code_);
+  return keep_code_.contains(&verb) ? code_ : written;
 }
 
-// Prints the help, or what is wrong with the arguments, which may have come from a file's name.
-int CommandLine::print_parse_error(const CLI::ParseError& error) const {
+// Prints the help or the version.
+int CommandLine::print_help(const CLI::ParseError& request) const {
   std::ostringstream out, err;
-  const int code = app_.exit(error, out, err);
+  const int code = app_.exit(request, out, err);
   print(stdout, "{}", Lines{out.view()});
-  print(stderr, "{}", Lines{err.view()});
   return code;
 }
 
 int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
-  if (error.get_exit_code() == 0) return print_parse_error(error);  // --help, --version
+  if (error.get_exit_code() == 0) return print_help(error);
   if (const auto unknown = unknown_command(app_, argc, argv)) {
     print_error(*unknown, common_.json);
     return kUsage;
@@ -170,13 +182,31 @@ int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
     print_error(*missing, common_.json);
     return kUsage;
   }
-  print_parse_error(error);
+  const auto command = command_of(app_, argc, argv);
+  const bool is_group = named_verb(app_, argc, argv).get_require_subcommand_min() > 0;
+  const bool lacks_verb = is_group && error.get_name() == "RequiredError";
+  print_error(invalid_argument(lacks_verb ? "`" + command + "` lacks a command" : std::string(error.what()))
+                  .with_reason("Usage")
+                  .with_hint("`" + command + " --help` lists the " + (is_group ? "commands" : "options")),
+              common_.json);
   const auto found = usage_exits_.find(&named_verb(app_, argc, argv));
   return found == usage_exits_.end() ? static_cast<int>(kUsage) : found->second;
 }
 
 CLI::Validator amount() {
   return CLI::Validator([](std::string& text) { return text.starts_with('-') ? "an amount is 0 or more, not " + text : ""; }, "");
+}
+
+CLI::Validator positive() {
+  return CLI::Validator(
+      [](std::string& text) {
+        char* end = nullptr;
+        const double number = std::strtod(text.c_str(), &end);
+        return std::isfinite(number) && number > 0 && end != text.c_str() && *end == 0
+                   ? ""
+                   : "a number above 0 is needed, not " + (text.empty() ? "''" : text);
+      },
+      "");
 }
 
 CLI::Validator not_empty() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,11 +34,13 @@ class CommandLine {
 
   void on_run(CLI::App* verb, Action action);
   // The words that the verb's action finds in command(). kProgram: those after --. kProgramOrScript: also a script, which is the first word
-  // that is neither an option nor an option's value, and all words after it, -- included.
+  // that is neither an option nor an option's value, and all words after it, -- included. A word behind -- is a script if it ends with .py.
   enum class Command { kProgram, kProgramOrScript };
   void takes_command(CLI::App* verb, Command command = Command::kProgram) { with_command_[verb] = command; }
   const std::vector<std::string>& command() const { return command_; }
   bool command_is_script() const { return command_is_script_; }
+  // The verb's exit code is that of a program of the user. A full disk under this command's output changes nothing in it.
+  void keeps_programs_code(CLI::App* verb) { keep_code_.insert(verb); }
   // The exit code for wrong options of this verb, instead of kUsage.
   void set_usage_exit(CLI::App* verb, int code) { usage_exits_[verb] = code; }
 
@@ -57,13 +60,14 @@ class CommandLine {
   // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
-  int print_parse_error(const CLI::ParseError& error) const;
+  int print_help(const CLI::ParseError& request) const;
 
   CLI::App app_;
   Common common_;
   std::vector<std::shared_ptr<void>> owned_;
   std::map<const CLI::App*, Command> with_command_;
   std::map<const CLI::App*, int> usage_exits_;
+  std::set<const CLI::App*> keep_code_;
   std::vector<std::string> command_;
   bool command_is_script_ = false;
   int code_ = 0;
@@ -71,6 +75,8 @@ class CommandLine {
 
 // Checks an option that is an amount.
 CLI::Validator amount();
+// Checks an option that is a number above 0.
+CLI::Validator positive();
 // Refuses an empty argument where a name or an id is expected: it is the value of a shell's variable that is not set, and no default.
 CLI::Validator not_empty();
 

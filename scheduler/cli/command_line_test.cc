@@ -1,5 +1,10 @@
 #include "scheduler/cli/command_line.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -96,6 +101,10 @@ TEST(CommandLine, AScriptIsTheFirstWordBehindTheOptionsAndHasAllWordsBehindIt) {
   Shoal shoal;
   EXPECT_EQ(shoal({"start", "--wait", "--", "ls", "--", "s.py"}), 6);
   EXPECT_EQ(shoal.line.command(), (std::vector<std::string>{"ls", "--", "s.py"}));
+  Shoal third;
+  EXPECT_EQ(third({"start", "--wait", "--", "s.py", "--", "--wait"}), 5) << "a script behind -- as well";
+  EXPECT_EQ(third.line.command(), (std::vector<std::string>{"s.py", "--", "--wait"}));
+  EXPECT_EQ(Shoal()({"start", "--"}), 6);
   EXPECT_EQ(Shoal()({"start", "--wiat", "s.py"}), kUsage) << "an unknown option in front of the script is not the script's";
 }
 
@@ -105,6 +114,65 @@ TEST(CommandLine, WrongUsageHasAnExitCodeOfItsOwnWhereAVerbSetsOne) {
   EXPECT_EQ(Shoal()({"jobs", "run"}), kUsage);
   EXPECT_EQ(Shoal()({"jobs"}), kUsage);
   EXPECT_EQ(Shoal()({"job", "list"}), kUsage);
+}
+
+TEST(CommandLine, WrongUsageIsAnErrorLikeOthers) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Shoal()({"jobs", "list", "--more", "12"}), kUsage);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "error[InvalidArgument/Usage]: The following arguments were not expected: 12 --more\n"
+            "  hint: `shoal jobs list --help` lists the options\n");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Shoal()({}), kUsage);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "error[InvalidArgument/Usage]: `shoal` lacks a command\n  hint: `shoal --help` lists the commands\n");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(Shoal()({"jobs", "list", "--json", "--more", "12"}), kUsage);
+  EXPECT_EQ(nlohmann::json::parse(testing::internal::GetCapturedStdout())["schema"], "shoal.error/1");
+}
+
+TEST(CommandLine, ANumberAbove0) {
+  for (std::string right : {"1", "0.5", "1e3"}) EXPECT_EQ(positive()(right), "") << right;
+  for (std::string wrong : {"", "0", "-1", "x", "1x", "inf", "nan"}) EXPECT_NE(positive()(wrong), "") << wrong;
+}
+
+// Runs the words with stdout at this descriptor.
+int code_with_stdout(int descriptor, const std::vector<std::string>& words) {
+  Shoal shoal;
+  auto* prints = shoal.line.add_verb("prints", "");
+  shoal.line.on_run(prints, [](const Common&) {
+    print(stdout, "text\n");
+    return static_cast<int>(kOk);
+  });
+  auto* runs = shoal.line.add_verb("runs", "");
+  shoal.line.keeps_programs_code(runs);
+  shoal.line.on_run(runs, [](const Common&) {
+    print(stdout, "text\n");
+    return static_cast<int>(kOk);
+  });
+  std::fflush(stdout);
+  const int saved = dup(STDOUT_FILENO);
+  dup2(descriptor, STDOUT_FILENO);
+  const int code = shoal(words);
+  std::fflush(stdout);
+  dup2(saved, STDOUT_FILENO);
+  close(saved);
+  close(descriptor);
+  std::clearerr(stdout);
+  return code;
+}
+
+TEST(CommandLine, OutputThatIsLostIsAFailureUnlessTheCodeIsAProgramsOrTheReaderHasGone) {
+  EXPECT_EQ(code_with_stdout(open("/dev/null", O_WRONLY), {"prints"}), kOk);
+  EXPECT_EQ(code_with_stdout(open("/dev/full", O_WRONLY), {"prints"}), kFailed);
+  EXPECT_EQ(code_with_stdout(open("/dev/full", O_WRONLY), {"--help"}), kFailed);
+  EXPECT_EQ(code_with_stdout(open("/dev/full", O_WRONLY), {"jobs", "run"}), kUsage);
+  EXPECT_EQ(code_with_stdout(open("/dev/full", O_WRONLY), {"runs"}), kOk);
+  std::signal(SIGPIPE, SIG_IGN);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  EXPECT_EQ(code_with_stdout(ends[1], {"prints"}), kOk);
 }
 
 // ---- output.h

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
@@ -45,6 +46,25 @@ const std::set<std::string> kNotForJobs = {
     "SHOAL_WORKER_ID",
 };
 
+// The values of a setting that is on or off, as python/_shoal_switch.py has them.
+constexpr std::array<std::string_view, 4> kOn = {"1", "true", "on", "yes"};
+constexpr std::array<std::string_view, 5> kOff = {"", "0", "false", "off", "no"};
+
+template <std::size_t n>
+bool is_any_of(std::string_view word, const std::array<std::string_view, n>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// In lower case, without blanks around it.
+std::string switch_word(const std::string& value) {
+  std::string out;
+  const auto begin = value.find_first_not_of(" \t\n");
+  if (begin == std::string::npos) return out;
+  for (char c : value.substr(begin, value.find_last_not_of(" \t\n") + 1 - begin))
+    out += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
+}
+
 // The folder in which this command was found. Links are not resolved, because a virtual environment's interpreter lies beside the link.
 std::string found_at(const Environment& environment, const std::string& argv0) {
   if (argv0.find('/') != std::string::npos) return fs::absolute(argv0).parent_path();
@@ -71,12 +91,14 @@ Result<std::chrono::seconds> seconds_in(const Environment& environment, const st
 
 }  // namespace
 
-std::string Environment::get(std::string_view name) const {
+std::optional<std::string> Environment::find(std::string_view name) const {
   for (const auto& entry : entries_) {
     if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name)) return entry.substr(name.size() + 1);
   }
   return {};
 }
+
+std::string Environment::get(std::string_view name) const { return find(name).value_or(""); }
 
 std::string find_python(const Environment& environment, const std::string& argv0) {
   if (const auto named = environment.get("SHOAL_PYTHON"); !named.empty()) return named;
@@ -131,9 +153,23 @@ Result<std::chrono::seconds> head_absence_limit(const Environment& environment) 
   return seconds_in(environment, "SHOAL_HEAD_ABSENCE_LIMIT", kHeadAbsenceLimit, "the node never ends for want of a head");
 }
 
+Result<void> check_switch(const std::string& name, const std::string& value) {
+  const auto word = switch_word(value);
+  if (is_any_of(word, kOn) || is_any_of(word, kOff)) return {};
+  return fail(invalid_argument(name + " is 1, true, on or yes, or 0, false, off, no or empty, not '" + value + "'")
+                  .with_reason("Usage")
+                  .with_hint("set " + name + " to one of these values, or unset it"));
+}
+
+Result<void> check_switches(const Environment& environment) {
+  for (const char* name : {"SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_SPMD", "SHOAL_SPMD_VERIFY"})
+    SHOAL_OK(check_switch(name, environment.get(name)));
+  return {};
+}
+
 etcd::Access store_access(const Environment& environment) {
   return {{environment.get("SHOAL_STORE_CA_FILE"), environment.get("SHOAL_STORE_CERT_FILE"), environment.get("SHOAL_STORE_KEY_FILE")},
-          environment.get("SHOAL_STORE_IN_CLEAR_TEXT") == "1"};
+          is_any_of(switch_word(environment.get("SHOAL_STORE_IN_CLEAR_TEXT")), kOn)};
 }
 
 }  // namespace shoal::scheduler::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ class Environment {
   explicit Environment(std::vector<std::string> entries = {}) : entries_(std::move(entries)) {}
 
   std::string get(std::string_view name) const;  // "" when absent
+  std::optional<std::string> find(std::string_view name) const;
   // All variables, for processes that the command starts.
   const std::vector<std::string>& entries() const { return entries_; }
 
@@ -41,6 +43,11 @@ Result<std::chrono::seconds> stopped_limit(const Environment& environment);
 
 // How long this host's node goes on without a head: $SHOAL_HEAD_ABSENCE_LIMIT, in seconds.
 Result<std::chrono::seconds> head_absence_limit(const Environment& environment);
+
+// Refuses a setting of Shoal that is on or off, with a value that is neither (reason Usage).
+Result<void> check_switch(const std::string& name, const std::string& value);
+// The same for those settings of a script that are on or off: $SHOAL_FSDP and others.
+Result<void> check_switches(const Environment& environment);
 
 // The defaults of the options for a store in etcd, from variables $SHOAL_STORE_..
 etcd::Access store_access(const Environment& environment);

@@ -27,6 +27,19 @@ TEST(Environment, AJobGetsTheSubmittersInterfaceButNotThatOfAWorker) {
   EXPECT_TRUE(job_variables(Environment({"SHOAL_INTERFACE=10.0.0.1", "SHOAL_WORKER_ID=1"})).empty());
 }
 
+TEST(Environment, ASettingIsOnOrOff) {
+  for (const char* right : {"", "1", "true", "On", " YES ", "0", "False", "off", "no", " "}) {
+    EXPECT_TRUE(check_switch("SHOAL_FSDP", right)) << right;
+  }
+  for (const char* name : {"SHOAL_FSDP", "SHOAL_SPMD", "SHOAL_SPMD_VERIFY", "SHOAL_LEASE_GUARD"}) {
+    const auto refused = check_switches(Environment({std::string(name) + "=maybe"}));
+    ASSERT_FALSE(refused) << name;
+    EXPECT_EQ(refused.error().message(), std::string(name) + " is 1, true, on or yes, or 0, false, off, no or empty, not 'maybe'");
+  }
+  EXPECT_TRUE(store_access(Environment({"SHOAL_STORE_IN_CLEAR_TEXT=true"})).in_clear_text);
+  EXPECT_FALSE(store_access(Environment({"SHOAL_STORE_IN_CLEAR_TEXT=off"})).in_clear_text);
+}
+
 TEST(Environment, MemoryLimitsOutsideOfTheirRangeAreRefused) {
   const auto rule = memory_rule(Environment({"SHOAL_MEMORY_USAGE_THRESHOLD=0.5", "SHOAL_MEMORY_LIMIT=1000"}));
   ASSERT_TRUE(rule) << rule.error().to_string();

@@ -1,8 +1,11 @@
 #include "scheduler/cli/output.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 namespace shoal::scheduler::cli {
 
@@ -55,6 +58,25 @@ void print_output(std::FILE* to, std::string_view prefix, std::string_view lines
     from = end + 1;
   }
   print_output(to, out);
+}
+
+namespace {
+
+bool reader_has_gone(std::FILE* to) {
+  pollfd descriptor{fileno(to), POLLOUT, 0};
+  return poll(&descriptor, 1, 0) == 1 && (descriptor.revents & POLLERR) != 0;
+}
+
+}  // namespace
+
+int finish_output(int code) {
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (!lost || reader_has_gone(stdout)) return code;
+  errno = 0;  // an earlier write may have failed, so another one finds the reason
+  const bool again = std::fputc('\n', stdout) == EOF || std::fflush(stdout) != 0;
+  const std::string why = again && errno != 0 ? std::string(": ") + std::strerror(errno) : "";
+  print_error(resource_exhausted("stdout did not take the whole output" + why).with_hint("free the disk, or write to another file"), false);
+  return code == kOk ? static_cast<int>(kFailed) : code;
 }
 
 void print_error(const Error& error, bool as_json) {

@@ -65,7 +65,7 @@ template <class T>
 using Shown = decltype(shown(std::declval<const T&>()));
 }  // namespace detail
 
-// Prints bytes as they are. An error is ignored, as when nothing reads the output any more.
+// Prints bytes as they are. finish_output() reports an error.
 void print_bytes(std::FILE* to, std::string_view bytes);
 
 // Prints as fmt::print, with each text argument on one line and escaped. Only the format may begin lines, and arguments of the type Lines.
@@ -78,6 +78,10 @@ void print(std::FILE* to, fmt::format_string<detail::Shown<Args>...> format, con
 void print_output(std::FILE* to, std::string_view prefix, std::string_view lines);
 // The same, without a prefix.
 void print_output(std::FILE* to, std::string_view text);
+
+// Ends the output: returns kFailed in place of kOk, and prints why, if stdout has not taken all of it. A reader that has gone, as `head`
+// goes, is no failure.
+int finish_output(int code);
 
 // Prints the error to stderr, or as {"schema": "shoal.error/1", ...} to stdout.
 void print_error(const Error& error, bool json);

@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 
 import pytest
+from internals.core import binary
 from launching.actors import Log
-from launching.commands import printed
+from launching.commands import LIMIT_S, printed
 from launching.leftovers import wait_until
 
 import shoal
@@ -251,6 +253,29 @@ def test_list_has_a_row_per_object(shoal_command, cluster, driver, what):
     if what in ("actors", "workers"):
         assert pid in [r["pid"] for r in said["rows"]]
         assert str(pid) in "".join(table)
+
+
+@pytest.mark.parametrize("words", ["status", "status --json", "list nodes", "metrics"])
+def test_output_that_is_lost_is_an_error(shoal_command, cluster, words):
+    _loses_output(shoal_command, words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["launch slurm --dry-run x.py", "run --dry-run --json", "run --variables", "--help", "doctor --json", "migrate SCRIPT", "check SCRIPT"],
+)
+def test_output_that_is_lost_is_an_error_without_a_cluster(shoal_command, words):
+    script = shoal_command.script("from torch.distributed.fsdp import fully_shard\nimport torch\nfully_shard(torch.nn.Linear(2, 2))\n")
+    _loses_output(shoal_command, [str(script) if word == "SCRIPT" else word for word in words.split()])
+
+
+def _loses_output(command, words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [binary(), *words], env=command.env(), cwd=command.home, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
+        )
+    assert done.returncode == 1, done.stderr
+    assert "stdout did not take the whole output: No space left on device" in done.stderr
 
 
 def test_list_shows_why_an_actor_died(shoal_command, cluster, driver):

@@ -97,3 +97,6 @@ def test_further_nodes_of_a_host_have_its_interface(cabled):
     done = hosts.b("start", "--address", cluster.address, "--interface", "cable", "--num-cpus", "1")
     assert done.returncode != 0
     assert "this host is in the cluster with the address 10.78.5.2, and --interface cable has 10.78.4.2" in done.stderr
+    done = hosts.b("start", "--address", cluster.address, "--host", "10.78.4.2", "--num-cpus", "1")
+    assert done.returncode != 0
+    assert "this host is in the cluster with the address 10.78.5.2, and --host is 10.78.4.2" in done.stderr

@@ -92,7 +92,7 @@ if __name__ == "__main__":
             seen.append(metrics["workers"])
             print("workers", seen, flush=True)
 
-    Trainer(loop, scaling_config=ScalingConfig(num_workers=(1, 2)), on_report=on_report).fit()
+    Trainer(loop, scaling_config=ScalingConfig(), on_report=on_report).fit()
 """
 
 
@@ -114,6 +114,16 @@ def test_hosts_of_an_elastic_run_come_late_die_and_leave(hosts, tmp_path):
     first.said("workers [1, 2, 1, 2, 1]")
     (tmp_path / "end").touch()
     assert first.code() == 0, first.err
+
+
+def test_an_elastic_run_says_how_many_workers_a_trainer_has(hosts, tmp_path):
+    text = "from shoal.train import *; print(ScalingConfig().num_workers, ScalingConfig(3).num_workers, flush=True); "
+    script = hosts.a.script(text + "Trainer(print, scaling_config=ScalingConfig(num_workers=(7, 9))).fit()", "prints.py")
+    words = ["--run-folder", tmp_path / "run", "--min", "1", "--max", "2", "--nproc", "3"]
+    job = run(hosts.a, *words, "--hosts", f"{hosts.a.address},{hosts.b.address}", script)
+    assert job.code() == 1, job.err
+    assert "(3, 6) 3\n" in job.out
+    assert "num_workers=(7, 9) needs 7 CPUs, and all hosts of this run have 6 (--max times --nproc)" in job.out + job.err
 
 
 def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
@@ -144,6 +154,15 @@ def test_all_hosts_end_with_the_code_of_a_script_that_cannot_start(hosts, tmp_pa
     assert (first.code(), second.code()) == (code, code), first.err + second.err
     assert words[-1] in first.err
     assert exit_record(tmp_path / "run")["exit_code"] == code
+
+
+def test_hosts_with_one_session_folder_are_refused(hosts, tmp_path):
+    """As where SHOAL_HOME is on a disk that they share."""
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--", "true"]
+    first, second = on_both(hosts, words, 2 * [{"SHOAL_HOME": str(hosts.a.home)}])
+    assert (first.code(), second.code()) == (93, 93), first.err + second.err
+    assert f"with the address {hosts.a.address}, and --interface {hosts.b.address}" in first.err
+    assert f"they share the disk of {hosts.a.home}: give each host a SHOAL_HOME of its own" in second.err
 
 
 def test_a_host_that_waits_ends_with_the_first_host(hosts, tmp_path):

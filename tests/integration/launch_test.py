@@ -29,9 +29,11 @@ HOSTILE = [
 NOTES = """
 import json, os, sys
 here = os.path.dirname(os.path.abspath(__file__))
-seen = {"words": sys.argv[1:], "folder": os.getcwd()}
-seen |= {"token": os.environ.get("SHOAL_TOKEN"), "index": os.environ.get("JOB_COMPLETION_INDEX")}
+seen = {"words": sys.argv[1:], "folder": os.getcwd(), "env": dict(os.environ)}
 rank = sys.argv[sys.argv.index("--node-rank") + 1] if "--node-rank" in sys.argv else "0"
+if "--dry-run" in sys.argv:
+    print(f"shoal: host {rank} of 2 hosts", file=sys.stderr)
+    sys.exit()
 with open(f"{here}/noted-{rank}.json", "w") as f:
     json.dump(seen, f)
 """
@@ -42,7 +44,26 @@ if rank == "0":
     os.makedirs("shoal-run/train")
     with open("shoal-run/train/exit.json", "w") as f:
         json.dump({"schema": "shoal.exit/1", "exit_code": 7, "rank": 1}, f, indent=2)
-    print("it trains")
+    print("it trains", flush=True)
+"""
+
+# It goes on until SIGTERM.
+GOES_ON = """
+import signal
+print("it trains", flush=True)
+signal.pause()
+"""
+
+# Runs the command here. The hosts' commands come through stdin. The host SSH_FAILS cannot be reached for those that contain SSH_FAILS_AT.
+SSH = """
+import os, subprocess, sys
+host, text = sys.argv[5], sys.stdin.read()
+with open(os.path.join(os.path.dirname(__file__), "argv"), "a") as f:
+    print(*sys.argv, file=f)
+if host == os.environ.get("SSH_FAILS") and os.environ.get("SSH_FAILS_AT", "") in text:
+    print(f"ssh: connect to host {host} port 22: Connection refused", file=sys.stderr)
+    sys.exit(255)
+sys.exit(subprocess.run(["sh", "-c", *sys.argv[6:]], input=text, text=True).returncode)
 """
 
 
@@ -113,7 +134,7 @@ def test_pods_get_each_word_and_a_number_of_their_own(shoal_command, programs, t
             words = [in_pod(word) for word in pod["command"] + pod["args"]]
             assert run(words, folder, tmp_path, JOB_COMPLETION_INDEX=str(index)).returncode == 0
             seen = noted(folder, len(numbers))
-            assert seen["index"] is None
+            assert "JOB_COMPLETION_INDEX" not in seen["env"]
             assert seen["words"][:5] == ["run", "--node-rank", str(len(numbers)), "--master-addr", "train-leader-0-0.train"]
             assert seen["words"][-len(HOSTILE) - 1 :] == ["train.py", *HOSTILE]
             numbers.append(len(numbers))
@@ -138,27 +159,131 @@ def test_a_pod_ends_with_the_runs_exit_code_unless_kubernetes_ends_it(shoal_comm
     assert "saved" in running.out
 
 
-def test_ssh_starts_each_host_and_shows_the_output_of_the_first(shoal_command, programs, tmp_path):
+@pytest.fixture
+def ssh(shoal_command, programs, tmp_path):
+    """Programs in place of ssh and the hosts' command, and a function that launches with them. All hosts have one folder, `home`."""
     home = tmp_path / "ho me"
     home.mkdir()
-    script = tmp_path / "run.sh"
-    words = ["ssh", "--hosts", "gpu1,gpu2", "--folder", str(home), "--dry-run", "--", "train.py", *HOSTILE]
-    script.write_text(printed(shoal_command, *words))
-    assert run(["bash", "-n", script], tmp_path, tmp_path).returncode == 0
-    programs("shoal", f"#!{sys.executable}\n{NOTES}{ENDS}")
-    folder = programs("ssh", '#!/bin/sh\nprintf "%s\\0" "$@" >>"$(dirname "$0")/argv"\nshift 3\nexec sh -c "$*"\n')
-    words.remove("--dry-run")
-    done = run([sys.executable, "-c", INIT, binary(), "launch", *words], folder, tmp_path)
-    assert done.returncode == 7, done.stderr
-    assert done.stdout == "it trains\n"
-    both = [noted(folder, number) for number in (0, 1)]
-    assert len({seen["token"] for seen in both}) == 1
-    assert re.fullmatch("[0-9a-f]{64}", both[0]["token"])
-    assert both[0]["token"] not in (folder / "argv").read_text()
+    (home / "train.py").touch()
+    folder = programs("ssh", f"#!{sys.executable}\n{SSH}")
+
+    def launch(*words, shoal: str = NOTES + ENDS, script: tuple = ("--", "train.py"), **env: str) -> Running:
+        programs("shoal", f"#!{sys.executable}\n{shoal}")
+        line = [sys.executable, "-c", INIT, binary(), "launch", "ssh", "--hosts", "gpu1,gpu2", "--folder", home, *words, *script]
+        env = {"PATH": f"{folder}:{os.environ['PATH']}", **env}
+        return shoal_command.program(list(map(str, line)), **env)
+
+    launch.home, launch.programs = home, folder
+    return launch
+
+
+def test_ssh_starts_each_host_and_shows_the_output_of_the_first(ssh):
+    words = ["--env", "NOTE=it's $(id)", "--env", "HF_TOKEN", "--port", "7461"]
+    job = ssh(*words, script=("--", "train.py", *HOSTILE), SHOAL_FSDP="1", HF_TOKEN="ab'c")
+    assert job.code() == 7, job.err
+    assert job.out == "it trains\n"
+    both = [noted(ssh.programs, number) for number in (0, 1)]
+    (token,) = {seen["env"]["SHOAL_TOKEN"] for seen in both}
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    argv = (ssh.programs / "argv").read_text()
+    assert token not in argv
+    assert "ab" not in argv.replace(str(ssh.programs), "")
     for number, seen in enumerate(both):
-        assert seen["folder"] == str(home)
+        assert seen["folder"] == str(ssh.home)
         assert seen["words"][:3] == ["run", "--node-rank", str(number)]
+        assert seen["words"][seen["words"].index("--port") + 1] == "7461"
         assert seen["words"][-len(HOSTILE) - 1 :] == ["train.py", *HOSTILE]
+        assert {n: seen["env"].get(n) for n in ("NOTE", "HF_TOKEN", "SHOAL_FSDP")} == {
+            "NOTE": "it's $(id)",
+            "HF_TOKEN": "ab'c",
+            "SHOAL_FSDP": "1",
+        }
+
+
+def test_a_file_for_ssh_has_no_value_of_an_inherited_secret(shoal_command, tmp_path):
+    words = ["launch", "ssh", "--hosts", "a", "--env", "HF_TOKEN", "--dry-run", "x.py"]
+    done = shoal_command(*words, env=shoal_command.env(HF_TOKEN="ab1c"))
+    assert "HF_TOKEN" in done.stdout
+    assert "ab1c" not in done.stdout
+    later = run(["bash", "-c", done.stdout], tmp_path, tmp_path)
+    assert later.returncode == 2
+    assert later.stderr == "shoal: the variable HF_TOKEN is not set here\n"
+
+
+@pytest.mark.parametrize("kind", ["slurm", "jobset", "kueue"])
+def test_variables_stand_in_the_file(shoal_command, kind):
+    more = {"slurm": [], "jobset": ["--image", "i:1"], "kueue": ["--image", "i:1", "--queue", "q"]}[kind]
+    words = ["launch", kind, *more, "--env", "NOTE=a b", "--env", "OWN", "--dry-run", "train.py"]
+    text = shoal_command(*words, env=shoal_command.env(OWN="c d", SHOAL_FSDP="1")).stdout
+    if kind == "slurm":  # sbatch passes SHOAL_FSDP on
+        assert re.findall(r"export (\S+)='(.*)'", text) == [("NOTE", "a b"), ("OWN", "c d")]
+        return
+    (pod,) = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    variables = {v["name"]: v["value"] for v in pod["env"]}
+    assert {n: variables.get(n) for n in ("NOTE", "OWN", "SHOAL_FSDP")} == {"NOTE": "a b", "OWN": "c d", "SHOAL_FSDP": "1"}
+
+
+def test_ssh_starts_no_host_if_one_cannot_be_reached(ssh):
+    job = ssh(SSH_FAILS="gpu2")
+    assert job.code() == 1
+    assert "shoal: host gpu2: ssh: connect to host gpu2 port 22: Connection refused ('ssh gpu2 true' has to work" in job.err
+    assert "no host was started" in job.err
+    assert "host gpu1" not in job.err
+    assert not list(ssh.home.glob("*.pid"))
+
+
+def test_ssh_ends_the_hosts_that_it_started_if_one_fails(ssh):
+    job = ssh(shoal=NOTES + GOES_ON, SSH_FAILS="gpu2", SSH_FAILS_AT="nohup")
+    assert job.code() == 1, job.err
+    assert "shoal: host gpu2: ssh: connect" in job.err
+    assert "the hosts that were started have ended" in job.err
+    assert not list(ssh.home.glob("*.pid"))
+    assert str(ssh.home) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+
+
+def test_ssh_leaves_an_earlier_run_that_lives_alone(ssh):
+    first = ssh(shoal=NOTES + GOES_ON)
+    first.said("it trains")
+    pid = (ssh.home / "train-0.pid").read_text()
+    second = ssh()
+    assert second.code() == 1
+    assert f"host gpu1: an earlier run train lives there ({ssh.home}/train-0.pid): end it by 'kill {pid.strip()}'" in second.err
+    assert (ssh.home / "train-0.pid").read_text() == pid
+    other = ssh("--name", "other")
+    assert "lives there" not in (other.err, other.code())[0]
+    for file in ssh.home.glob("train-*.pid"):
+        os.kill(int(file.read_text()), signal.SIGTERM)
+    first.code()
+    third = ssh()  # over the files of processes that have ended
+    assert third.code() == 7, third.err
+
+
+@pytest.mark.parametrize(
+    ("shoal", "text"),
+    [
+        ("/no/such/shoal", "there is no command /no/such/shoal"),
+        ("/bin", "there is no command /bin"),
+        ("/bin/true", "/bin/true is no command of Shoal"),
+    ],
+)
+def test_ssh_names_the_hosts_that_lack_the_command(ssh, shoal, text):
+    job = ssh("--shoal", shoal)
+    assert job.code() == 1
+    for host in ("gpu1", "gpu2"):
+        (line,) = [line for line in job.err.splitlines() if f"host {host}:" in line]
+        assert text in line
+        assert "--shoal PATH" in line
+    assert len(job.err.splitlines()) == 3, job.err
+
+
+@pytest.mark.parametrize(("lacks", "text"), [("folder", "cannot enter the folder"), ("script", "there is no script train.py in ")])
+def test_ssh_names_what_a_host_lacks(ssh, lacks, text):
+    (ssh.home / "train.py").unlink()
+    if lacks == "folder":
+        ssh.home.rmdir()
+    job = ssh()
+    assert job.code() == 1
+    assert job.err.count(text) == 2, job.err
 
 
 def test_json_has_the_text(shoal_command):
@@ -178,6 +303,10 @@ def test_json_has_the_text(shoal_command):
         (["kueue", "--image", "i:1", "x.py"], "kueue needs the name of a queue"),
         (["ssh", "--hosts", "2", "x.py"], "ssh needs the names of the hosts"),
         (["slurm"], "nothing to run"),
+        (["slurm", "--env", "1=2", "x.py"], "--env 1=2 is not NAME=VALUE or NAME"),
+        (["slurm", "--env", "NO_SUCH_VARIABLE", "x.py"], "the variable NO_SUCH_VARIABLE is not set here"),
+        (["slurm", "--env", "SHOAL_FSDP=maybe", "x.py"], "SHOAL_FSDP is 1, true, on or yes, or 0"),
+        (["slurm", "--env", "HF_TOKEN=x", "x.py"], "sbatch passes the caller's environment on"),
     ],
 )
 def test_contradictions_are_refused(shoal_command, words, text):

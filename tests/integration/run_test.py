@@ -36,7 +36,8 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
     said = exit_record(tmp_path / "run")
     assert (said["exit_code"], said["rank"], said["retryable"]) == (7, 1, True)
     assert json.loads(errors.read_text())["message"]["errorCode"] == 7
-    assert run(shoal_command, shoal_command.script("import sys; sys.exit(93)")).code() == 93
+    fixed = shoal_command.script("import os, sys; sys.exit(93 if 'SHOAL_RUN_WORKERS' not in os.environ else 1)")
+    assert run(shoal_command, "--", fixed, SHOAL_RUN_WORKERS="2:4").code() == 93  # as without --; an outer run's variable is not this run's
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_the_scripts_exit_code_and_its_rank_are_recorded(shoal_command, tmp_path
         (["no-such.py"], {}, ["no-such.py"]),
         (["--nnodes", "2"], {"WORLD_SIZE": "3", "RANK": "0"}, ["--nnodes=2", "WORLD_SIZE=3"]),
         (["--nproc", "many"], {}, ["--nproc"]),
+        ([], {"SHOAL_FSDP": "maybe"}, ["SHOAL_FSDP is 1, true, on or yes, or 0, false, off, no or empty, not 'maybe'"]),
         ([], {"SHOAL_HOME": "sessions"}, ["SHOAL_HOME=sessions is no absolute path"]),
         (["--nnodes", "2", "--node-rank", "0"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),
         (["--nnodes", "2", "--node-rank", "1", "--master-addr", "a"], {"SHOAL_TOKEN_FILE": "/no-such-secret"}, ["/no-such-secret"]),

@@ -51,6 +51,19 @@ def test_a_launched_script_trains_and_its_exit_code_comes_back(cluster):
     assert not cluster.jobs()
 
 
+def test_a_job_that_waits_says_why(cluster):
+    """The batch script's log appears when the job starts."""
+    other = cluster("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3600").stdout.strip()
+    wait_until(lambda: cluster.job_states().get(other) == "RUNNING", LIMIT_S, "the other job")
+    words = ["--hosts", "2", "--nproc", "1", "--shoal", str(cluster.command), "--", "true"]
+    job = cluster.program(binary(), "launch", "slurm", *words)
+    job.said(": PENDING (")
+    assert re.search(r"shoal: job \d+: PENDING \((Resources|Priority)\)", job.err), job.err
+    cluster("scancel", other)
+    job.said("has started")
+    assert job.code() == 0, job.out + job.err
+
+
 def test_several_tasks_on_a_host_are_refused(cluster):
     both = cluster("srun", "--nodes=2", "--ntasks-per-node=2", binary(), "run", "x.py")
     assert both.returncode == 93

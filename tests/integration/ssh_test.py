@@ -12,23 +12,32 @@ whole = pytest.mark.skipif("SHOAL_SEEDS" not in os.environ, reason="./dev test -
 
 @pytest.fixture(scope="module")
 def hosts():
-    yield from sshd(2, SHOAL_FSDP="1", **PACE)
+    yield from sshd(2, **PACE)
 
 
-def launched(hosts, *words):
+def launched(hosts, *words, **env):
     addresses = ",".join(host.address for host in hosts.hosts.all)
     where = ["--hosts", addresses, "--folder", hosts.folder, "--shoal", binary(), "--nproc", "1"]
-    return hosts.program(binary(), "launch", "ssh", *where, *words)
+    return hosts.program(binary(), "launch", "ssh", *where, *words, **env)
 
 
 def test_two_hosts_train_to_the_losses_of_one(hosts):
     script = hosts.hosts.a.script(TRAIN, "train.py")
-    job = launched(hosts, "--", script, "5")
+    job = launched(hosts, "--", script, "5", SHOAL_FSDP="1")
     assert job.code() == 5, job.out + job.err
+    assert "Shoal shards this model" in job.out  # by the caller's SHOAL_FSDP
     alone = run(hosts.hosts.a, "--nproc", "2", script, "5", SHOAL_FSDP="1")
     assert alone.code() == 5, alone.err
     assert sorted(losses(job.out)) == [0, 1], job.out + job.err
     assert losses(job.out) == losses(alone.out)
+
+
+def test_no_host_is_started_if_another_one_does_not_answer(hosts):
+    words = ["--hosts", f"{hosts.hosts.a.address},10.81.0.99", "--folder", hosts.folder, "--shoal", binary(), "--", "true"]
+    job = hosts.program(binary(), "launch", "ssh", *words)
+    assert job.code() == 1, job.out + job.err
+    assert "shoal: host 10.81.0.99: ssh: connect to host 10.81.0.99" in job.err
+    assert not list(hosts.folder.glob("true-*.pid"))
 
 
 @whole

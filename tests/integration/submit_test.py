@@ -240,6 +240,12 @@ def test_a_program_that_cannot_run_has_its_own_exit_code(shoal_command, either, 
     assert done.stdout == ""
 
 
+def test_a_setting_that_is_neither_on_nor_off_is_refused(shoal_command, either):
+    done = shoal_command("submit", "--", "true", env=shoal_command.env(SHOAL_SPMD="maybe"))
+    assert done.returncode == 121, done
+    assert "SHOAL_SPMD is 1, true, on or yes, or 0, false, off, no or empty, not 'maybe'" in done.stderr
+
+
 def test_a_job_may_wait_for_future_nodes(shoal_command, cluster):
     job = shoal_command.popen("submit", "--wait", "--resource", "slot=1", "--", "echo", "placed")
     job.said("pending")

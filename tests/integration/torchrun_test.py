@@ -263,6 +263,13 @@ def test_the_variable_off_keeps_torchs_fsdp_and_other_values_are_refused(value, 
     assert done.returncode == (0 if value == "off" else 1), done
 
 
+def test_a_trainer_refuses_a_wrong_variable_before_it_starts_ranks(shoal_command):
+    driver = shoal_command.driver("from shoal.train import Trainer; Trainer(lambda: None).fit()", SHOAL_FSDP="maybe")
+    assert driver.code() == 1
+    assert "InvalidArgument: SHOAL_FSDP is 1, true, on or yes, or 0" in driver.err.splitlines()[-1], driver.err
+    assert "rank" not in driver.err.splitlines()[-1]
+
+
 def test_run_accepts_a_module_as_python_does(tmp_path):
     (tmp_path / "named.py").write_text("import sys, torch.distributed.fsdp as f; print(__name__, sys.argv[1:], f.fully_shard.__module__)\n")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"}

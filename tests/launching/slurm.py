@@ -110,6 +110,10 @@ class Slurm:
     def jobs(self) -> list[str]:
         return self("squeue", "--noheader", "--format=%i").stdout.split()
 
+    def job_states(self) -> dict[str, str]:
+        """The states of all jobs, by their numbers."""
+        return dict(line.split() for line in self("squeue", "--noheader", "--format=%i %T").stdout.splitlines())
+
     def end(self) -> None:
         for job in self.jobs():
             self("scancel", "--signal=KILL", job)

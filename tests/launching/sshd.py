@@ -65,9 +65,9 @@ class Sshd:
         wait_until(lambda: "listening" in log.read_text() or self._daemons[host.name].poll() is not None, LIMIT_S, "an sshd")
         assert self._daemons[host.name].poll() is None, log.read_text()
 
-    def program(self, *words: str) -> Running:
-        """Starts a command on the first host."""
-        env = self.hosts.a.env(PATH=f"{self.folder}/programs:{_PATH}")
+    def program(self, *words: str, **env: str) -> Running:
+        """Starts a command on the first host. ``env``: the command's variables, which the hosts do not get from their sshd."""
+        env = self.hosts.a.env(PATH=f"{self.folder}/programs:{_PATH}", **env)
         return self.hosts.a._keep(Running([*self.hosts.a.before, *map(str, words)], env, self.folder))
 
     def lose(self, host: Host) -> None:

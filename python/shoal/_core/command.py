@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -10,22 +11,46 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from shoal._printable import say
-from shoal.exceptions import ShoalError
+from shoal.exceptions import ResourceExhausted, ShoalError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NO_READER = 141  # the exit code that a shell reports of a program that SIGPIPE has ended
 
 
 def run_command(main: Callable[..., int], *arguments: object) -> NoReturn:
-    """Runs a command and ends the process with its exit code. It ends without a word once nothing reads its output, as with ``| head``."""
+    """Runs a command and ends the process with its exit code. It ends without a word once nothing reads its output, as with ``| head``.
+
+    A full disk under its output is an error.
+    """
     try:
         code = main(*arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_gone():
             raise  # another connection
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it ends
+        _drop_output()
         code = _NO_READER
+    except OSError as error:
+        if error.errno not in _FULL or _takes_output():
+            raise  # another file
+        _drop_output()
+        hint = "free the disk, or write to another file"
+        print_error(ResourceExhausted(f"stdout did not take the whole output: {error.strerror}", hint=hint), False)
+        code = 1
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Python writes the rest when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _takes_output() -> bool:
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def print_error(error: ShoalError, as_json: bool) -> None:

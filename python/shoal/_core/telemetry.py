@@ -18,7 +18,7 @@ from typing import Any
 
 from shoal import _native
 from shoal._core.process import state as process
-from shoal._core.variables import variable
+from shoal._core.variables import switch, variable
 from shoal._printable import say
 
 Activity = _native.Activity
@@ -50,7 +50,7 @@ def telemetry() -> _native.Telemetry | None:
 
 def open_telemetry(folder: str, role: str) -> _native.Telemetry | None:
     """Opens a telemetry in a run's folder. A folder that cannot be written is reported, and the training goes on without a record."""
-    if variable("SHOAL_RECORD", "1") == "0":
+    if not switch("SHOAL_RECORD", True):
         return None
     try:
         opened = _native.Telemetry(

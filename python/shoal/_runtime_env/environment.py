@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shoal._core.process import session, state
-from shoal._core.variables import variable
+from shoal._core.variables import switch, variable
 from shoal._runtime_env import ignored, packages, shipping
 from shoal.exceptions import RuntimeEnvSetupError, Unimplemented
 
@@ -195,7 +195,7 @@ def _kept(given: str | os.PathLike, excludes: Any, what: str, *, as_module: bool
 
 def chosen(source: Path, excludes: Iterable[str], what: str) -> list[tuple[Path, str]]:
     """Returns (path, relative name) of a folder's files, without excluded ones. RuntimeEnvSetupError when they are too large."""
-    read = os.environ.get("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
+    read = not switch("SHOAL_RUNTIME_ENV_IGNORE_GITIGNORE")
     return _checked(list(ignored.files(source, [*_ALWAYS_LEFT_OUT, *excludes], from_folders=read)), source, what)
 
 

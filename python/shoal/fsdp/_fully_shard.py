@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.utils import _get_root_modules
 
 from shoal import _native
-from shoal._core.variables import variable
+from shoal._core.variables import switch
 from shoal._distributed.ranks import default_mesh
 from shoal.exceptions import Unimplemented
 from shoal.fsdp._engine.collect import state_of
@@ -27,7 +27,7 @@ from shoal.fsdp._module import sharded_class
 from shoal.fsdp._names import unwrapped
 from shoal.fsdp._parameters.mesh import DataMesh, data_mesh
 
-_LEASE_GUARD = variable("SHOAL_LEASE_GUARD", "0") == "1"
+_LEASE_GUARD = switch("SHOAL_LEASE_GUARD")
 
 # Functions that each call of fully_shard calls with the first module's class name and the mesh. `_install` adds one that announces the
 # mesh.

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal._core.variables import variable
 from shoal.exceptions import InvalidArgument
 
 _MOST_LOGICAL_RANKS = 64  # as shoal.fsdp._parameters.logical.MAXIMUM, which needs torch
+# Variables that `shoal run` sets for the script of an elastic run (scheduler/cli/run/first_host.cc).
+_WORKERS = "SHOAL_RUN_WORKERS"
+_CPUS = "SHOAL_RUN_CPUS"
+
+
+def _workers_of_run() -> int | tuple[int, int]:
+    text = variable(_WORKERS)
+    if not text:
+        return 1
+    numbers = text.split(":")
+    if len(numbers) != 2 or not all(n.isdecimal() for n in numbers):
+        raise InvalidArgument(f"{_WORKERS} is {text!r}, not MIN:MAX", hint="`shoal run --min --max` sets it: leave it alone")
+    return int(numbers[0]), int(numbers[1])
 
 
 @dataclass(frozen=True)
 class ScalingConfig:
     """The number of workers and the resources of each: by default one (logical) CPU.
+
+    ``num_workers``: by default 1, or under ``shoal run --min MIN --max MAX`` the ranks of so many hosts, (minimum, maximum).
 
     ``num_workers=(minimum, maximum)``: an elastic training. It begins with as many workers as fit, and takes more, up to the maximum, when
     nodes or resources become free. It goes on with fewer when a node drains. The loop uses :func:`shoal.train.steps`, or is a step that
@@ -30,7 +46,7 @@ class ScalingConfig:
     others change (*unverified on hardware*).
     """
 
-    num_workers: int | tuple[int, int] = 1
+    num_workers: int | tuple[int, int] | None = None
     resources_per_worker: dict[str, float] | None = None
     use_gpu: bool = False
     protect: bool | str = True
@@ -41,7 +57,7 @@ class ScalingConfig:
     def __post_init__(self):
         if self.protect not in (True, False, "host"):
             raise InvalidArgument(f'protect is True, False or "host", not {self.protect!r}')
-        given = self.num_workers
+        given = _workers_of_run() if self.num_workers is None else self.num_workers
         bounds = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
         if len(bounds) != 2 or not all(hasattr(n, "__index__") and n >= 1 for n in bounds) or bounds[0] > bounds[1]:
             raise InvalidArgument(f"num_workers is a number from 1 on, or (minimum, maximum) of such numbers, not {given!r}")
@@ -117,6 +133,15 @@ class ScalingConfig:
     def first_target(self) -> int:
         """The number of workers that a training aims at before ``scale``."""
         return self.maximum if self.initial_workers is None else self.initial_workers
+
+    def check_run(self) -> None:
+        """Raises InvalidArgument if the run that ``shoal run --max --nproc`` has started can never hold the minimum of workers."""
+        cpus, wanted = variable(_CPUS, "0"), self.minimum * self.resources["CPU"]
+        if cpus.isdecimal() and 0 < int(cpus) < wanted:
+            raise InvalidArgument(
+                f"num_workers={self.num_workers!r} needs {wanted:g} CPUs, and all hosts of this run have {cpus} (--max times --nproc)",
+                hint="raise --nproc or --max of `shoal run`, or lower num_workers, which may also be left out",
+            )
 
     def check_size(self, num_workers: int) -> None:
         """Raises InvalidArgument unless the number is within the bounds."""

@@ -78,6 +78,7 @@ class Trainer:
         _refuse_ranks()
         scaling = self._scaling
         resources = scaling.resources
+        scaling.check_run()
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
         settings = _settings(s.folder, scaling.use_gpu)

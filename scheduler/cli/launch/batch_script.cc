@@ -41,6 +41,8 @@ std::string batch_script(const LaunchRequest& r) {
     directive("--requeue");
     directive("--open-mode=append");
   }
+  if (!r.variables.empty()) out += "\n";
+  for (const auto& v : r.variables) out += fmt::format("export {}={}\n", v.name, shell_word(v.value));
   out += "\n# One task per host: `shoal run` starts the ranks, binds no CPU, and ends on all hosts with the script's exit code.\n";
   std::string srun = "srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0";
   if (r.elastic()) srun += " --no-kill";

@@ -159,6 +159,7 @@ class Objects {
     yaml_.line(at + 1, "env:");
     variable(at + 1, "SHOAL_TOKEN_FILE", "/var/run/shoal/token");
     variable(at + 1, "TORCHELASTIC_ERROR_FILE", "/dev/termination-log");
+    for (const auto& v : r_.variables) variable(at + 1, v.name, yaml_text(pod_word(v.value)));
     add_resources(at + 1);
     yaml_.line(at + 1, "volumeMounts:");
     mount(at + 1, "token", "/var/run/shoal", true);

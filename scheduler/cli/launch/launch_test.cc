@@ -91,6 +91,45 @@ TEST(Launch, WordsThatNothingMayTakeForItsOwn) {
   }
 }
 
+TEST(Launch, VariablesOfTheRun) {
+  for (const auto& [launcher, name] : {std::pair{LaunchTarget::kSlurm, "variables.sbatch"},
+                                       {LaunchTarget::kJobSet, "variables.yaml"},
+                                       {LaunchTarget::kSsh, "variables-ssh.sh"}}) {
+    auto request = request_of(launcher, launcher == LaunchTarget::kSsh ? "gpu1" : "1");
+    request.variables = {{"SHOAL_FSDP", "1"}, {"NOTE", "it's $(id)\n`x`"}, {"EMPTY", ""}, {"CALLERS", "$x", true}};
+    if (launcher == LaunchTarget::kSsh) request.port = 7461;
+    expect_as_in(request, launcher, name);
+  }
+}
+
+TEST(Launch, ReadsVariables) {
+  const auto callers = [](const std::string& name) { return name == "SET" ? std::optional<std::string>("x=y") : std::nullopt; };
+  EXPECT_EQ(read_variable("A=b=c", callers)->value, "b=c");
+  EXPECT_EQ(read_variable("A=", callers)->value, "");
+  EXPECT_EQ(read_variable("SET", callers)->value, "x=y");
+  EXPECT_TRUE(read_variable("SET", callers)->inherited);
+  EXPECT_FALSE(read_variable("A=b", callers)->inherited);
+  for (const char* text : {"", "=x", "1A=x", "A-B=x", "A B", "UNSET"}) EXPECT_FALSE(read_variable(text, callers)) << text;
+}
+
+TEST(Launch, RefusesSecretsInFiles) {
+  for (const auto launcher : {LaunchTarget::kSlurm, LaunchTarget::kJobSet, LaunchTarget::kKueue, LaunchTarget::kSsh}) {
+    auto request = request_of(launcher, launcher == LaunchTarget::kSsh ? "gpu1" : "1");
+    for (const char* name : {"HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key"}) {
+      request.variables = {{name, "x"}};
+      expect_refused(request, launcher, "its name says that it is a secret");
+    }
+    request.variables = {{"HF_TOKEN", "x", true}};
+    EXPECT_EQ(bool(complete(request, launcher)), launcher == LaunchTarget::kSsh);  // through stdin
+    request.variables = {{"SHOAL_TOKEN", "x", true}};
+    expect_refused(request, launcher, "the secret by which the hosts meet");
+    request.variables = {{"A", "1"}, {"A", "2"}};
+    expect_refused(request, launcher, "twice");
+    request.variables = {{"TOKENIZERS_PARALLELISM", "0"}, {"KEY_FILE", "/x"}};
+    EXPECT_TRUE(complete(request, launcher));
+  }
+}
+
 TEST(Launch, AShellsWord) {
   EXPECT_EQ(shell_word("a/b-c.d,e:1"), "a/b-c.d,e:1");
   EXPECT_EQ(shell_word(""), "''");

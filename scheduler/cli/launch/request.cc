@@ -114,6 +114,41 @@ Result<void> check_limits(const LaunchRequest& r, LaunchTarget launcher) {
   return {};
 }
 
+// A word of the name says that the value is a secret. TOKENIZERS_PARALLELISM is none.
+bool names_secret(const std::string& name) {
+  auto words = parts_of(name, '_');
+  if (words.size() > 1 && (words.back() == "FILE" || words.back() == "PATH" || words.back() == "DIR")) return false;  // says where one is
+  for (auto& word : words) {
+    for (char& c : word) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  }
+  const auto secrets = {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "CREDENTIAL", "CREDENTIALS"};
+  return std::find_first_of(words.begin(), words.end(), secrets.begin(), secrets.end()) != words.end();
+}
+
+Result<void> check_variables(const LaunchRequest& r, LaunchTarget launcher) {
+  const bool ssh = launcher == LaunchTarget::kSsh, slurm = launcher == LaunchTarget::kSlurm;
+  for (std::size_t i = 0; i < r.variables.size(); ++i) {
+    const auto& name = r.variables[i].name;
+    const auto same = [&](const LaunchVariable& other) { return other.name == name; };
+    if (std::count_if(r.variables.begin(), r.variables.end(), same) > 1)
+      return fail(contradiction("--env names " + name + " twice", "leave one of them out"));
+    if (name == "SHOAL_TOKEN" || (name == "SHOAL_TOKEN_FILE" && !slurm))
+      return fail(contradiction("--env " + name + " would replace the secret by which the hosts meet", "leave it out"));
+    if (!names_secret(name) || (ssh && r.variables[i].inherited)) continue;
+    return fail(contradiction(fmt::format("--env {}: its name says that it is a secret, which would stand in {}", name,
+                                          ssh ? "the words of a command" : "the file"),
+                              ssh     ? fmt::format("set {0} here and pass --env {0} alone: its value goes through stdin", name)
+                              : slurm ? fmt::format("set {} here: sbatch passes the caller's environment on", name)
+                                      : fmt::format("make a Secret of Kubernetes, and add it to the file by env.valueFrom.secretKeyRef")));
+  }
+  if (ssh || slurm) return {};
+  for (const auto& variable : r.variables) {
+    if (valid_utf8(variable.value) != variable.value)
+      return fail(bad_value("--env " + variable.name, variable.value, "UTF-8, which YAML needs"));
+  }
+  return {};
+}
+
 Result<void> check_pods(const LaunchRequest& r, LaunchTarget launcher) {
   if (r.image.empty()) return fail(contradiction("pods need an image with Shoal and the script", "pass --image REGISTRY/NAME:TAG"));
   if (r.image.front() == '-' || !consists_of(r.image, std::string(kLower) + kUpper + "._-/:@"))
@@ -194,14 +229,36 @@ Result<Volume> read_volume(const std::string& text) {
   return out;
 }
 
+const std::vector<std::string> kTrainingSettings = {"SHOAL_DEVICE_TRANSPORT", "SHOAL_FSDP",        "SHOAL_LEASE_GUARD",  "SHOAL_SPMD",
+                                                    "SHOAL_SPMD_DEVICES",     "SHOAL_SPMD_VERIFY", "SHOAL_SPMD_WORKERS", "SHOAL_TIMEOUT",
+                                                    "SHOAL_TRANSPORT"};
+
+Result<LaunchVariable> read_variable(const std::string& text,
+                                     const std::function<std::optional<std::string>(const std::string&)>& callers) {
+  const auto equals = text.find('=');
+  const auto name = text.substr(0, equals);
+  if (!consists_of(name, std::string(kLower) + kUpper + "_") || (name.front() >= '0' && name.front() <= '9'))
+    return fail(bad_value("--env", text, "NAME=VALUE or NAME, with a name of letters, digits and _"));
+  if (equals != std::string::npos) return LaunchVariable{name, text.substr(equals + 1)};
+  const auto value = callers(name);
+  if (!value)
+    return fail(invalid_argument(fmt::format("--env {0}: the variable {0} is not set here", name))
+                    .with_reason("BadValue")
+                    .with_hint(fmt::format("set it, or pass --env {}=VALUE", name)));
+  return LaunchVariable{name, *value, true};
+}
+
 Result<LaunchRequest> complete(LaunchRequest request, LaunchTarget launcher) {
   if (request.words.empty())
-    return fail(invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal launch slurm [OPTIONS] -- SCRIPT [ARGS]"));
+    return fail(invalid_argument("nothing to run")
+                    .with_reason("Usage")
+                    .with_hint("shoal launch .. SCRIPT [ARGS]   or   shoal launch .. -- CMD [ARGS]"));
   if (request.name.empty()) request.name = name_after(request.words.front());
   if (!consists_of(request.name, std::string(kLower) + kUpper + "._-") || request.name.front() == '-' || request.name.size() > 200)
     return fail(bad_value("--name", request.name, "a name of letters, digits and . _ -"));
   SHOAL_OK(check_hosts(request, launcher));
   SHOAL_OK(check_limits(request, launcher));
+  SHOAL_OK(check_variables(request, launcher));
   if (!consists_of(request.shoal, std::string(kLower) + kUpper + "._-/+@ ") || request.shoal.front() == '-')
     return fail(bad_value("--shoal", request.shoal, "a name or a path of letters, digits, spaces and . _ - / + @"));
   SHOAL_OK(check_plain("--partition", request.partition));

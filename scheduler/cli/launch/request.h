@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,13 @@ enum class LaunchTarget { kSlurm, kJobSet, kKueue, kSsh };
 struct Volume {
   std::string claim;  // the name of a PersistentVolumeClaim
   std::string path;   // where pods see it
+};
+
+// A variable of the run's processes.
+struct LaunchVariable {
+  std::string name;
+  std::string value;
+  bool inherited = false;  // the value is that of the caller's variable of this name: --env NAME
 };
 
 struct LaunchRequest {
@@ -33,7 +41,9 @@ struct LaunchRequest {
   std::chrono::seconds time{0};                     // the limit of the run; 0: none
   std::uint32_t grace_s = 30;                       // from the signal to the end of a host's ranks
   std::string shoal = "shoal";                      // the command on the hosts
+  std::vector<LaunchVariable> variables = {};       // the processes of the run have them on all hosts
   std::string folder = {};                          // where the command runs on the hosts (ssh)
+  std::optional<std::uint16_t> port = {};           // where the head listens (ssh)
   std::string partition = {}, account = {};         // Slurm
   std::string image = {}, space = {}, queue = {};   // pods: image, namespace, queue of Kueue
   std::string secret = {};                          // pods: name of the Secret by which they meet; "": NAME-shoal
@@ -53,6 +63,12 @@ Result<void> read_hosts(const std::string& text, LaunchRequest& request);
 Result<std::chrono::seconds> read_limit(const std::string& text);
 // Reads --volume: CLAIM:PATH.
 Result<Volume> read_volume(const std::string& text);
+// Reads --env: NAME=VALUE, or NAME, for which `callers` has the value of the caller's variable, if it is set.
+Result<LaunchVariable> read_variable(const std::string& text, const std::function<std::optional<std::string>(const std::string&)>& callers);
+
+// The settings of Shoal for a training that mean the same on all hosts. A launcher whose hosts do not get the caller's environment passes
+// those on that are set. They are no secrets, paths or names of hosts.
+extern const std::vector<std::string> kTrainingSettings;
 
 // The request with its defaults filled in. Refuses options that contradict each other (reason Contradiction), and values that a scheduler
 // would misread (BadValue).

@@ -32,13 +32,18 @@ std::vector<std::string> script_environment(const RunHost& host, double ranks_gr
   for (const auto& v : launch_variables()) {
     if (v.fact != LaunchFact::kRun && v.fact != LaunchFact::kNodes) left_out.insert(v.name);
   }
-  left_out.insert({"TORCHELASTIC_ERROR_FILE", "SHOAL_RUN_FOLDER", "SHOAL_GRACE"});
+  left_out.insert({"TORCHELASTIC_ERROR_FILE", "SHOAL_RUN_FOLDER", "SHOAL_GRACE", kRunWorkers, kRunCpus});
   std::vector<std::string> out;
   for (const auto& entry : host.common.environment.entries()) {
     if (!left_out.contains(entry.substr(0, entry.find('=')))) out.push_back(entry);
   }
   out.push_back("SHOAL_RUN_FOLDER=" + host.folder.path());
   out.push_back(fmt::format("SHOAL_GRACE={:g}", ranks_grace_s));
+  const auto& a = host.allocation;
+  if (!a.elastic) return out;
+  const std::uint64_t ranks = host.num_ranks;
+  out.push_back(fmt::format("{}={}:{}", kRunWorkers, a.min_nodes * ranks, a.max_nodes * ranks));
+  if (host.options.launch.num_ranks) out.push_back(fmt::format("{}={}", kRunCpus, a.max_nodes * ranks));
   return out;
 }
 

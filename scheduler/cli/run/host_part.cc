@@ -90,6 +90,9 @@ Result<void> HostPart::begin(std::vector<std::string> words, std::vector<std::st
     return fail(invalid_argument("SHOAL_HOME=" + home + " is no absolute path")
                     .with_hint("set it to an absolute path that no other host of the run uses, or leave it out"));
   }
+  std::erase_if(env, [](const std::string& entry) {  // an outer run's, which this host's workers would inherit
+    return entry.starts_with(std::string(kRunWorkers) + "=") || entry.starts_with(std::string(kRunCpus) + "=");
+  });
   SHOAL_TRY(auto child, Child::start(common_, std::move(words), std::move(env), true));
   cluster_ = std::move(child);
   SHOAL_TRY(said_, cluster_->report());

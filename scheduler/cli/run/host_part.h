@@ -23,6 +23,9 @@ namespace shoal::scheduler::cli {
 
 inline constexpr const char* kRankResource = "shoal_rank";  // a node has one per rank that may run there
 inline constexpr const char* kJobPrefix = "run:";           // the beginning of the name of the run's job
+// Variables of an elastic run, which the script's Trainer reads.
+inline constexpr const char* kRunWorkers = "SHOAL_RUN_WORKERS";  // MIN:MAX, the workers that an unspecified ScalingConfig has
+inline constexpr const char* kRunCpus = "SHOAL_RUN_CPUS";        // with --nproc: the CPUs of all hosts that the run may have
 inline constexpr auto kTick = std::chrono::milliseconds(100);
 inline constexpr auto kStatusInterval = std::chrono::seconds(15);  // a host that waits prints why at this interval
 

@@ -1,6 +1,7 @@
 // launch: the file by which a scheduler starts `shoal run` on all hosts. Slurm's and ssh's are passed on, too.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "scheduler/cli/command_line.h"
@@ -37,11 +38,21 @@ goes_on() {
     *) return 1 ;;
   esac
 }
-while ! [ -e "$log" ] && goes_on; do sleep 2; done
+reported=
+report() {  # the job's state and Slurm's reason, when they change
+  local now
+  now=$(squeue --noheader --jobs="$job" --format='%T (%r)' 2>/dev/null) || return 0
+  now=${now% (None)}
+  case $now in ''|"$reported"|COMPLETING*) return ;; esac
+  reported=$now
+  echo "shoal: job $job: $now" >&2
+}
+while ! [ -e "$log" ] && goes_on; do report; sleep 2; done
 [ -e "$log" ] || { echo "shoal: job $job ended without output" >&2; exit 1; }
+case $reported in ''|RUNNING*) ;; *) reported=RUNNING; echo "shoal: job $job has started" >&2 ;; esac
 tail -n +1 -f "$log" &
 trap "kill $!" EXIT
-while goes_on; do sleep 5; done
+while goes_on; do report; sleep 5; done
 sleep 2  # tail looks once a second
 ended=$(state JobState) code=$(state ExitCode)
 [ "$ended" = COMPLETED ] || echo "shoal: job $job has ended: $ended" >&2
@@ -66,12 +77,33 @@ constexpr LaunchVerb kLaunchers[] = {
 struct LaunchTexts {
   LaunchRequest request;
   std::string hosts, time;
-  std::vector<std::string> volumes;
+  std::vector<std::string> volumes, variables;
   bool dry_run = false;
 };
 
-Result<LaunchRequest> requested(const LaunchTexts& given, LaunchTarget launcher) {
+// The variables of --env, and the caller's settings of Shoal. Slurm passes the caller's whole environment on.
+Result<std::vector<LaunchVariable>> requested_variables(const Environment& environment, const std::vector<std::string>& texts, bool slurm) {
+  std::vector<LaunchVariable> out;
+  for (const auto& text : texts) {
+    SHOAL_TRY(auto variable, read_variable(text, [&](const std::string& name) { return environment.find(name); }));
+    out.push_back(std::move(variable));
+  }
+  for (const auto& name : kTrainingSettings) {
+    const auto value = environment.get(name);
+    const bool given = std::any_of(out.begin(), out.end(), [&](const LaunchVariable& v) { return v.name == name; });
+    if (!slurm && !given && !value.empty()) out.push_back({name, value});
+  }
+  // The hosts would refuse a wrong value, some of them late. sbatch passes those of the caller on.
+  SHOAL_OK(check_switches(environment));
+  std::vector<std::string> entries;
+  for (const auto& v : out) entries.push_back(v.name + "=" + v.value);
+  SHOAL_OK(check_switches(Environment(std::move(entries))));
+  return out;
+}
+
+Result<LaunchRequest> requested(const Environment& environment, const LaunchTexts& given, LaunchTarget launcher) {
   LaunchRequest request = given.request;
+  SHOAL_TRY(request.variables, requested_variables(environment, given.variables, launcher == LaunchTarget::kSlurm));
   if (!given.hosts.empty()) SHOAL_OK(read_hosts(given.hosts, request));
   if (!given.time.empty()) {
     SHOAL_TRY(request.time, read_limit(given.time));
@@ -111,7 +143,7 @@ int submit_launch(const Common& common, const LaunchVerb& verb, const LaunchRequ
 }
 
 int print_launch(const Common& common, const LaunchVerb& verb, const LaunchTexts& given) {
-  const auto request = requested(given, verb.launcher);
+  const auto request = requested(common.environment, given, verb.launcher);
   if (!request) {
     print_error(request.error(), common.json);
     return kUsage;
@@ -142,18 +174,26 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
                    : pods ? "Number of hosts (default: 1)"
                           : "Names of the hosts: HOST,HOST; the first one leads")
       ->check(not_empty());
-  verb->add_option("--min", request.min, "An elastic run: hosts with which it begins")->check(CLI::PositiveNumber);
-  verb->add_option("--max", request.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
-  verb->add_option("--nproc", request.num_ranks, "Ranks per host (default: as many as it has GPUs, or 1)")->check(CLI::PositiveNumber);
+  verb->add_option("--min", request.min, "An elastic run: hosts with which it begins")->check(positive());
+  verb->add_option("--max", request.max, "An elastic run: hosts that it may have")->check(positive());
+  verb->add_option("--nproc", request.num_ranks, "Ranks per host (default: as many as it has GPUs, or 1)")->check(positive());
   verb->add_flag("--driver", request.trainer, "Run the script once, on the first host: its Trainer starts the ranks");
   verb->add_option("--grace", request.grace_s, "Seconds from a signal to the end of a host's part; its ranks have all but the last six")
       ->capture_default_str();
   verb->add_option("--shoal", request.shoal, "The command on the hosts, as a name or a path")->capture_default_str()->check(not_empty());
-  if (launcher.launcher == LaunchTarget::kSsh)
+  verb->add_option("--env", given.variables,
+                   slurm ? "NAME=VALUE, or NAME for this command's own value: a variable of the run, beside the environment that sbatch "
+                           "passes on; repeatable"
+                         : "NAME=VALUE, or NAME for this command's own value: a variable of the run, beside Shoal's settings such as "
+                           "SHOAL_FSDP; repeatable")
+      ->allow_extra_args(false);
+  if (launcher.launcher == LaunchTarget::kSsh) {
     verb->add_option("--folder", request.folder, "Folder of the hosts in which the script runs (default: the user's home)");
+    verb->add_option("--port", request.port, "Port of the head on the first host (default: 7460)")->check(CLI::Range(1, 65535));
+  }
   if (slurm || pods) {
-    verb->add_option("--gpus-per-host", request.gpus, "GPUs per host")->check(CLI::PositiveNumber);
-    verb->add_option("--cpus-per-host", request.cpus, "CPUs per host")->check(CLI::PositiveNumber);
+    verb->add_option("--gpus-per-host", request.gpus, "GPUs per host")->check(positive());
+    verb->add_option("--cpus-per-host", request.cpus, "CPUs per host")->check(positive());
     verb->add_option("--time", given.time, "Limit of the run: 45m, 4h, 2d, 12:00:00 or 1-12:00:00")->check(not_empty());
   }
   if (slurm) {
@@ -175,8 +215,7 @@ void add_launcher(CommandLine& line, CLI::App* group, const LaunchVerb& launcher
     verb->add_option("--queue", request.queue, "Queue of Kueue in that namespace")->check(not_empty());
   line.on_run(verb, [&line, &given, &launcher](const Common& common) {
     given.request.words = line.command();
-    // After -- stands a command, or a script: no command of a PATH ends with .py.
-    given.request.is_script = line.command_is_script() || (!line.command().empty() && line.command().front().ends_with(".py"));
+    given.request.is_script = line.command_is_script();
     return print_launch(common, launcher, given);
   });
 }

@@ -126,7 +126,7 @@ std::string folder_of(const RunOptions& options, const Allocation& allocation) {
 
 int run(const Common& common, const RunOptions& given) {
   std::signal(SIGCHLD, SIG_DFL);  // some supervisors let it be ignored, and then no child has an exit code
-  if (given.list_variables) return list_variables(common);
+  if (given.list_variables) return finish_output(list_variables(common));
   if (given.launch.joins && given.folder.empty() && given.launch.leader.empty()) {
     return refuse(common, invalid_argument("nothing says which run this host joins")
                               .with_reason("Incomplete")
@@ -136,6 +136,7 @@ int run(const Common& common, const RunOptions& given) {
     return refuse(
         common,
         invalid_argument("nothing to run").with_reason("Usage").with_hint("shoal run SCRIPT [ARGS]   or   shoal run -- CMD [ARGS]"));
+  if (const auto right = check_switches(common.environment); !right) return refuse(common, right.error());
   const OwnNames own = own_names(given.launch);
   const auto allocation = decide_allocation(given.launch, common.environment, own);
   if (!allocation) return refuse(common, allocation.error());
@@ -155,7 +156,7 @@ int run(const Common& common, const RunOptions& given) {
                 {"ranks_per_host", num_ranks},
                 {"folder", folder_path},
                 {"taken", allocation->taken}});
-    return kOk;
+    return finish_output(kOk);
   }
   print(stderr, "shoal: {}{}\n", in_words(*allocation, num_ranks, options),
         allocation->taken.empty() ? "" : fmt::format(" ({})", fmt::join(allocation->taken, " ")));
@@ -190,6 +191,7 @@ void add_run(CommandLine& line) {
       "run", "Train on all hosts of an allocation: the same command on each of them, or on one host alone (docs/launch.md)");
   line.takes_command(verb, CommandLine::Command::kProgramOrScript);
   line.set_usage_exit(verb, kDoNotRetry);
+  line.keeps_programs_code(verb);
   verb->add_option_function<std::string>(
       "--nproc,--nproc-per-node",
       [&options](const std::string& text) {
@@ -200,15 +202,14 @@ void add_run(CommandLine& line) {
         options.launch.num_ranks = static_cast<std::uint32_t>(number);
       },
       "Ranks per host; auto: as many as the host has GPUs, or 1 (default: auto, or what the scheduler's variables say)");
-  verb->add_option("--min", options.launch.min, "An elastic run: hosts with which it begins")->check(CLI::PositiveNumber);
-  verb->add_option("--max", options.launch.max, "An elastic run: hosts that it may have")->check(CLI::PositiveNumber);
+  verb->add_option("--min", options.launch.min, "An elastic run: hosts with which it begins")->check(positive());
+  verb->add_option("--max", options.launch.max, "An elastic run: hosts that it may have")->check(positive());
   auto* driver = verb->add_flag("--driver", options.trainer,
                                 "Run the script once, on the first host: its Trainer starts the ranks (implied by --min and --max)");
   auto* nodes =
       verb->add_option("--hosts", options.launch.nodes, "Names or addresses of all hosts, the same list on each; the first one leads")
           ->delimiter(',');
-  auto* num_nodes =
-      verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(CLI::PositiveNumber);
+  auto* num_nodes = verb->add_option("--nnodes", options.launch.num_nodes, "Number of hosts, where no variable says it")->check(positive());
   auto* node_rank = verb->add_option("--node-rank", options.launch.node_rank, "This host's number, from 0, where no variable says it");
   verb->add_option("--master-addr", options.launch.leader, "The first host, where no variable says it");
   verb->add_flag("--join", options.launch.joins,
@@ -225,12 +226,12 @@ void add_run(CommandLine& line) {
                    "directory)");
   verb->add_option("--join-timeout", options.join_timeout_s, "Seconds until all hosts have to be there")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_option("--grace", options.grace_s,
                    "Seconds from SIGTERM, SIGUSR1 or SIGUSR2 to the end of this command; the ranks have all but the last 6 of them (at "
                    "least half) to save")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   verb->add_flag("--dry-run", options.dry_run, "Print what this host would be, and end");
   verb->add_flag("--variables", options.list_variables, "Print the variables that this command reads, and their values");
   line.on_run(verb, [&line, &options](const Common& common) {

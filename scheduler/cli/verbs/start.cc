@@ -295,11 +295,14 @@ int start_head(const Common& common, const StartOptions& options, const actors::
 Result<SessionFolder> session_to_join(const Common& common, const StartOptions& options, const Found& found) {
   SHOAL_TRY(const auto host, public_address(options));
   if (!found.folder) return join(common, host, found, {options.interface, options.data_tls});
-  if (!options.interface.empty() && found.credentials.host != host) {
-    return fail(invalid_argument("this host is in the cluster with the address " +
-                                 (found.credentials.host.empty() ? "127.0.0.1" : found.credentials.host) + ", and --interface " +
-                                 options.interface + " has " + host)
-                    .with_hint("leave --interface out, or leave the cluster first: shoal stop"));
+  const bool numeric = host.find(':') != std::string::npos || host.find_first_not_of("0123456789.") == std::string::npos;
+  const std::string has = found.credentials.host.empty() ? "127.0.0.1" : found.credentials.host;
+  if (!host.empty() && numeric && has != host) {
+    const std::string named = options.interface.empty() ? "--host is " : "--interface " + options.interface + " has ";
+    return fail(invalid_argument("this host is in the cluster with the address " + has + ", and " + named + host)
+                    .with_hint("leave --interface and --host out, or leave the cluster first: shoal stop. If " + has +
+                               " is another host, they share the disk of " + common.target.root +
+                               ": give each host a SHOAL_HOME of its own"));
   }
   if (options.data_tls && !found.credentials.data_tls)
     return fail(invalid_argument("the cluster's head was started without --data-tls").with_reason("DataTls"));
@@ -454,6 +457,11 @@ void check_options(const CLI::App& verb, const StartOptions& options) {
 
 int start(const Common& common, const StartOptions& options) {
   const auto resources = offered_resources(options);
+  const char* const clear_text = "SHOAL_STORE_IN_CLEAR_TEXT";
+  if (const auto right = check_switch(clear_text, common.environment.get(clear_text)); !right) {
+    print_error(right.error(), common.json);
+    return kUsage;
+  }
   if (const auto labels = parse_labels(options.labels); !labels) {
     print_error(labels.error(), common.json);
     return kUsage;

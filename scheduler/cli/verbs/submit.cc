@@ -297,6 +297,10 @@ int submit(const Common& common, const SubmitOptions& o) {
     print_error(invalid_argument("nothing to run").with_hint("shoal submit SCRIPT [ARGS]   or   shoal submit -- CMD [ARGS]"), common.json);
     return kSubmitUsage;
   }
+  if (const auto right = check_switches(common.environment); !right) {
+    print_error(right.error(), common.json);
+    return kSubmitUsage;
+  }
   const auto launch = launch_of(common, o);
   if (!launch) return failed(launch.error());
   const double cpus = o.num_cpus >= 0 ? o.num_cpus : o.num_workers > 0 ? 1 : 0;
@@ -346,6 +350,7 @@ void add_submit(CommandLine& line) {
   auto& options = line.own<SubmitOptions>();
   auto* verb = line.add_verb("submit", "Run a script (SCRIPT [ARGS]) or a command (-- CMD) as a job; exits with its code");
   line.takes_command(verb, CommandLine::Command::kProgramOrScript);
+  line.keeps_programs_code(verb);
   line.set_usage_exit(verb, kSubmitUsage);
   verb->add_option("--num-workers", options.num_workers, "Run N ranks, placed together, with torchrun's environment variables");
   verb->add_option("--num-cpus", options.num_cpus, "CPUs of each process (default: 1 with --num-workers, else 0)")->check(amount());

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from shoal import _native, collective
-from shoal._core.variables import variable
+from shoal._core.variables import switch, variable
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._layout import process_group
 from shoal.spmd._layout.errors import DivergedError
@@ -175,7 +175,7 @@ class Processes(World):
 
     @property
     def verifies(self):
-        return variable("SHOAL_SPMD_VERIFY", "1") not in ("0", "false", "off", "no")
+        return switch("SHOAL_SPMD_VERIFY", default=True)
 
     def verify(self, what, digest):
         mine = torch.tensor([digest], dtype=torch.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from shoal._core.variables import switch
+
 # Environment variables passed to the ranks, and the beginnings of those that are passed where workers have devices.
 _SETTINGS = (
     "SHOAL_FSDP",
@@ -23,5 +25,8 @@ _OF_THE_NODE = ("CUDA_VISIBLE_DEVICES",)  # it chooses a worker's device
 
 def inherited_settings(use_gpu: bool, given: Collection[str] = ()) -> dict[str, str]:
     """Returns the variables of this process that ranks inherit, without those in ``given``, which the ranks get by other means."""
+    for name in ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_RECORD"):
+        if name not in given:
+            switch(name)  # a wrong value is an error here, not one of each rank
     names = [*_SETTINGS, *(n for n in os.environ if use_gpu and n.startswith(_OF_DEVICES) and n not in _OF_THE_NODE)]
     return {name: os.environ[name] for name in names if name in os.environ and name not in given}

@@ -2,20 +2,123 @@
 # Starts the run on each host, and follows the output of the first one. Ctrl-C leaves the run alone.
 # SIGTERM to a host's process (NAME-NUMBER.pid) asks it to save and leave; on the first host it ends the run.
 set -euo pipefail
+name=train
 hosts=(gpu1 gpu2 gpu3)
 folder=''\''/data/my run'\'''
 shoal=shoal
+script=examples/train.py
 words='--hosts gpu1,gpu2,gpu3 --min 2 --max 8 --nproc 8 --grace 100 examples/train.py --steps 100'
-# The hosts may share the folder, so the first one alone removes the record of an earlier run, before the others begin.
-# The hosts meet by a secret. It goes through stdin: every user of a host can read the words of a command.
+variables=''
+# The hosts meet by a secret. A host gets its commands through stdin: every user of a host can read the words of a command.
 secret=$(openssl rand -hex 32)
 
-for number in "${!hosts[@]}"; do
-  ssh -o BatchMode=yes "${hosts[number]}" "cd $folder && { [ $number != 0 ] || rm -rf shoal-run/train; } &&
-    read -r SHOAL_TOKEN && export SHOAL_TOKEN && {
-    nohup $shoal run --node-rank $number --run-folder shoal-run/train $words >train-$number.log 2>&1 &
-    echo \$! >train-$number.pid; }" <<<"$secret"
-done
+on() { ssh -o BatchMode=yes -o ConnectTimeout=30 "${hosts[$1]}" 'exec sh -s'; }
 
-ssh -o BatchMode=yes "${hosts[0]}" "cd $folder && tail --pid=\$(cat train-0.pid) -n +1 -f train-0.log"
-exit "$(ssh -o BatchMode=yes "${hosts[0]}" "cd $folder && sed -n 's/.*\"exit_code\": *\([0-9]*\).*/\1/p' shoal-run/train/exit.json")"
+# The first commands for the host of number $1.
+begin() {
+  printf '%s\n' "number=$1" "name=$name" "shoal=$shoal" "script=$script" "$variables" "set -- $words" \
+    "cd -- $folder 2>/dev/null || { echo 'cannot enter the folder' $folder; exit 1; }"
+  cat <<'END'
+is_of_run() {  # the process lives, and is one of this run in this folder
+  tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -qF -e " --run-folder shoal-run/$name " &&
+    [ "$(readlink "/proc/$1/cwd")" = "$(pwd -P)" ]
+} 2>/dev/null
+END
+}
+
+# Refuses a host that cannot begin, or on which an earlier run of this name lives.
+check() {
+  begin "$1"
+  cat <<'END'
+[ -w . ] || { echo "cannot write to the folder $PWD; pass another --folder"; exit 1; }
+for file in "$name"-[0-9]*.pid; do
+  [ -f "$file" ] && pid=$(cat "$file") && is_of_run "$pid" || continue
+  echo "an earlier run $name lives there ($PWD/$file): end it by 'kill $pid', or pass another --name"
+  exit 1
+done
+found=$(command -v "$shoal") && [ -x "$found" ] && [ ! -d "$found" ] || {
+  echo "there is no command $shoal. Install Shoal there, or pass --shoal PATH; commands of ssh have PATH=$PATH"
+  exit 1
+}
+[ -z "$script" ] || [ -f "$script" ] || [ "$number" != 0 ] || { echo "there is no script $script in $PWD; --folder names the hosts' folder"; exit 1; }
+said=$("$shoal" run --dry-run --node-rank "$number" --run-folder "shoal-run/$name" "$@" 2>&1 </dev/null)
+code=$?
+case $code,$said in
+  0,*"host $number of "*) ;;
+  93,*) echo "$said"; exit 1 ;;
+  *) echo "$shoal is no command of Shoal that runs there (exit code $code); pass --shoal PATH. It says: $said"; exit 1 ;;
+esac
+END
+}
+
+# The hosts may share the folder, so the first one alone removes the record of an earlier run, before the others begin.
+start() {
+  begin "$1"
+  printf '%s\n' "SHOAL_TOKEN=$secret" 'export SHOAL_TOKEN'
+  cat <<'END'
+[ "$number" != 0 ] || rm -rf "shoal-run/$name"
+rm -f "$name-$number.pid"
+nohup "$shoal" run --node-rank "$number" --run-folder "shoal-run/$name" "$@" >"$name-$number.log" 2>&1 </dev/null &
+echo $! >"$name-$number.pid" || { kill $!; exit 1; }
+END
+}
+
+end() {
+  begin "$1"
+  cat <<'END'
+pid=$(cat "$name-$number.pid") || exit 0
+if is_of_run "$pid"; then
+  kill "$pid"
+  timeout 60 tail --pid="$pid" -f /dev/null || kill -KILL "$pid"
+fi
+rm -f "$name-$number.pid"
+END
+}
+
+# Prints why a host failed; $2 is the exit code of its ssh.
+explain() {
+  local said
+  said=$(cat "$notes/$1")
+  [ "$2" != 255 ] || said="${said:-ssh ended with exit code 255} ('ssh ${hosts[$1]} true' has to work without a question)"
+  echo "shoal: host ${hosts[$1]}: ${said:-the start ended with exit code $2}" >&2
+}
+
+end_started() {
+  local number
+  for ((number = 0; number < started; ++number)); do
+    end "$number" | on "$number" >/dev/null 2>&1 ||
+      echo "shoal: host ${hosts[number]}: no answer; end the process in $name-$number.pid there" >&2
+  done
+}
+
+notes=$(mktemp -d) started=0 failed=0 checks=()
+trap 'rm -rf "$notes"' EXIT
+trap 'end_started; exit 130' INT
+trap 'end_started; exit 143' TERM
+for number in "${!hosts[@]}"; do
+  check "$number" | on "$number" >"$notes/$number" 2>&1 &
+  checks[number]=$!
+  ((number % 8 != 7)) || wait  # a host on the way may refuse many connections at once
+done
+for number in "${!hosts[@]}"; do
+  code=0
+  wait "${checks[number]}" || code=$?
+  ((code == 0)) || { explain "$number" "$code"; failed=1; }
+done
+((failed == 0)) || { echo "shoal: no host was started" >&2; exit 1; }
+for number in "${!hosts[@]}"; do
+  code=0 started=$((number + 1))
+  start "$number" | on "$number" >"$notes/$number" 2>&1 || code=$?
+  ((code != 0)) || continue
+  explain "$number" "$code"
+  end_started
+  echo "shoal: the hosts that were started have ended" >&2
+  exit 1
+done
+trap - INT TERM
+echo "shoal: the run $name has begun; Ctrl-C leaves it alone" >&2
+
+{ begin 0; echo 'tail --pid="$(cat "$name-0.pid")" -n +1 -f "$name-0.log"'; } | on 0 || true
+code=$({ begin 0; echo 'sed -n "s/.*\"exit_code\": *\([0-9]*\).*/\1/p" "shoal-run/$name/exit.json"'; } | on 0) || true
+[ -n "$code" ] || { echo "shoal: host ${hosts[0]} does not say how the run ends; $name-0.log there may" >&2; exit 1; }
+exit "$code"
