@@ -117,7 +117,7 @@ Run trained() {
       runtime::StepRow row;
       row.step = step, row.rank = rank, row.world = 2, row.total_us = row.longest_us = 10'000;
       row.end_us = kNow - static_cast<std::int64_t>(40 - step) * 10'000;
-      row.in(runtime::Place::kForward) = 9'000, row.in(runtime::Place::kGather) = 1'000;
+      row.in(runtime::Activity::kForward) = 9'000, row.in(runtime::Activity::kGather) = 1'000;
       p.steps.rows.push_back(row);
     }
     p.live.emplace();
