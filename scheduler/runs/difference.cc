@@ -94,7 +94,8 @@ std::string activity_name(const Compared& c) {
                                                             {"save", "checkpoints"},
                                                             {"gather", "waits for parameters"},
                                                             {"reduce", "waits for gradients"},
-                                                            {"window", "waits for readers of parameters"}};
+                                                            {"window", "waits for readers of parameters"},
+                                                            {"sync", "waits for the other ranks"}};
   const auto name = kNames.find(c.activity);
   const std::string activity = name == kNames.end() ? c.activity : name->second;
   return c.unit.empty() ? activity : activity + " of " + c.unit;

@@ -14,7 +14,7 @@ using runtime::StepRow;
 
 namespace {
 
-// A rank is stuck once it is at a activity this long, and this many times as long as in its longest step there.
+// A rank is stuck once an activity lasts this long, and this many times as long as in its longest step.
 constexpr double kStuckUs = 750'000;
 constexpr double kTimesLongest = 5;
 // In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
@@ -46,6 +46,8 @@ const char* activity_text(Activity activity) {
       return "in the wait for gradients";
     case Activity::kWindow:
       return "in the wait for readers of its parameters";
+    case Activity::kSync:
+      return "in a wait for the other ranks";
     case Activity::kEnded:
       break;
   }

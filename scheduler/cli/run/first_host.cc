@@ -15,6 +15,7 @@
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/run/host_part.h"
 #include "scheduler/cli/run/run_signals.h"
+#include "scheduler/cli/run/run_watch.h"
 
 namespace shoal::scheduler::cli {
 
@@ -202,6 +203,7 @@ class FirstHost final : public HostPart {
   int follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
     int stopped = 0, ended_by = 0;
+    RunWatch watch(host_.folder.path());
     std::optional<runtime::TimePoint> alone_by;  // the cluster has ended: the script's command has until then to end by itself
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
@@ -225,6 +227,7 @@ class FirstHost final : public HostPart {
         alone_by = runtime::TimePoint::max();
       }
       context_->run_until([] { return false; }, kTick);
+      watch.look(clock_->unix_millis() * 1000);
     }
     return ended_by;
   }

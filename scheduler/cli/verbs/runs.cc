@@ -161,7 +161,7 @@ int diff_runs(const Common& common, const RunsOptions& options) {
     return kOk;
   }
   print(stdout, "{} after {}: {}\n\n", after->run().name, before->run().name, d.sentence);
-  auto rows = d.places;
+  auto rows = d.activities;
   rows.insert(rows.begin(), d.step);
   const auto places = difference_table(rows);
   print_table(places.header, places.rows);
