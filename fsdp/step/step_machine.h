@@ -160,6 +160,8 @@ class StepMachine {
   Phase phase(int unit) const { return units_[at(unit)].phase; }
   View view(int unit) const { return units_[at(unit)].view; }
   UnitRules::AfterForward after_forward(int unit) const;
+  // The optimizer updates units in the pass that reduces them.
+  bool steps_in_backward() const { return optimizer_in_backward_ && any_reduces(); }
   // The gradients of all the unit's groups are reduced over all replicas, of which there may be one.
   bool everywhere(int unit) const;
   // A group whose reduction begins now is updated as soon as it ends, and not read again in this step.

@@ -28,11 +28,11 @@ void bind_telemetry(nb::module_& m) {
            }),
            nb::arg("run"), nb::arg("role"), nb::arg("rank"), nb::arg("world"), nb::arg("local_rank"), nb::arg("host"), nb::arg("device"),
            nb::arg("argv"))
-      .def("go", &Telemetry::go, nb::arg("activity"))
-      .def_prop_ro("activity", &Telemetry::activity)
+      .def("begin", &Telemetry::begin, nb::arg("activity"), nb::arg("key") = -1)
+      .def("end", &Telemetry::end, nb::arg("activity"), nb::arg("key") = -1)
+      .def("begin_batch", &Telemetry::begin_batch)
       .def("wait_begin", &Telemetry::wait_begin, nb::arg("wait"), nb::arg("unit") = -1)
       .def("wait_end", &Telemetry::wait_end)
-      .def("optimizer_end", &Telemetry::optimizer_end)
       .def("set_member", &Telemetry::set_member, nb::arg("rank"), nb::arg("world"), nb::arg("generation"))
       .def_prop_rw("step", &Telemetry::step, &Telemetry::set_step, "The number of steps that have ended.")
       .def("set_paused", &Telemetry::set_paused, nb::arg("paused"), "Records no step meanwhile, to measure the cost of recording.")

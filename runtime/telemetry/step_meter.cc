@@ -4,6 +4,21 @@
 
 namespace shoal::runtime {
 
+namespace {
+
+bool is_pass(Activity a) { return a == Activity::kForward || a == Activity::kBackward; }
+
+}  // namespace
+
+int StepMeter::unit() const {
+  if (waits_ > 0 && wait_unit_ >= 0) return wait_unit_;
+  return open_.empty() || !is_pass(open_.back().activity) ? -1 : open_.back().key;
+}
+
+bool StepMeter::in_optimizer() const {
+  return std::any_of(open_.begin(), open_.end(), [](const Open& o) { return o.activity == Activity::kOptimizer; });
+}
+
 void StepMeter::count(Nanos now) {
   sums_[static_cast<std::size_t>(activity())] += now - last_;
   last_ = now;
@@ -11,43 +26,52 @@ void StepMeter::count(Nanos now) {
 
 void StepMeter::record(Activity activity, int unit, Nanos begin, Nanos end) {
   if (!detailed_ || spans_.size() >= kMostSpans) return;
-  // Its end decides which step it belongs to, so the begin may lie before that of the step.
-  begin = std::max(begin, begin_);
+  begin = std::max(begin, begin_);                         // a wait may have begun in the step before
   spans_.push_back({activity, unit, begin, end - begin});  // in ns of the clock, until finish()
 }
 
-void StepMeter::go(Activity activity, Nanos now) {
-  if (activity == activity_) return;
+void StepMeter::begin(Activity activity, int key, Nanos now) {
   count(now);
-  if (activity_ == Activity::kLoader || activity_ == Activity::kOptimizer || activity_ == Activity::kSave)
-    record(activity_, -1, activity_begin_, now);
-  if (ended_ && (activity == Activity::kForward || activity == Activity::kLoader || activity == Activity::kSave)) complete_ = true;
-  if (ended_ && activity == Activity::kOptimizer) ended_.reset();
-  activity_ = activity;
-  activity_begin_ = now;
+  if (activity == Activity::kOptimizer) {
+    // An exception has left the optimizer's step before.
+    const auto left = std::find_if(open_.begin(), open_.end(), [&](const Open& o) { return o.activity == activity && o.key == key; });
+    open_.erase(left, open_.end());
+    const bool again = std::find(stepped_.begin(), stepped_.end(), key) != stepped_.end();
+    if (ended_ && again && !batches_) complete_ = true;
+    if (ended_ && !complete_) ended_.reset();
+  } else if (ended_ && !batches_ && !in_optimizer()) {
+    complete_ = true;
+  }
+  if (open_.size() < kMostOpen) open_.push_back({activity, key, now});
 }
 
-void StepMeter::unit_begin(Activity activity, int unit, Nanos now) {
-  go(activity, now);
-  open_.push_back({activity, unit, now});
-  unit_ = unit;
-}
-
-void StepMeter::unit_end(Activity activity, int unit, Nanos now) {
-  // A unit that did not end, because an exception has left it, ends with the one around it.
-  const auto at = std::find_if(open_.rbegin(), open_.rend(), [&](const Open& o) { return o.activity == activity && o.unit == unit; });
+void StepMeter::end(Activity activity, int key, Nanos now) {
+  const auto at = std::find_if(open_.rbegin(), open_.rend(), [&](const Open& o) { return o.activity == activity && o.key == key; });
   if (at == open_.rend()) return;
   count(now);
-  record(activity, unit, at->begin, now);
-  open_.erase(at.base() - 1, open_.end());
-  unit_ = open_.empty() ? -1 : open_.back().unit;
+  for (const auto first = static_cast<std::size_t>(open_.rend() - at) - 1; open_.size() > first; open_.pop_back()) {
+    const auto& o = open_.back();
+    record(o.activity, is_pass(o.activity) ? o.key : -1, o.begin, now);
+  }
 }
 
-void StepMeter::end_pass(Nanos now) {
+void StepMeter::end_optimizer(int key, Nanos now, std::optional<Nanos> cpu) {
+  end(Activity::kOptimizer, key, now);
   count(now);
-  for (; !open_.empty(); open_.pop_back()) record(open_.back().activity, open_.back().unit, open_.back().begin, now);
-  unit_ = -1;
-  go(Activity::kElsewhere, now);
+  if (std::find(stepped_.begin(), stepped_.end(), key) == stepped_.end()) stepped_.push_back(key);
+  ended_ = Ended{now, cpu, sums_, spans_.size()};
+  complete_ = false;
+}
+
+void StepMeter::begin_batch(Nanos now) {
+  unwind(now);
+  batches_ = true;
+  complete_ = ended_.has_value();
+}
+
+void StepMeter::unwind(Nanos now) {
+  count(now);
+  open_.clear();
 }
 
 void StepMeter::wait_begin(Activity wait, int unit, Nanos now) {
@@ -73,17 +97,13 @@ void StepMeter::wait_end(Nanos now) {
   record(wait_, wait_unit_, wait_begin_, now);
 }
 
-void StepMeter::end_step(Nanos now, Nanos cpu) {
-  go(Activity::kElsewhere, now);
-  ended_ = Ended{now, cpu, sums_, spans_.size()};
-  complete_ = false;
+std::optional<StepMeter::Step> StepMeter::take() { return complete_ ? std::optional(finish()) : std::nullopt; }
+
+std::optional<StepMeter::Step> StepMeter::take_idle(bool last) {
+  return ended_ && (last || (open_.empty() && waits_ == 0)) ? std::optional(finish()) : std::nullopt;
 }
 
-std::optional<StepMeter::Step> StepMeter::take() { return complete_ ? finish() : std::nullopt; }
-
-std::optional<StepMeter::Step> StepMeter::take_last() { return ended_ ? finish() : std::nullopt; }
-
-std::optional<StepMeter::Step> StepMeter::finish() {
+StepMeter::Step StepMeter::finish() {
   constexpr Nanos kMicro = 1000;
   Step out;
   out.begin = begin_, out.end = ended_->end;
@@ -93,23 +113,16 @@ std::optional<StepMeter::Step> StepMeter::finish() {
     sums_[i] -= ended_->sums[i];
   }
   out.row.longest_us = out.row.total_us;
-  out.row.cpu_us = cpu_ < 0 ? 0 : (ended_->cpu - cpu_) / kMicro;
+  if (cpu_ && ended_->cpu) out.row.cpu_us = (*ended_->cpu - *cpu_) / kMicro;
   const auto last = spans_.begin() + static_cast<std::ptrdiff_t>(ended_->spans);
   for (auto s = spans_.begin(); s != last; ++s)
     out.spans.push_back({s->activity, s->unit, (s->from_us - begin_) / kMicro, s->length_us / kMicro});
   spans_.erase(spans_.begin(), last);
   begin_ = ended_->end, cpu_ = ended_->cpu;
   ended_.reset();
+  stepped_.clear();
   complete_ = false;
   return out;
-}
-
-void StepMeter::unwind(Nanos now) {
-  wait_end(now);
-  waits_ = 0;
-  open_.clear();
-  unit_ = -1;
-  go(Activity::kElsewhere, now);
 }
 
 }  // namespace shoal::runtime

@@ -1,9 +1,13 @@
 // Divides the time of a rank's training thread among activities (live_page.h), and adds it up by step.
 //
-// Pure: the caller passes times. Waits lie inside a forward or backward and count only as waits. A step ends with its optimizer's step. A
-// program may have several optimizers, so the row is complete once something else follows: take() returns it.
+// Pure: the caller passes times. Activities lie inside each other: the innermost one counts, and the one around it goes on after it. Waits
+// lie inside any activity, and count instead of it.
+//
+// A step ends with its optimizer's step. A program may have several optimizers, so the step is complete once something else follows:
+// a forward, the loader, the same optimizer again. A loop that reports its batches has one step per batch in which an optimizer stepped.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -24,59 +28,65 @@ class StepMeter {
 
   explicit StepMeter(Nanos now) : begin_(now), last_(now) {}
 
-  Activity activity() const { return waits_ > 0 ? wait_ : activity_; }
-  int unit() const { return unit_; }
+  Activity activity() const { return waits_ > 0 ? wait_ : inner(); }
+  int unit() const;  // the innermost unit, or -1
   // A step has ended that take() has not returned.
   bool ended() const { return ended_.has_value(); }
 
-  // The thread begins an activity that is no wait.
-  void go(Activity activity, Nanos now);
-  // The forward or backward of a unit, inside of others.
-  void unit_begin(Activity activity, int unit, Nanos now);
-  void unit_end(Activity activity, int unit, Nanos now);
-  // The backward pass has ended, and with it units whose own end nothing reports: their inputs need no gradients.
-  void end_pass(Nanos now);
+  // `key`: distinguishes activities of one kind: a unit's number, an optimizer's, or -1.
+  void begin(Activity activity, int key, Nanos now);
+  // Also ends activities inside of it, whose own ends an exception has prevented, or nothing reports. Without such an activity: nothing.
+  void end(Activity activity, int key, Nanos now);
+  // `cpu`: CPU time of the calling thread since any fixed time, if that is known.
+  void end_optimizer(int key, Nanos now, std::optional<Nanos> cpu);
+  // The program draws its next batch.
+  void begin_batch(Nanos now);
+  // Forgets all activities: the program has left them.
+  void unwind(Nanos now);
   // Waits may lie inside each other: the outer one counts.
   void wait_begin(Activity wait, int unit, Nanos now);
   void wait_end(Nanos now);
-  // The optimizer's step has ended. `cpu`: of the thread, since any fixed time.
-  void end_step(Nanos now, Nanos cpu);
+
   // The step that has ended, if no optimizer of the same step can follow.
   std::optional<Step> take();
-  // The same, if the program does nothing else for now.
-  std::optional<Step> take_last();
-  // An exception has left the step: open units and waits are forgotten.
-  void unwind(Nanos now);
+  // The same, if the program does nothing else; `last`: whatever it does.
+  std::optional<Step> take_idle(bool last);
 
   void set_detailed(bool on) { detailed_ = on; }
 
  private:
   struct Open {
     Activity activity;
-    int unit;
+    int key;
     Nanos begin;
   };
-  void count(Nanos now);
-  void record(Activity activity, int unit, Nanos begin, Nanos end);
-  std::optional<Step> finish();
-
-  static constexpr std::size_t kMostSpans = 20'000;  // in one step; a loop without an optimizer makes no end
-
-  Nanos begin_, last_;
-  Nanos cpu_ = -1;
-  Activity activity_ = Activity::kElsewhere, wait_ = Activity::kGather;
-  int unit_ = -1, waits_ = 0, wait_unit_ = -1;
-  Nanos wait_begin_ = 0, activity_begin_ = 0;
-  std::array<Nanos, kNumActivities> sums_ = {};
-  std::vector<Open> open_;
-  std::vector<Span> spans_;
-  bool detailed_ = true;
   struct Ended {
-    Nanos end, cpu;
+    Nanos end;
+    std::optional<Nanos> cpu;
     std::array<Nanos, kNumActivities> sums;
     std::size_t spans;
   };
-  std::optional<Ended> ended_;  // the optimizer's step has ended, and another one's may follow
+
+  Activity inner() const { return open_.empty() ? Activity::kElsewhere : open_.back().activity; }
+  bool in_optimizer() const;
+  void count(Nanos now);
+  void record(Activity activity, int unit, Nanos begin, Nanos end);
+  Step finish();
+
+  // A loop without an optimizer ends no step.
+  static constexpr std::size_t kMostSpans = 20'000, kMostOpen = 1000;
+
+  Nanos begin_, last_;
+  std::optional<Nanos> cpu_;  // at the end of the step before
+  std::array<Nanos, kNumActivities> sums_ = {};
+  std::vector<Open> open_;
+  int waits_ = 0, wait_unit_ = -1;
+  Activity wait_ = Activity::kGather;
+  Nanos wait_begin_ = 0;
+  std::vector<Span> spans_;
+  bool detailed_ = true, batches_ = false;
+  std::optional<Ended> ended_;  // an optimizer's step has ended, and another one's may follow
+  std::vector<int> stepped_;    // the optimizers of the present step
   bool complete_ = false;       // no further one can follow
 };
 

@@ -1,7 +1,6 @@
 #include "runtime/telemetry/telemetry.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -11,7 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -33,7 +32,6 @@ constexpr std::int64_t kDetailInterval = 2 * kSecond;
 constexpr std::int64_t kRetryInterval = 5 * kSecond;
 constexpr std::int64_t kIdle = kSecond;         // nothing else follows a step after that time
 constexpr std::int64_t kClockJumpUs = 500'000;  // NTP slews by less within a quarter of a second
-constexpr std::size_t kPageBytes = 4096;
 
 std::int64_t time_of_day_us() {
   timespec now{};
@@ -98,12 +96,23 @@ std::int64_t runqueue_us(std::int32_t thread) {
   return waiting / 1000;
 }
 
-LivePage* make_page(const Fd& folder) {
-  const Fd file(openat(folder.get(), "live", O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  // A store into a page without a block on the disk would end the process once the disk is full.
-  if (!file || posix_fallocate(file.get(), 0, kPageBytes) != 0) return nullptr;
-  void* const at = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  return at == MAP_FAILED ? nullptr : static_cast<LivePage*>(at);
+// Counts the forks of this process, so that a forked child knows itself without a system call.
+std::atomic<int> forks = 0;
+
+void count_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+}
+
+// A table of options whose values a file must not have is Python's matter; this is about the file's place only.
+Fd make_folder(const std::string& run, const std::string& name) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::create_directories(fs::path(run).parent_path(), error);
+  const auto all = run + "/processes";
+  for (const auto& path : {run, all, all + "/" + name})
+    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return {};
+  return Fd(::open((all + "/" + name).c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 }  // namespace
@@ -115,18 +124,16 @@ std::int64_t Telemetry::now_ns() {
 }
 
 Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, ProcessFacts facts) {
-  namespace fs = std::filesystem;
+  count_forks();
   const auto start = time_of_day_us();
   const auto name = fmt::format("{}-{}-{}", plain(facts.host), getpid(), start);
-  const auto path = fs::path(run) / "processes" / name;
-  const mode_t before = umask(0077);
-  std::error_code error;
-  fs::create_directories(path, error);
-  umask(before);
-  if (error) return fail(from_errno(error.value(), path.string()));
-  Fd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder) return fail(from_errno(errno, path.string()));
-  std::shared_ptr<Telemetry> out(new Telemetry(path.string(), std::move(folder), std::move(facts), start));
+  auto folder = make_folder(run, name);
+  const auto path = run + "/processes/" + name;
+  if (!folder) return fail(from_errno(errno, path));
+  // A forked child has no thread to join, and the parent's may wait at the copied condition variable. So it leaves the object alone.
+  std::shared_ptr<Telemetry> out(new Telemetry(path, std::move(folder), std::move(facts), start), [](Telemetry* t) {
+    if (!t->owner_.forked()) delete t;
+  });
   // A process that is killed soon has a name, too.
   SHOAL_OK(out->write_facts(out->facts()));
   out->thread_ = std::make_unique<SideThread>([telemetry = out.get()] { telemetry->run(); });
@@ -136,124 +143,84 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
 Telemetry::Telemetry(std::string path, Fd folder, ProcessFacts facts, std::int64_t start_us)
     : path_(std::move(path)),
       folder_(std::move(folder)),
+      forks_(forks.load(std::memory_order_relaxed)),
       start_us_(start_us),
       facts_(std::move(facts)),
       meter_(now_ns()),
       offset_us_(time_of_day_us() - now_ns() / 1000),
-      page_(make_page(folder_)),
+      shown_since_ns_(now_ns()),
+      thread_id_(static_cast<int>(syscall(SYS_gettid))),
       step_file_(folder_, "steps", {}, merge_rows<StepRow>(step_row, [](StepRow& sum, const StepRow& later) { sum.add(later); })),
       span_file_(folder_, "spans", {.kept = 4}),
       sample_file_(folder_, "samples", {}, merge_rows<SampleRow>(sample_row, add_samples)),
       metric_file_(folder_, "metrics", {},
                    merge_rows<MetricsRow>(metrics_row, [](MetricsRow& sum, const MetricsRow& later) { sum = later; })),
-      event_file_(folder_, "events", {.bytes = 2 * kMostEventBytes, .kept = 1, .levels = 1}) {
-  if (page_ == nullptr) return;
-  page_->pid = getpid();
-  page_->start_us = start_us_;
-  page_->beat_us = start_us_;
-  page_->rank = static_cast<std::uint32_t>(facts_.rank);
-  page_->world = static_cast<std::uint32_t>(facts_.world);
-  page_->generation = static_cast<std::uint32_t>(generation_);
-  page_->thread = static_cast<std::int32_t>(syscall(SYS_gettid));
-  show();
-  page_->magic = LivePage::kMagic;
+      event_file_(folder_, "events", {.bytes = 4 * kMostEventBytes, .kept = 1, .levels = 1}),
+      live_(openat(folder_.get(), "live", O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)) {
+  page_.magic = LivePage::kMagic;
+  page_.pid = getpid();
+  page_.start_us = start_us_;
 }
 
-Telemetry::~Telemetry() {
-  if (owner_.forked()) {
-    (void)thread_.release();  // NOLINT(bugprone-unused-return-value): the thread is the parent's
-    return;
-  }
-  close(std::nullopt, "");
-  if (page_ != nullptr) munmap(page_, kPageBytes);
+Telemetry::~Telemetry() { close(std::nullopt, ""); }
+
+bool Telemetry::silent() const { return silent_.load(std::memory_order_relaxed) || forks.load(std::memory_order_relaxed) != forks_; }
+
+template <class F>
+void Telemetry::at_now(F&& change) {
+  if (silent()) return;
+  const std::lock_guard lock(mutex_);
+  last_event_ns_ = now_ns();
+  change(last_event_ns_);
+  collect(meter_.take());
+  show();
 }
 
 void Telemetry::show() {
-  if (page_ == nullptr) return;
-  const auto activity = static_cast<std::uint32_t>(meter_.activity());
-  if (page_->activity.load(std::memory_order_relaxed) != activity || last_event_ns_ == 0)
-    page_->since_us.store(unix_us(last_event_ns_ == 0 ? now_ns() : last_event_ns_), std::memory_order_relaxed);
-  page_->activity.store(activity, std::memory_order_relaxed);
-  page_->unit.store(meter_.unit(), std::memory_order_relaxed);
+  if (const auto activity = meter_.activity(); std::exchange(shown_, activity) != activity) shown_since_ns_ = last_event_ns_;
 }
 
-void Telemetry::go(Activity activity) {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.go(activity, last_event_ns_);
-  collect(meter_.take());
-  show();
+void Telemetry::begin(Activity activity, int key) {
+  at_now([&](std::int64_t now) { meter_.begin(activity, key, now); });
 }
 
-Activity Telemetry::activity() const {
-  const std::lock_guard lock(mutex_);
-  return meter_.activity();
+void Telemetry::end(Activity activity, int key) {
+  at_now([&](std::int64_t now) { meter_.end(activity, key, now); });
 }
 
-void Telemetry::unit_begin(Activity activity, int unit) {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.unit_begin(activity, unit, last_event_ns_);
-  collect(meter_.take());
-  show();
-}
-
-void Telemetry::unit_end(Activity activity, int unit) {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.unit_end(activity, unit, last_event_ns_);
-  show();
-}
-
-void Telemetry::end_pass() {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.end_pass(last_event_ns_);
-  show();
-}
-
-void Telemetry::wait_begin(Activity wait, int unit) {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.wait_begin(wait, unit, last_event_ns_);
-  show();
-}
-
-void Telemetry::wait_end() {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.wait_end(last_event_ns_);
-  show();
-}
-
-void Telemetry::optimizer_end() {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const auto cpu = thread_cpu_ns();
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.end_step(last_event_ns_, cpu);
-  show();
+void Telemetry::begin_batch() {
+  at_now([&](std::int64_t now) { meter_.begin_batch(now); });
 }
 
 void Telemetry::unwind() {
-  if (paused_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
-  last_event_ns_ = now_ns();
-  meter_.unwind(last_event_ns_);
-  show();
+  at_now([&](std::int64_t now) { meter_.unwind(now); });
+}
+
+void Telemetry::wait_begin(Activity wait, int unit) {
+  at_now([&](std::int64_t now) { meter_.wait_begin(wait, unit, now); });
+}
+
+void Telemetry::wait_end() {
+  at_now([&](std::int64_t now) { meter_.wait_end(now); });
+}
+
+void Telemetry::end_optimizer(int key) {
+  if (silent()) return;
+  const auto cpu = thread_cpu_ns();
+  const auto thread = static_cast<int>(syscall(SYS_gettid));
+  at_now([&](std::int64_t now) {
+    // CPU times of two threads have no difference.
+    const bool same = std::exchange(thread_id_, thread) == thread;
+    meter_.end_optimizer(key, now, same ? std::optional(cpu) : std::nullopt);
+  });
 }
 
 void Telemetry::set_paused(bool paused) {
+  if (silent() && paused) return;
   const std::lock_guard lock(mutex_);
-  collect(meter_.take_last());
+  collect(meter_.take_idle(true));
   meter_ = StepMeter(now_ns());
-  paused_ = paused;
+  silent_ = paused || closed_;
 }
 
 void Telemetry::collect(std::optional<StepMeter::Step> step) {
@@ -263,7 +230,6 @@ void Telemetry::collect(std::optional<StepMeter::Step> step) {
   row.step = steps_;
   row.rank = facts_.rank, row.world = facts_.world, row.generation = generation_;
   row.end_us = unix_us(step->end);
-  if (page_ != nullptr) page_->step.store(steps_, std::memory_order_relaxed);
   const auto due = [&](std::uint64_t number) { return number < 4 || number % detail_every_ == 0; };
   if (due(steps_) && !step->spans.empty() && pending_.spans.size() < kMostPending / 1000)
     pending_.spans.push_back({steps_, facts_.rank, unix_us(step->begin), std::move(step->spans)});
@@ -276,50 +242,64 @@ void Telemetry::collect(std::optional<StepMeter::Step> step) {
 }
 
 void Telemetry::set_member(int rank, int world, int generation) {
+  if (silent()) return;
   const std::lock_guard lock(mutex_);
-  collect(meter_.take_last());
+  collect(meter_.take_idle(true));
   facts_.rank = rank, facts_.world = world, generation_ = generation;
-  if (page_ == nullptr) return;
-  page_->rank = static_cast<std::uint32_t>(rank);
-  page_->world = static_cast<std::uint32_t>(world);
-  page_->generation = static_cast<std::uint32_t>(generation);
 }
 
 void Telemetry::set_step(std::uint64_t step) {
+  if (silent()) return;
   const std::lock_guard lock(mutex_);
-  collect(meter_.take_last());
+  collect(meter_.take_idle(true));
   steps_ = step;
-  if (page_ != nullptr) page_->step = step;
 }
 
 std::uint64_t Telemetry::step() const {
+  if (silent()) return 0;
   const std::lock_guard lock(mutex_);
   return ended_steps();
 }
 
 int Telemetry::add_units(const std::vector<std::string>& names) {
+  if (silent()) return 0;
   const std::lock_guard lock(mutex_);
-  // A loop that runs again after a death makes the same model.
-  const auto same = std::search(units_.begin(), units_.end(), names.begin(), names.end());
-  const auto first = static_cast<int>(same - units_.begin());
-  if (same != units_.end()) return first;
+  for (auto& m : models_) {
+    const auto first = units_.begin() + m.first;
+    if (!m.dropped || !std::equal(first, first + static_cast<std::ptrdiff_t>(m.size), names.begin(), names.end())) continue;
+    m.dropped = false;
+    return m.first;
+  }
+  models_.push_back({static_cast<int>(units_.size()), names.size(), false});
   units_.insert(units_.end(), names.begin(), names.end());
   facts_changed_ = true;
-  return first;
+  return models_.back().first;
+}
+
+void Telemetry::drop_units(int first) {
+  if (silent()) return;
+  const std::lock_guard lock(mutex_);
+  for (auto& m : models_)
+    if (m.first == first) m.dropped = true;
 }
 
 void Telemetry::metrics(const std::vector<std::pair<std::string, double>>& values) {
+  if (silent()) return;
   const std::lock_guard lock(mutex_);
-  if (pending_.metrics.size() < kMostPending) pending_.metrics.push_back({unix_us(now_ns()), ended_steps(), values});
+  if (pending_.metrics.size() < kMostPendingMetrics) pending_.metrics.push_back({unix_us(now_ns()), ended_steps(), values});
 }
 
 void Telemetry::event(const std::string& kind, const std::string& fields) {
+  if (silent()) return;
   const std::lock_guard lock(mutex_);
   add_event(kind, fields);
 }
 
 void Telemetry::add_event(const std::string& kind, const std::string& fields) {
-  if (closed_ || pending_.events.size() > kMostEventBytes / 4) return;
+  if (pending_.events.size() > kMostEventBytes / 4) {
+    ++dropped_events_;
+    return;
+  }
   auto given = Json::parse(fields, nullptr, false);
   if (!given.is_object()) given = {{"text", fields}};
   Json out = {{"t", unix_us(now_ns())}, {"kind", kind}};
@@ -350,65 +330,95 @@ void Telemetry::beat() {
   const auto offset = time_of_day_us() - now / 1000;
   if (const auto jump = offset - offset_us_; std::abs(jump) > kClockJumpUs) add_event("clock", fmt::format(R"({{"us":{}}})", jump));
   offset_us_ = offset;
-  if (page_ != nullptr) page_->beat_us.store(unix_us(now), std::memory_order_relaxed);
+  page_.beat_us = unix_us(now);
+  page_.since_us = unix_us(shown_since_ns_);
+  page_.activity = static_cast<std::uint32_t>(closed_ ? Activity::kEnded : shown_);
+  page_.unit = meter_.unit();
+  page_.step = ended_steps();
+  page_.rank = static_cast<std::uint32_t>(facts_.rank);
+  page_.world = static_cast<std::uint32_t>(facts_.world);
+  page_.generation = static_cast<std::uint32_t>(generation_);
+  page_.thread = thread_id_;
 }
 
 void Telemetry::flush() {
+  const auto now = now_ns();
+  // During an interval in which writes fail, rows wait in memory, up to a bound.
+  const bool writes = !stopped_ns_ || now >= retry_ns_;
   Pending rows;
   std::string text;
+  std::array<char, sizeof(LivePage)> page{};
   {
     const std::lock_guard lock(mutex_);
     beat();
-    if (now_ns() - last_event_ns_ > kIdle || closed_) collect(meter_.take_last());
-    if (std::exchange(facts_changed_, false)) text = facts();
-    std::swap(rows, pending_);
+    std::memcpy(page.data(), static_cast<const void*>(&page_), page.size());
+    if (now - last_event_ns_ > kIdle || closed_) collect(meter_.take_idle(closed_));
+    if (writes) {
+      if (std::exchange(facts_changed_, false)) text = facts();
+      if (const auto dropped = std::exchange(dropped_events_, 0); dropped > 0)
+        pending_.events += fmt::format(R"({{"t":{},"kind":"events_left_out","number":{},"cause":"too many at once"}})"
+                                       "\n",
+                                       unix_us(now), dropped);
+      std::swap(rows, pending_);
+    }
   }
-  const auto now = now_ns();
+  (void)!pwrite(live_.get(), page.data(), page.size(), 0);
+  if (!writes) return;
   std::string samples;
   if (now - sampled_ns_ >= kSecond) {
     sampled_ns_ = now;
     samples = sample();
   }
-  const auto lines = rows.steps.size() + rows.spans.size() + rows.metrics.size();
-  if (stopped_ns_ && now < retry_ns_) {
-    lost_ += lines;
-    return;
-  }
   auto written = text.empty() ? Result<void>() : write_facts(text);
   if (written) written = write(rows, samples);
   const std::lock_guard lock(mutex_);
   if (!written) {
-    if (!text.empty()) facts_changed_ = true;
+    facts_changed_ = facts_changed_ || !text.empty();
     if (!stopped_ns_) stopped_ns_ = now, add_event("recording_stopped", Json{{"cause", written.error().message()}}.dump());
     pending_.events.insert(0, rows.events);
-    lost_ += lines;
+    lost_ += rows.steps.size() + rows.spans.size() + rows.metrics.size();
     retry_ns_ = now + kRetryInterval;
   } else if (stopped_ns_) {
     stopped_ns_.reset();
-    add_event("recording_goes_on", Json{{"lost_rows", lost_}}.dump());
+    add_event("recording_goes_on", Json{{"lost_rows", std::exchange(lost_, 0)}}.dump());
   }
 }
 
-Result<void> Telemetry::write(const Pending& rows, const std::string& samples) {
+Result<void> Telemetry::write(Pending& rows, const std::string& samples) {
   std::string steps, spans, metrics;
   for (const auto& row : rows.steps) steps += to_line(row) + '\n';
   for (const auto& row : rows.spans) spans += to_line(row) + '\n';
   for (const auto& row : rows.metrics) metrics += to_line(row) + '\n';
+  SHOAL_OK(event_file_.append(rows.events.empty() ? "" : kept_events(rows.events)));
+  rows.events.clear();  // what fails from here on is not about them
   SHOAL_OK(step_file_.append(steps));
   SHOAL_OK(span_file_.append(spans));
   SHOAL_OK(metric_file_.append(metrics));
-  SHOAL_OK(sample_file_.append(samples));
-  if (event_file_.bytes() + rows.events.size() <= kMostEventBytes) return event_file_.append(rows.events);
-  if (std::exchange(events_left_out_, true)) return {};
-  return event_file_.append(fmt::format(R"({{"t":{},"kind":"events_left_out","cause":"the events of this process take {} bytes"}})"
-                                        "\n",
-                                        time_of_day_us(), event_file_.bytes()));
+  return sample_file_.append(samples);
+}
+
+std::string Telemetry::kept_events(const std::string& lines) {
+  if (event_file_.bytes() + lines.size() <= kMostEventBytes) return lines;
+  // The few that say what became of the run have room beyond the bound.
+  std::string out;
+  if (!std::exchange(events_left_out_, true))
+    out = fmt::format(R"({{"t":{},"kind":"events_left_out","cause":"the events of this process take {} bytes"}})"
+                      "\n",
+                      time_of_day_us(), event_file_.bytes());
+  for (std::string_view rest = lines; !rest.empty() && event_file_.bytes() + out.size() < 2 * kMostEventBytes;) {
+    const auto line = rest.substr(0, rest.find('\n') + 1);
+    for (const char* kind : {"end", "death", "generation", "verdict"})
+      if (line.find(fmt::format(R"("kind":"{}")", kind)) != std::string_view::npos) out += line;
+    rest.remove_prefix(line.size());
+  }
+  return out;
 }
 
 Result<void> Telemetry::write_facts(const std::string& text) {
   const Fd file(openat(folder_.get(), "process.json.new", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail(from_errno(errno, "process.json"));
   const auto line = text + '\n';
+  errno = ENOSPC;  // of a write that took only a part
   if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return fail(from_errno(errno, "process.json"));
   if (renameat(folder_.get(), "process.json.new", folder_.get(), "process.json") != 0) return fail(from_errno(errno, "process.json"));
   return {};
@@ -425,7 +435,7 @@ std::string Telemetry::sample() {
   std::int64_t pages = 0;
   statm >> pages >> pages;
   out.rss = pages * sysconf(_SC_PAGESIZE);
-  if (page_ != nullptr) out.runqueue_us = runqueue_us(page_->thread.load(std::memory_order_relaxed));
+  out.runqueue_us = runqueue_us(page_.thread.load(std::memory_order_relaxed));
   const auto memory = machine_memory();
   out.host_free = static_cast<std::int64_t>(memory.available), out.host_total = static_cast<std::int64_t>(memory.total);
   out.pressure_cpu = pressure("/proc/pressure/cpu"), out.pressure_io = pressure("/proc/pressure/io");
@@ -445,12 +455,12 @@ void Telemetry::close(std::optional<int> code, const std::string& cause) {
     if (closed_) return;
     add_event("end", Json{{"code", code ? Json(*code) : Json()}, {"cause", cause}}.dump(-1, ' ', false, Json::error_handler_t::replace));
     closed_ = ends_ = true;
+    silent_ = true;
   }
   wake_.notify_all();
   thread_.reset();
   retry_ns_ = 0;
   flush();
-  if (page_ != nullptr) page_->activity = static_cast<std::uint32_t>(Activity::kEnded);
 }
 
 }  // namespace shoal::runtime

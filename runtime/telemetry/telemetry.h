@@ -42,28 +42,25 @@ class Telemetry {
   Telemetry(const Telemetry&) = delete;
   Telemetry& operator=(const Telemetry&) = delete;
 
-  // ---- the training thread. Each costs less than 100 ns.
-  void go(Activity activity);
-  // The present one, for a scope that ends with it.
-  Activity activity() const;
-  void unit_begin(Activity activity, int unit);
-  void unit_end(Activity activity, int unit);
-  void end_pass();
+  // ---- the training thread: StepMeter's methods. In a forked child they do nothing.
+  void begin(Activity activity, int key = -1);
+  void end(Activity activity, int key = -1);
+  void end_optimizer(int key);
+  void begin_batch();
+  void unwind();
   void wait_begin(Activity wait, int unit);
   void wait_end();
-  void optimizer_begin() { go(Activity::kOptimizer); }
-  void optimizer_end();
-  void unwind();
   // Records no step meanwhile, to measure the cost of recording. Between two steps.
   void set_paused(bool paused);
 
-  // ---- any thread
+  // ---- any thread; nothing of this fails or waits for the disk, but close()
   // The rank's number from the next step on. `step`: the number of steps that have ended.
   void set_member(int rank, int world, int generation);
   void set_step(std::uint64_t step);
   std::uint64_t step() const;
-  // Units of a model; returns the number of the first one.
+  // Units of a model; returns the number of the first one. A model that replaces one whose units were dropped gets the same numbers.
   int add_units(const std::vector<std::string>& names);
+  void drop_units(int first);
   void metrics(const std::vector<std::pair<std::string, double>>& values);
   // `fields`: a JSON object. Times that it lacks are set to now.
   void event(const std::string& kind, const std::string& fields = "{}");
@@ -84,6 +81,9 @@ class Telemetry {
   };
 
   Telemetry(std::string path, Fd folder, ProcessFacts facts, std::int64_t start_us);
+  bool silent() const;  // paused, closed, or in a forked child
+  template <class F>
+  void at_now(F&& change);
   void show();
   void collect(std::optional<StepMeter::Step> step);
   void add_event(const std::string& kind, const std::string& fields);
@@ -93,16 +93,18 @@ class Telemetry {
 
   // ---- the telemetry's thread
   void run();
-  // The time of day, and an event if it has jumped.
+  // The time of day, an event if it has jumped, and the live page.
   void beat();
   void flush();
-  Result<void> write(const Pending& rows, const std::string& samples);
+  Result<void> write(Pending& rows, const std::string& samples);
+  std::string kept_events(const std::string& lines);
   Result<void> write_facts(const std::string& text);
   std::string sample();
 
   const std::string path_;
   const Fd folder_;
   const OwnerProcess owner_;
+  const int forks_;  // how often this process and its ancestors had forked
   const std::int64_t start_us_;
 
   mutable std::mutex mutex_;  // over all that follows, up to the files
@@ -113,13 +115,23 @@ class Telemetry {
   int generation_ = 1;
   std::uint64_t steps_ = 0;
   std::int64_t last_event_ns_ = 0;  // the training thread's last call
-  std::int64_t detailed_since_ns_ = 0;
   std::uint64_t detail_every_ = 1;  // a power of two
-  static constexpr std::size_t kMostPending = 100'000, kMostEventBytes = 4u << 20;
+  static constexpr std::size_t kMostPending = 100'000, kMostPendingMetrics = 10'000, kMostEventBytes = 4u << 20;
   Pending pending_;
   bool facts_changed_ = true, closed_ = false;
-  std::atomic<bool> paused_ = false;
-  LivePage* page_ = nullptr;
+  std::atomic<bool> silent_ = false;
+  std::uint64_t dropped_events_ = 0;
+  // A map of the file would end the process where the file shrinks, and would wait for the disk at a store.
+  LivePage page_ = {};
+  Activity shown_ = Activity::kElsewhere;
+  std::int64_t shown_since_ns_;
+  int thread_id_;  // of the training thread, which made the last step
+  struct Units {
+    int first;
+    std::size_t size;
+    bool dropped;
+  };
+  std::vector<Units> models_;
 
   // ---- the telemetry's thread, and close()
   Segments step_file_, span_file_, sample_file_, metric_file_, event_file_;
@@ -128,6 +140,7 @@ class Telemetry {
   std::int64_t retry_ns_ = 0;
   std::uint64_t lost_ = 0;  // rows that could not be written
   bool events_left_out_ = false;
+  Fd live_;
 
   std::condition_variable wake_;
   bool ends_ = false;

@@ -1,7 +1,6 @@
 #include "runtime/telemetry/telemetry.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -9,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <sstream>
 
@@ -46,14 +46,14 @@ class TelemetryTest : public testing::Test {
 };
 
 void step(Telemetry& telemetry) {
-  telemetry.unit_begin(Activity::kForward, 0);
+  telemetry.begin(Activity::kForward, 0);
   telemetry.wait_begin(Activity::kGather, 0);
   telemetry.wait_end();
-  telemetry.unit_end(Activity::kForward, 0);
-  telemetry.unit_begin(Activity::kBackward, 0);
-  telemetry.unit_end(Activity::kBackward, 0);
-  telemetry.optimizer_begin();
-  telemetry.optimizer_end();
+  telemetry.end(Activity::kForward, 0);
+  telemetry.begin(Activity::kBackward);
+  telemetry.end(Activity::kBackward);
+  telemetry.begin(Activity::kOptimizer, 1);
+  telemetry.end_optimizer(1);
 }
 
 TEST_F(TelemetryTest, AClosedTelemetryHasAllSteps) {
@@ -61,7 +61,6 @@ TEST_F(TelemetryTest, AClosedTelemetryHasAllSteps) {
   {
     const auto telemetry = open();
     at = telemetry->folder();
-    EXPECT_EQ(telemetry->add_units({"", "layers.0"}), 0);
     EXPECT_EQ(telemetry->add_units({"", "layers.0"}), 0);
     EXPECT_EQ(telemetry->add_units({"other"}), 2);
     for (int i = 0; i < 5; ++i) step(*telemetry);
@@ -94,37 +93,96 @@ TEST_F(TelemetryTest, AClosedTelemetryHasAllSteps) {
   EXPECT_EQ(at.parent_path(), folder_ / "run" / "processes");
 }
 
-TEST_F(TelemetryTest, AReaderSeesWhereTheRankIs) {
-  const auto telemetry = open();
-  const Fd file(::open((telemetry->folder() + "/live").c_str(), O_RDONLY));
-  ASSERT_TRUE(file);
-  const auto* const page = static_cast<const LivePage*>(mmap(nullptr, sizeof(LivePage), PROT_READ, MAP_SHARED, file.get(), 0));
-  ASSERT_NE(page, MAP_FAILED);
-  EXPECT_EQ(page->magic, LivePage::kMagic);
-  EXPECT_EQ(page->rank, 1u);
-  telemetry->unit_begin(Activity::kForward, 3);
-  EXPECT_EQ(page->activity, static_cast<std::uint32_t>(Activity::kForward));
-  EXPECT_EQ(page->unit, 3);
-  const auto since = page->since_us.load();
-  telemetry->wait_begin(Activity::kGather, 3);
-  EXPECT_EQ(page->activity, static_cast<std::uint32_t>(Activity::kGather));
-  EXPECT_GE(page->since_us, since);
-  const auto beat = page->beat_us.load();
-  while (page->beat_us == beat) usleep(1000);
-  telemetry->close(0, "");
-  EXPECT_EQ(page->activity, static_cast<std::uint32_t>(Activity::kEnded));
+// The live page of a process's folder, once `ready` holds.
+template <class Ready>
+std::unique_ptr<LivePage> live_page(const Telemetry& telemetry, Ready&& ready) {
+  auto page = std::make_unique<LivePage>();
+  const Fd file(::open((telemetry.folder() + "/live").c_str(), O_RDONLY));
+  while (pread(file.get(), static_cast<void*>(page.get()), sizeof(LivePage), 0) != static_cast<ssize_t>(sizeof(LivePage)) || !ready(*page))
+    usleep(1000);
+  return page;
 }
 
-TEST_F(TelemetryTest, AForkedChildEndsWithoutTheThread) {
+TEST_F(TelemetryTest, AReaderSeesWhatTheRankDoes) {
   const auto telemetry = open();
+  telemetry->begin(Activity::kForward, 3);
+  const auto is = [](Activity a) { return [a](const LivePage& p) { return p.activity == static_cast<std::uint32_t>(a); }; };
+  const auto forward = live_page(*telemetry, is(Activity::kForward));
+  EXPECT_EQ(forward->magic, LivePage::kMagic);
+  EXPECT_EQ(forward->rank, 1u);
+  EXPECT_EQ(forward->unit, 3);
+  telemetry->wait_begin(Activity::kGather, 3);
+  const auto gather = live_page(*telemetry, is(Activity::kGather));
+  EXPECT_GE(gather->since_us, forward->since_us);
+  EXPECT_GT(gather->beat_us, forward->beat_us);
+  std::filesystem::resize_file(telemetry->folder() + "/live", 0);
+  telemetry->wait_end();
+  telemetry->close(0, "");
+  live_page(*telemetry, is(Activity::kEnded));
+}
+
+TEST_F(TelemetryTest, AForkedChildRecordsNothingAndEnds) {
+  auto telemetry = open();
+  step(*telemetry);
   const pid_t child = fork();
   if (child == 0) {
-    telemetry->~Telemetry();
+    step(*telemetry);
+    telemetry->event("of the child");
+    telemetry.reset();  // the parent's thread waits at the copied condition variable
     _exit(0);
   }
   int status = 1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+  telemetry->close(0, "");
+  EXPECT_EQ(lines_of(fs::path(telemetry->folder()) / "steps.0-0.jsonl").size(), 1u);
+}
+
+TEST_F(TelemetryTest, AModelThatReplacesAnotherHasItsUnits) {
+  const auto telemetry = open();
+  EXPECT_EQ(telemetry->add_units({""}), 0);
+  EXPECT_EQ(telemetry->add_units({""}), 1);  // a teacher beside it
+  telemetry->drop_units(0);
+  EXPECT_EQ(telemetry->add_units({"other"}), 2);
+  EXPECT_EQ(telemetry->add_units({""}), 0);
+}
+
+TEST_F(TelemetryTest, AFullDiskLosesNoEvent) {
+  const auto telemetry = open();
+  const auto events = fs::path(telemetry->folder()) / "events.0-0.jsonl";
+  telemetry->event("before");
+  while (!fs::exists(events)) usleep(1000);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{40, before.rlim_max};
+  signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  telemetry->event("meanwhile");
+  usleep(600'000);  // two of its intervals: nothing shows that a write has failed
+  telemetry->event("later");
+  setrlimit(RLIMIT_FSIZE, &before);
+  telemetry->close(0, "");
+  std::vector<std::string> kinds;
+  for (const auto& line : lines_of(events)) kinds.push_back(nlohmann::json::parse(line)["kind"]);
+  EXPECT_EQ(kinds, (std::vector<std::string>{"before", "meanwhile", "recording_stopped", "later", "end"}));
+}
+
+TEST_F(TelemetryTest, TooManyEventsLeaveRoomForTheEnd) {
+  const auto telemetry = open();
+  const std::string text(1000, 'x');
+  const auto events = fs::path(telemetry->folder()) / "events.0-0.jsonl";
+  for (std::uintmax_t size = 0; size < 3u << 20;) {
+    telemetry->event("noise", nlohmann::json{{"text", text}}.dump());
+    std::error_code error;
+    if (const auto now = fs::file_size(events, error); !error) size = now;
+  }
+  for (int i = 0; i < 900; ++i) telemetry->event("noise", nlohmann::json{{"text", text}}.dump());
+  telemetry->event("death", R"({"rank":1})");
+  telemetry->close(0, "");
+  const auto lines = lines_of(events);
+  EXPECT_NE(lines.back().find(R"("kind":"end")"), std::string::npos);
+  EXPECT_NE(lines[lines.size() - 2].find(R"("kind":"death")"), std::string::npos);
+  EXPECT_LE(fs::file_size(events), (4u << 20) + 1000);
 }
 
 TEST_F(TelemetryTest, AnUnusableFolderIsAnError) {

@@ -46,7 +46,7 @@ std::vector<Rank> present_ranks(const Run& run) {
   std::map<int, const Process*> newest;
   int generation = 1;
   for (const auto& p : run.processes) {
-    if (p.rank() < 0 || p.facts.role == "driver") continue;
+    if (p.rank() < 0) continue;
     auto& at = newest[p.rank()];
     // A process that lives counts before one that does not, then the newer one.
     if (at == nullptr || std::make_pair(lives(p), newest_us(p)) > std::make_pair(lives(*at), newest_us(*at))) at = &p;

@@ -31,7 +31,7 @@ const char* state_text(RunState state) {
 }
 
 int Process::rank() const {
-  if (facts.role == "driver") return -1;
+  if (!facts.role.empty() && facts.role != "rank") return -1;
   if (live) return live->rank;
   return steps.rows.empty() ? facts.rank : steps.rows.back().rank;
 }

@@ -119,30 +119,40 @@ class Step {
 
   StepMachine& machine() { return machine_; }
 
+  ~Step() {
+    if (telemetry_) telemetry_->drop_units(first_unit_);
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
   void unit_begins(Activity activity, int unit) {
-    if (telemetry_) telemetry_->unit_begin(activity, first_unit_ + unit);
+    if (telemetry_) telemetry_->begin(activity, first_unit_ + unit);
   }
   void unit_ended(Activity activity, int unit) {
-    if (telemetry_) telemetry_->unit_end(activity, first_unit_ + unit);
+    if (telemetry_) telemetry_->end(activity, first_unit_ + unit);
   }
   void pass_ended() {
-    if (telemetry_) telemetry_->end_pass();
+    if (!telemetry_) return;
+    telemetry_->end(Activity::kBackward);
+    if (!machine_.steps_in_backward()) return;
+    const int key = -2 - first_unit_;  // Python's optimizers have others
+    telemetry_->begin(Activity::kOptimizer, key);
+    telemetry_->end_optimizer(key);
   }
-  void forward_ended(int unit, const Forward& forward) {
-    unit_ended(forward.recomputed ? Activity::kBackward : Activity::kForward, unit);
-    // Else the loss follows, and its time is the forward's.
-    if (telemetry_ && machine_.running() < 0 && (!forward.training || forward.failed)) telemetry_->unwind();
-  }
-  void optimizer_begin() {
+  void optimizer_begin(int key) {
     perform_recovered([&] { return machine_.optimizer_begin(); });
-    if (telemetry_) telemetry_->optimizer_begin();
+    if (telemetry_) telemetry_->begin(Activity::kOptimizer, key);
   }
-  void optimizer_end() {
+  void optimizer_end(int key) {
     perform(machine_.optimizer_end());
-    if (telemetry_) telemetry_->optimizer_end();
+    if (telemetry_) telemetry_->end_optimizer(key);
   }
   void raised() {
     machine_.raised();
+    if (telemetry_) telemetry_->end(Activity::kBackward);
+  }
+  // The program starts its step over.
+  void unwind() {
     if (telemetry_) telemetry_->unwind();
   }
 
@@ -170,6 +180,7 @@ class Step {
 
   void begin_pass() {
     if (machine_.pass() == StepMachine::Pass::kRunning) return;
+    if (telemetry_) telemetry_->begin(Activity::kBackward);
     perform_recovered([&] { return machine_.begin_pass(); });
   }
 
@@ -245,9 +256,8 @@ void bind_forward(StepClass& step) {
       .def(
           "forward_end",
           [](Step& s, int unit, bool training, bool recomputed, bool failed) {
-            const Forward forward{training, recomputed, false, failed};
-            s.perform(s.machine().forward_end(unit, forward));
-            s.forward_ended(unit, forward);
+            s.perform(s.machine().forward_end(unit, {training, recomputed, false, failed}));
+            s.unit_ended(recomputed ? Activity::kBackward : Activity::kForward, unit);
           },
           nb::arg("unit"), nb::arg("training"), nb::arg("recomputed"), nb::arg("failed"))
       .def(
@@ -278,8 +288,8 @@ void bind_backward(StepClass& step) {
           "backward_begin",
           [](Step& s, int unit, std::vector<std::uint64_t> versions) {
             s.check_models();
-            s.unit_begins(Activity::kBackward, unit);
             s.begin_pass();
+            s.unit_begins(Activity::kBackward, unit);
             s.perform(s.machine().backward_begin(unit, std::move(versions)));
           },
           nb::arg("unit"), nb::arg("versions"), "Begins the pass, too, if none runs.")
@@ -308,16 +318,23 @@ void bind_backward(StepClass& step) {
       .def(
           "reduce_kept", [](Step& s, bool alive) { s.perform_recovered([&] { return s.machine().reduce_kept(alive); }); }, nb::arg("alive"))
       .def("raised", &Step::raised)
-      .def("reset", [](Step& s) { s.perform(s.machine().reset(/*all=*/true)); })
-      .def("start_over", [](Step& s) { s.perform(s.machine().start_over()); });
+      .def("reset",
+           [](Step& s) {
+             s.unwind();
+             s.perform(s.machine().reset(/*all=*/true));
+           })
+      .def("start_over", [](Step& s) {
+        s.unwind();
+        s.perform(s.machine().start_over());
+      });
 }
 
 void bind_step_window(StepClass& step) {
   step.def(
           "open_window", [](Step& s, const std::string& caller) { s.perform_recovered([&] { return s.machine().open_window(caller); }); },
           nb::arg("caller"))
-      .def("optimizer_begin", &Step::optimizer_begin)
-      .def("optimizer_end", &Step::optimizer_end)
+      .def("optimizer_begin", &Step::optimizer_begin, nb::arg("key"), "`key`: distinguishes optimizers.")
+      .def("optimizer_end", &Step::optimizer_end, nb::arg("key"))
       .def(
           "serve_publication",
           [](Step& s, int model, int unit, int group) { s.perform(s.machine().serve_publication(model, unit, group)); }, nb::arg("model"),

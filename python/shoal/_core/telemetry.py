@@ -119,12 +119,11 @@ def at(activity: Activity) -> Iterator[None]:
     if (opened := telemetry()) is None:
         yield
         return
-    before = opened.activity
-    opened.go(activity)
+    opened.begin(activity)
     try:
         yield
     finally:
-        opened.go(before)
+        opened.end(activity)
 
 
 @contextlib.contextmanager

@@ -115,6 +115,8 @@ class _Loop:
             if self._relative:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
+        if not self._within and (opened := telemetry()) is not None:
+            opened.begin_batch()
         while self._within or not self._complete():
             if not self._within:
                 opens, self._opened = not self._opened, True

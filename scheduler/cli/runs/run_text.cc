@@ -120,8 +120,8 @@ Table difference_table(const std::vector<runs::Compared>& compared) {
     const std::string change =
         !c.differs ? "-"
                    : fmt::format("{}{} ({:+.0f} %)", c.change_us() < 0 ? "-" : "+", duration_text(std::abs(c.change_us())), part * 100);
-    out.rows.push_back(
-        {c.activity, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change, std::to_string(c.steps)});
+    out.rows.push_back({c.activity, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change,
+                        std::to_string(c.steps)});
   }
   return out;
 }
@@ -134,7 +134,7 @@ Table event_table(const runs::Run& run, std::size_t most) {
   };
   std::vector<Row> rows;
   for (const auto& p : run.processes) {
-    const auto who = p.rank() < 0 ? std::string("driver") : fmt::format("rank {}", p.rank());
+    const auto who = p.rank() < 0 ? p.facts.role : fmt::format("rank {}", p.rank());
     for (const auto& e : p.events.rows) rows.push_back({e.t_us, who, &e});
   }
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.t_us < b.t_us; });

@@ -52,6 +52,10 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 after_first_step: list[Callable[[Root, torch.optim.Optimizer], None]] = []  # called once per model; modules above register here
 
 
+def _key(optimizer: torch.optim.Optimizer) -> int:
+    return id(optimizer) >> 4 & 0x7FFFFFFF
+
+
 def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     replace_by_sharded(optimizer)
     for root in _roots_of(optimizer):
@@ -63,14 +67,14 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
                 f"this model is protected, and its steps are those of one optimizer: a second one, {type(optimizer).__name__}, stepped",
                 hint="give all parameters to one optimizer, in groups",
             )
-        root.optimizer_begin()
+        root.optimizer_begin(_key(optimizer))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue
-        root.optimizer_end()
+        root.optimizer_end(_key(optimizer))
         if not root.stepped:
             root.stepped = True
             for call in after_first_step:

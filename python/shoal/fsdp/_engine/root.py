@@ -221,15 +221,15 @@ class Root:
             for t in self.transfers:
                 t.wait_for_reads()
 
-    def optimizer_begin(self) -> None:
+    def optimizer_begin(self, key: int = 0) -> None:
         announce()
         self.note_left()
-        self.step.optimizer_begin()
+        self.step.optimizer_begin(key)
         self._wait_for_reads()
         self.show_rows(plain=True)
 
-    def optimizer_end(self) -> None:
-        self.step.optimizer_end()
+    def optimizer_end(self, key: int = 0) -> None:
+        self.step.optimizer_end(key)
         if self.rows_plain:
             self.show_rows(plain=False)
 
