@@ -64,7 +64,7 @@ LAYERS = (
     # collectives and optimizers
     ("optim", "collective", "torch", "_stored_names"),
     # sharded parameters on their devices
-    ("fsdp._errors", "fsdp._names", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
+    ("fsdp._errors", "fsdp._names", "fsdp._ranges", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
     # a training step
     ("fsdp._engine", "fsdp._repeats"),
     # plans and descriptions of a sharded model; results have fixed names, because programs may pickle them

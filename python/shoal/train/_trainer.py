@@ -48,9 +48,9 @@ class Trainer:
     over gloo, and of the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each
     worker's current device is its own (*unverified on hardware*).
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT``,
-    ``SHOAL_DEVICE_TRANSPORT`` and ``SHOAL_RUN_FOLDER``, unless a ``runtime_env`` sets them; with ``use_gpu`` also those that begin with
-    ``NCCL_``, ``TORCH_NCCL_``, ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An interface that this process has got from its node is valid on
-    this host only, and is not inherited.
+    ``SHOAL_DEVICE_TRANSPORT``, ``SHOAL_RUN_FOLDER`` and ``SHOAL_NVTX``, unless a ``runtime_env`` sets them; with ``use_gpu`` also those
+    that begin with ``NCCL_``, ``TORCH_NCCL_``, ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An interface that this process has got from its node
+    is valid on this host only, and is not inherited.
     ``on_report``: called in the driver with rank 0's metrics at each report; a list has several. A tracker (``shoal.trackers``), or another
     object with methods ``on_begin(config)``, ``on_change(change)`` and ``on_end(error)``, gets these, too.
     """

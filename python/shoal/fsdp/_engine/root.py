@@ -29,6 +29,7 @@ from shoal.fsdp._engine.writers import announce
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._ranges import Range, around
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.seams import StateSeam
@@ -62,6 +63,7 @@ class Root:
         self.number = next(_numbers)  # in this process
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
+        self.backward_ranges: dict[int, Range] = {}  # by state: those that run
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
@@ -205,6 +207,7 @@ class Root:
         """Reports that an exception has left the running backward pass, if that is so."""
         if self._backward is not None and self._backward() is None:
             self._backward = None
+            self._end_ranges()
             self.step.raised()
 
     def open_window(self, caller: str) -> None:
@@ -222,8 +225,9 @@ class Root:
     def optimizer_begin(self) -> None:
         announce()
         self.note_left()
-        self.step.optimizer_begin()
-        self._wait_for_reads()
+        with around("open_window"):
+            self.step.optimizer_begin()
+            self._wait_for_reads()
         self.show_rows(plain=True)
 
     def optimizer_end(self) -> None:
@@ -301,7 +305,8 @@ class Root:
             t.order_rows(event)
 
     def begin_gather(self, unit: int, group: int, ahead: bool) -> None:
-        self.states[unit].units[group].gathered.begin(ahead)
+        with around("gather", self.states[unit].name):
+            self.states[unit].units[group].gathered.begin(ahead)
 
     def drop_gather(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.drop_begun()
@@ -374,17 +379,26 @@ class Root:
         Variable._execution_engine.queue_callback(partial(self._pass_ends, backward))
 
     def _pass_ends(self, backward: Backward) -> None:
-        self.step.pass_ends(bool(self.forwards))
+        self._end_ranges()
+        with around("end_backward"):
+            self.step.pass_ends(bool(self.forwards))
+
+    def _end_ranges(self) -> None:
+        ranges, self.backward_ranges = self.backward_ranges, {}
+        for r in ranges.values():
+            r.end()
 
     def begin_reduce(self, unit: int, group: int, reshard: bool, everywhere: bool) -> None:
-        self.states[unit].units[group].begin_reduce(reshard, everywhere)
+        with around("reduce", self.states[unit].name):
+            self.states[unit].units[group].begin_reduce(reshard, everywhere)
 
     def finish_reduce(self, unit: int, group: int) -> None:
         u = self.states[unit].units[group]
-        if u.reduces_by_collectives:
-            u.gathered.finish_reduce()
-        elif not self.reductions.finish(u):
-            self._overtaken = True
+        with around("finish_reduce", u.state.name):
+            if u.reduces_by_collectives:
+                u.gathered.finish_reduce()
+            elif not self.reductions.finish(u):
+                self._overtaken = True
 
     def reduce_replicas(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.reduce_replicas()
@@ -403,7 +417,8 @@ class Root:
             return
         self.finish_transfers()
         u = self.states[unit].units[group]
-        self.in_backward_optimizer.update(u)
+        with around("optimizer", u.state.name):
+            self.in_backward_optimizer.update(u)
         for t in self.transfers:
             t.used(u.all_reduce_hook_stream)
 
