@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from shoal import _native
+from shoal._distributed.debugging import provide
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._devices.streams import Transfers, transfers
@@ -78,6 +79,7 @@ class Root:
         self.prefetch_depth = 1  # how many forwards or backwards a unit is unsharded ahead
         for index, s in enumerate(states):
             s.root, s.index = self, index
+        _roots.add(self)
         self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states])
         try:
             self._make_models()
@@ -492,6 +494,23 @@ class Root:
             f"{found[0]}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
             "module to initialize values." + (f"\nParameters of other units on meta device: {others}" if others else "")
         )
+
+
+def _describe_roots() -> list[dict[str, Any]]:
+    """Describes the models of this rank and their passes, for debuggers."""
+    found = []
+    for root in tuple(_roots):
+        if not root.preliminary and root.complete:
+            forward = [s.name or "root" for s in root.states if s.forwarding]
+            model = next(type(s.module).__name__ for s in root.states if s.is_root)
+            running = root._backward
+            backward = running is not None and running() is not None
+            found.append({"model": model, "version": max(root.versions()), "forward": forward, "backward": backward})
+    return found
+
+
+_roots: weakref.WeakSet[Root] = weakref.WeakSet()
+provide("models", _describe_roots)
 
 
 def roots_in(model: nn.Module) -> list[Root]:
