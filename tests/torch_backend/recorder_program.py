@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _WorkerServer
 from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 import shoal.torch
@@ -77,6 +76,8 @@ def post(server, name):
 
 
 def a_debugger_sees_a_rank_that_waits(rank, world, folder):
+    from torch._C._distributed_c10d import _WorkerServer  # as torch.distributed.debug starts it
+
     store = dist.distributed_c10d._get_default_store()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model = fully_shard(model)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,42 @@ def test_a_tensor_that_changes_behind_the_report_has_the_value_of_the_report():
         loss.fill_(9.0)
         gate.set()
     assert tracker.rows == [(0, {"loss": 1.0})]
+
+
+READERS = []
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that counts as one on a device, whose value comes late."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def item(self):
+        raise AssertionError("the step waits for the device")
+
+    def to(self, device):
+        assert device == "cpu"
+        READERS.append(threading.current_thread())
+        return self.as_subclass(torch.Tensor)
+
+
+class Event:
+    """An event of the device that a gate holds up."""
+
+    def __init__(self, gate):
+        self.synchronize = lambda: gate.wait(LIMIT_S)
+
+
+def test_a_number_on_a_device_is_copied_at_the_report_and_read_by_the_trackers_thread(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: SimpleNamespace(record_event=lambda: Event(gate)))
+    loss = torch.tensor(1.0).as_subclass(OnDevice)
+    with Recorded() as tracker:
+        tracker({"step": 1, "loss": loss})
+        loss.add_(8)
+        gate.set()
+    assert tracker.rows == [(1, {"loss": 1.0})]
+    assert list(tracker.threads) == READERS
 
 
 def test_a_full_queue_drops_its_oldest_entries_and_counts_them(capsys):

@@ -12,7 +12,8 @@ Number = int | float
 
 
 class Later:
-    """A copy of a number on a device. Its value is read in the tracker's thread, so that no step waits for the device."""
+    """A copy of a number on a device. Its value is read in the tracker's thread, so that no step waits for the device
+    (*unverified on hardware*)."""
 
     def __init__(self, tensor: Any):
         torch = sys.modules["torch"]
