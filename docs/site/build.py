@@ -20,6 +20,7 @@ MODULES = (
     "shoal.checkpoint",
     "shoal.train",
     "shoal.ray",
+    "shoal.trackers",
     "shoal.collective",
     "shoal.torch",
     "shoal.spmd",

@@ -87,6 +87,17 @@ def loop_of_copies(config):
     return {"rank": get_context().get_world_rank(), "world": get_context().get_world_size(), "seen": seen, "step": state.step}
 
 
+class Listener:
+    """Keeps what a tracker gets, in order."""
+
+    def __init__(self):
+        self.calls = []
+        self.on_begin = self.on_change = self.on_end = self.calls.append
+
+    def __call__(self, metrics):
+        self.calls.append(metrics)
+
+
 def test_a_training_begins_with_initial_workers_and_keeps_that_number_until_scale():
     def reported(metrics):
         if metrics["step"] == 8:
@@ -94,9 +105,11 @@ def test_a_training_begins_with_initial_workers_and_keeps_that_number_until_scal
 
     scaling = ScalingConfig((1, 4), initial_workers=2)
     config = {"epochs": EPOCHS, "changes": [8]}
-    trainer = Trainer(loops.loop, train_loop_config=config, scaling_config=scaling, on_report=reported)
+    listener = Listener()
+    trainer = Trainer(loops.loop, train_loop_config=config, scaling_config=scaling, on_report=[reported, listener])
     result = trainer.fit()
     assert [m["workers"] for m in result.metrics_history] == [2] * 8 + [3] * 22
+    assert listener.calls == [config, *result.metrics_history[:8], *result.changes, *result.metrics_history[8:], None]
 
 
 @pytest.mark.parametrize(("bounds", "initial"), [((1, 4), 5), ((2, 4), 1), ((1, 4), "2"), (4, 2)])
@@ -142,6 +155,8 @@ def test_scale_needs_an_elastic_training_that_runs():
         except InvalidArgument as error:
             errors.append(str(error))
 
+    with pytest.raises(TypeError, match="on_report is a function, a tracker or a list of these, not int"):
+        Trainer(loop_that_reports_once, on_report=[scale, 1])
     trainer = Trainer(loop_that_reports_once, scaling_config=ScalingConfig(1), on_report=scale)
     trainer.fit()
     assert len(errors) == 1

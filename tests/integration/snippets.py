@@ -50,13 +50,13 @@ def snippets_of(page: str, text: str) -> list[Snippet]:
 
 
 class Shell:
-    """A folder in which `python`, `torchrun` and `shoal` are this test's programs."""
+    """A folder in which `python`, `torchrun` and `shoal` are this test's programs, or those of another Python."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, python: str = sys.executable):
         self.folder = folder
         commands = {
-            "python": sys.executable,
-            "torchrun": f"{sys.executable} -m torch.distributed.run --standalone",  # --standalone: on any free port
+            "python": python,
+            "torchrun": f"{python} -m torch.distributed.run --standalone",  # --standalone: on any free port
             "shoal": binary(),
         }
         (folder / "bin").mkdir()

@@ -64,7 +64,7 @@ LAYERS = (
     # collectives and optimizers
     ("optim", "collective", "torch", "_stored_names"),
     # sharded parameters on their devices
-    ("fsdp._errors", "fsdp._names", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
+    ("fsdp._errors", "fsdp._names", "fsdp._ranges", "fsdp._draw", "fsdp._parameters", "fsdp._devices"),
     # a training step
     ("fsdp._engine", "fsdp._repeats"),
     # plans and descriptions of a sharded model; results have fixed names, because programs may pickle them
@@ -72,7 +72,7 @@ LAYERS = (
     # the ways into sharding; _install replaces torch's names
     ("fsdp._module", "fsdp._join", "fsdp.graph", "fsdp._fully_shard", "fsdp1.", "fsdp._libraries", "fsdp._install", "fsdp", "fsdp1"),
     # trainings that go on after a death
-    ("checkpoint", "train", "ray"),
+    ("checkpoint", "train", "ray", "trackers"),
     # torch_xla's SPMD: tensors, then its public modules
     ("spmd._layout", "spmd._rules", "spmd._engine", "spmd._marks", "spmd._fsdp", "spmd._auto", "spmd._controller"),
     ("spmd.runtime", "spmd.xla_model", "spmd.", "spmd._names", "spmd"),

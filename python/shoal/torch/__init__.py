@@ -5,8 +5,9 @@
 
 from shoal.torch._fsdp import AllGather, ReduceScatter
 from shoal.torch._process_group import ProcessGroup, register
+from shoal.torch._recorder import dump_flight_recorder
 from shoal.torch._window import Window
 
-__all__ = ["AllGather", "ProcessGroup", "ReduceScatter", "Window"]
+__all__ = ["AllGather", "ProcessGroup", "ReduceScatter", "Window", "dump_flight_recorder"]
 
 register()

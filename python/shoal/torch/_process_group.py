@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -13,10 +14,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, _register_work
 
 from shoal._core.process import state
+from shoal._distributed.debugging import provide, register_handler
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.torch._allocator import CpuBackend
 from shoal.torch._errors import as_torch
 from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan, torch_has_hooks
+from shoal.torch._recorder import recorder
 from shoal.torch._window import Windows
 
 _CPU = torch.device("cpu")
@@ -169,7 +172,7 @@ class ProcessGroup(Windows):
         # Ranks may split at once into groups of one name. Members of a generation have one base, but may have other names for this group.
         at = f"{name}/{'-'.join(map(str, ranks))}"
         store = dist.PrefixStore(f"{at}/", self._store)
-        group = ProcessGroup(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
+        group = type(self)(store, ranks.index(self._rank), len(ranks), timeout or self._timeout, f"{self._base}/{at}")
         group.setGroupName(group_name or f"{self._group_name}:{name}")
         group.setGroupDesc(group_desc or "undefined")
         group._split = {"cpu": "shoal"}
@@ -215,7 +218,8 @@ def _make_backend(name: str, store: dist.Store, rank: int, size: int, timeout: t
 def create(options: object, _: object = None) -> ProcessGroup:
     """Makes a process group as ``torch.distributed.Backend.register_backend`` with its extended interface asks for it."""
     formed = not getattr(options, "enable_reconfigure", False)  # since torch 2.14
-    group = ProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
+    kind = ProcessGroup if recorder is None else recorder.recorded(ProcessGroup)
+    group = kind(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, formed)
     if torch_has_hooks() and os.environ.get("TORCH_DIST_NAN_CHECK", "0") == "1":  # earlier versions of torch ignore the variable, too
         group.register_pre_hook(_NAN_CHECK, partial(check_for_nan, group))
     return group
@@ -234,10 +238,18 @@ def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name
     return out
 
 
+def _groups_answer_debuggers() -> None:
+    provide("groups", lambda: [repr(group) for group in tuple(dist.distributed_c10d._world.pg_map) if isinstance(group, ProcessGroup)])
+    if recorder is not None:
+        provide("waiting_operations", recorder.waiting)
+        register_handler("shoal_fr_trace_json", lambda: json.dumps(recorder.dump()))
+
+
 def register() -> None:
     """Makes the backend known to torch, and lets ``monitored_barrier`` take its groups."""
     if "SHOAL" in dist.Backend._plugins:
         return
+    _groups_answer_debuggers()
     dist.Backend.register_backend("shoal", create, extended_api=True, devices=["cpu"])
     # Since torch 2.15 groups of other backends get a flight recorder, which looks for a backend in C++.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("shoal")

@@ -17,6 +17,7 @@ from shoal import _native
 from shoal.exceptions import DeadlineExceeded, ShoalError
 from shoal.torch._errors import as_torch
 from shoal.torch._futures import OperationFuture, OrderedFuture, Turns
+from shoal.torch._recorder import recorder
 
 OF_CALLBACKS = "callbacks"  # the lane of collectives that callbacks start
 _finishing = threading.Lock()  # one thread copies results back, others that wait for the same Work wait for that
@@ -83,6 +84,17 @@ class Work(dist.Work):
         """Returns True if the operation uses its memory no more. Results that are to be copied back may not be in their tensors yet."""
         return all(native.ended() for native in self._natives)
 
+    def succeeded(self) -> bool:
+        """Returns True if the operation has ended without an error. It copies nothing back."""
+        if self._error is not None or not self.ended():
+            return False
+        try:
+            for native in self._natives:
+                native.wait()
+        except ShoalError:
+            return False
+        return True
+
     def is_completed(self) -> bool:
         """Returns True if ``wait`` would return or raise at once. The results are in their tensors then."""
         if not self.ended():
@@ -121,6 +133,8 @@ class Work(dist.Work):
                 native.wait()
         except ShoalError as error:
             self._error = as_torch(error)
+            if recorder is not None:
+                recorder.failed(error)
             raise self._error from None
         if self._back is not None:
             with _finishing:
@@ -189,6 +203,9 @@ class Several(Work):
 
     def ended(self) -> bool:
         return all(part.ended() for part in self._parts)
+
+    def succeeded(self) -> bool:
+        return all(part.succeeded() for part in self._parts)
 
     def is_completed(self) -> bool:
         return all(part.is_completed() for part in self._parts)

@@ -77,7 +77,7 @@ def report(metrics: dict[str, Any]) -> None:
     reports in all but the last part of a batch are dropped, too.
 
     ``shoal.ray.run`` takes rank 0's reports without a barrier. Under torchrun and ``shoal submit``, ``report`` does nothing, so that a loop
-    runs under any launcher.
+    runs under any launcher; a tracker's ``receive_reports`` changes that (``shoal.trackers``).
     """
     if not isinstance(metrics, dict):
         raise TypeError(f"report() takes a dict of metrics, not {type(metrics).__name__}")

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from shoal._runtime_env import environment
 from shoal.exceptions import InvalidArgument, ResourceExhausted
 from shoal.train._actor import TrainWorker
 from shoal.train._changes import Change
+from shoal.train._driver.listeners import Listener, Listeners
 from shoal.train._driver.membership import Membership
 from shoal.train._driver.run import Run, Setup
 from shoal.train._launch.settings import inherited_settings
@@ -48,10 +49,11 @@ class Trainer:
     over gloo, and of the backend ``shoal`` if the number of workers may change. With ``use_gpu`` it has NCCL for CUDA tensors too, and each
     worker's current device is its own (*unverified on hardware*).
     Workers inherit this process's ``SHOAL_FSDP``, ``SHOAL_INTERFACE``, ``SHOAL_LEASE_GUARD``, ``SHOAL_TIMEOUT``, ``SHOAL_TRANSPORT``,
-    ``SHOAL_DEVICE_TRANSPORT``, ``SHOAL_GRACE``, ``SHOAL_RECORD`` and ``SHOAL_RUN_FOLDER``, unless a ``runtime_env`` sets them. With
-    ``use_gpu`` they also inherit those that begin with ``NCCL_``, ``TORCH_NCCL_``, ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An interface
-    that this process has got from its node is valid on this host only, and is not inherited.
-    ``on_report``: called in the driver with rank 0's metrics at each report.
+    ``SHOAL_DEVICE_TRANSPORT``, ``SHOAL_GRACE``, ``SHOAL_NVTX``, ``SHOAL_RECORD`` and ``SHOAL_RUN_FOLDER``, unless a ``runtime_env`` sets
+    them. With ``use_gpu`` they also inherit those that begin with ``NCCL_``, ``TORCH_NCCL_``, ``PYTORCH_``, ``CUDA_`` or ``CUBLAS_``. An
+    interface that this process has got from its node is valid on this host only, and is not inherited.
+    ``on_report``: called in the driver with rank 0's metrics at each report; a list has several. A tracker (``shoal.trackers``), or another
+    object with methods ``on_begin(config)``, ``on_change(change)`` and ``on_end(error)``, gets these, too.
     """
 
     def __init__(
@@ -60,13 +62,13 @@ class Trainer:
         *,
         train_loop_config: dict[str, Any] | None = None,
         scaling_config: ScalingConfig | None = None,
-        on_report: Callable[[dict[str, Any]], None] | None = None,
+        on_report: Listener | Sequence[Listener] | None = None,
     ):
         if not callable(train_loop_per_worker):
             raise TypeError("train_loop_per_worker is a function")
         self._loop, self._config = train_loop_per_worker, train_loop_config
         self._scaling = scaling_config or ScalingConfig()
-        self._on_report = on_report
+        self._listeners = Listeners(on_report)
         self._active: Run | None = None
 
     def fit(self) -> Result:
@@ -99,16 +101,20 @@ class Trainer:
                     "logical: shoal start --num-cpus N, or add a node: shoal start --address HOST:PORT"
                 )
             raise
-        setup = Setup(self._loop, self._config, self._on_report, scaling, settings)
+        setup = Setup(self._loop, self._config, self._listeners, scaling, settings)
         members = tuple(range(count))
         membership = Membership(scaling.minimum, scaling.maximum, members, scaling.first_target, protected=scaling.protected)
         record = open_telemetry(settings["SHOAL_RUN_FOLDER"], "driver")
+        run = Run(s, setup, membership, workers, record)
+        self._listeners.begin(self._config)
         try:
-            result = self._run(Run(s, setup, membership, workers, record))
+            result = self._run(run)
         except BaseException as error:
             close(error, record)
+            self._listeners.end(error)
             raise
         close(opened=record)
+        self._listeners.end(None)
         return result
 
     def scale(self, num_workers: int) -> ObjectRef:

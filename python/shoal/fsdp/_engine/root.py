@@ -18,6 +18,7 @@ from torch.autograd import Variable
 
 from shoal import _native
 from shoal._core.telemetry import telemetry
+from shoal._distributed.debugging import provide
 from shoal._objects.tensors import lasting
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.fsdp._devices.streams import Transfers, transfers
@@ -30,6 +31,7 @@ from shoal.fsdp._engine.writers import announce
 from shoal.fsdp._errors import OnMetaDevice
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.parameter import ShardedParameter
+from shoal.fsdp._ranges import Range, around
 
 if TYPE_CHECKING:
     from shoal.fsdp._engine.seams import StateSeam
@@ -63,6 +65,7 @@ class Root:
         self.number = next(_numbers)  # in this process
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
+        self.backward_ranges: dict[int, Range] = {}  # by state: those that run
         self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
@@ -78,6 +81,7 @@ class Root:
         self.prefetch_depth = 1  # how many forwards or backwards a unit is unsharded ahead
         for index, s in enumerate(states):
             s.root, s.index = self, index
+        _roots.add(self)
         self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry())
         try:
             self._make_models()
@@ -207,6 +211,7 @@ class Root:
         """Reports that an exception has left the running backward pass, if that is so."""
         if self._backward is not None and self._backward() is None:
             self._backward = None
+            self._end_ranges()
             self.step.raised()
 
     def open_window(self, caller: str) -> None:
@@ -224,8 +229,9 @@ class Root:
     def optimizer_begin(self, key: int = 0) -> None:
         announce()
         self.note_left()
-        self.step.optimizer_begin(key)
-        self._wait_for_reads()
+        with around("open_window"):
+            self.step.optimizer_begin(key)
+            self._wait_for_reads()
         self.show_rows(plain=True)
 
     def optimizer_end(self, key: int = 0) -> None:
@@ -303,7 +309,8 @@ class Root:
             t.order_rows(event)
 
     def begin_gather(self, unit: int, group: int, ahead: bool) -> None:
-        self.states[unit].units[group].gathered.begin(ahead)
+        with around("gather", self.states[unit].name):
+            self.states[unit].units[group].gathered.begin(ahead)
 
     def drop_gather(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.drop_begun()
@@ -376,17 +383,26 @@ class Root:
         Variable._execution_engine.queue_callback(partial(self._pass_ends, backward))
 
     def _pass_ends(self, backward: Backward) -> None:
-        self.step.pass_ends(bool(self.forwards))
+        self._end_ranges()
+        with around("end_backward"):
+            self.step.pass_ends(bool(self.forwards))
+
+    def _end_ranges(self) -> None:
+        ranges, self.backward_ranges = self.backward_ranges, {}
+        for r in ranges.values():
+            r.end()
 
     def begin_reduce(self, unit: int, group: int, reshard: bool, everywhere: bool) -> None:
-        self.states[unit].units[group].begin_reduce(reshard, everywhere)
+        with around("reduce", self.states[unit].name):
+            self.states[unit].units[group].begin_reduce(reshard, everywhere)
 
     def finish_reduce(self, unit: int, group: int) -> None:
         u = self.states[unit].units[group]
-        if u.reduces_by_collectives:
-            u.gathered.finish_reduce()
-        elif not self.reductions.finish(u):
-            self._overtaken = True
+        with around("finish_reduce", u.state.name):
+            if u.reduces_by_collectives:
+                u.gathered.finish_reduce()
+            elif not self.reductions.finish(u):
+                self._overtaken = True
 
     def reduce_replicas(self, unit: int, group: int) -> None:
         self.states[unit].units[group].gathered.reduce_replicas()
@@ -405,7 +421,8 @@ class Root:
             return
         self.finish_transfers()
         u = self.states[unit].units[group]
-        self.in_backward_optimizer.update(u)
+        with around("optimizer", u.state.name):
+            self.in_backward_optimizer.update(u)
         for t in self.transfers:
             t.used(u.all_reduce_hook_stream)
 
@@ -479,6 +496,23 @@ class Root:
             f"{found[0]}\nFor example, call module.to_empty(device) to materialize to device and call module.reset_parameters() on each "
             "module to initialize values." + (f"\nParameters of other units on meta device: {others}" if others else "")
         )
+
+
+def _describe_roots() -> list[dict[str, Any]]:
+    """Describes the models of this rank and their passes, for debuggers."""
+    found = []
+    for root in tuple(_roots):
+        if not root.preliminary and root.complete:
+            forward = [s.name or "root" for s in root.states if s.forwarding]
+            model = next(type(s.module).__name__ for s in root.states if s.is_root)
+            running = root._backward
+            backward = running is not None and running() is not None
+            found.append({"model": model, "version": max(root.versions()), "forward": forward, "backward": backward})
+    return found
+
+
+_roots: weakref.WeakSet[Root] = weakref.WeakSet()
+provide("models", _describe_roots)
 
 
 def roots_in(model: nn.Module) -> list[Root]:

@@ -69,6 +69,7 @@ class RootSeam(Protocol):
     prefetch_depth: int
     reductions: Any
     copies: dict[ShardedParameter, torch.Tensor]
+    backward_ranges: dict[int, Any]
     in_backward_optimizer: Any
 
     def note_left(self) -> None: ...

@@ -28,6 +28,7 @@ from shoal.fsdp._engine.writes import WriteGuard
 from shoal.fsdp._errors import RootRanLater, StaleBackward
 from shoal.fsdp._names import clean
 from shoal.fsdp._parameters.mesh import DataMesh
+from shoal.fsdp._ranges import Range, around, recorded
 
 _SHARDED, _UNSHARDED, _SMALLER_MESH = View.SHARDED, View.UNSHARDED, View.SMALLER_MESH  # an enum's members are slow to look up
 
@@ -53,6 +54,7 @@ class State:
         self.writes = WriteGuard(self)
         self.entered: nn.Module | None = None  # an inner module that the program called directly
         self.ends = Ends(self.inputs_computed)
+        self.forward_range: Range | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -228,7 +230,8 @@ class State:
         if self.is_root and settings.joining:
             root.step.set_joining(True)
         try:
-            root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
+            with around("unshard", self.name):
+                root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
         finally:
             root.rows_event = None  # a later forward does not take an event of this one
         if self.is_root:
@@ -242,6 +245,8 @@ class State:
             args, kwargs = _apply_to_tensors(partial(_cast, settings.cast_to), (args, kwargs))
         if training and (not recomputed or not self.ends.more_to_come()):  # a checkpoint may recompute the forward in a separate graph
             args, kwargs = self._watch_inputs(args, kwargs)
+        if recorded():
+            self.forward_range = Range("forward", self.name)
         return args, kwargs
 
     def _watch_inputs(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -263,6 +268,9 @@ class State:
         if not self.forwarding:  # _pre_forward has not run
             return output
         self.forwarding, root = False, self.root
+        if self.forward_range is not None:
+            self.forward_range.end()
+            self.forward_range = None
         if output is None:
             _explain(self.name, sys.exc_info()[1])
         training, recomputed = torch.is_grad_enabled(), torch._C._current_graph_task_id() != -1
@@ -319,19 +327,24 @@ class State:
             token.ended_in = task
         self.root.note_left()
         try:
-            self.root.step.backward_begin(self.index, token.versions)
+            with around("unshard", self.name):
+                self.root.step.backward_begin(self.index, token.versions)
         except InvalidArgument as error:
             if error.reason != "StaleBackward":
                 raise
             again = "Trying to backward through the graph a second time: " if freed_in not in (-1, task) else ""
             raise StaleBackward(again + error.message, reason=error.reason, hint=error.hint, context=error.context) from None
         _unshard_elsewhere(self.root, self.settings.backward_prefetch)
+        if recorded() and self.index not in self.root.backward_ranges:
+            self.root.backward_ranges[self.index] = Range("backward", self.name)
         return grad
 
     def inputs_computed(self, node) -> None:
         """Called when the gradients of a forward's inputs are computed. Ends the unit's backward unless this pass returns to it."""
         self.root.note_left()
         if self.ends.leave(node):
+            if (backward := self.root.backward_ranges.pop(self.index, None)) is not None:
+                backward.end()
             self.root.step.backward_end(self.index)
         else:
             self.root.step.begin_pass()

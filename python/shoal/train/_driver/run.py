@@ -22,6 +22,7 @@ from shoal.train._actor import TrainWorker
 from shoal.train._changes import Change, Pause, Transition
 from shoal.train._chaos.status import status_of
 from shoal.train._driver import membership as m
+from shoal.train._driver.listeners import Listeners
 from shoal.train._driver.reports import Reports
 from shoal.train._driver.watches import Doubts, Watches
 from shoal.train._launch.causes import is_about_another_rank
@@ -42,7 +43,7 @@ class Setup:
 
     loop: Callable
     config: dict[str, Any] | None
-    on_report: Callable[[dict[str, Any]], None] | None
+    listeners: Listeners
     scaling: ScalingConfig
     settings: dict[str, str]
 
@@ -207,8 +208,7 @@ class Run:
 
     def _record(self, metrics: dict[str, Any]) -> None:
         self.history.append(metrics)
-        if self._setup.on_report is not None:
-            self._setup.on_report(metrics)
+        self._setup.listeners(metrics)
 
     def _on_entered(self, incoming: Any, worker: int, generation: int, place: Place, pause: Pause, reports: int) -> None:
         self._workers[worker].place, self._workers[worker].open_call = place, incoming
@@ -387,6 +387,7 @@ class Run:
             steps_lost=0,
             cut_off=cut_off,
         )
+        self._setup.listeners.change(change)
 
     def _watch_cluster(self, stop: threading.Event) -> None:
         """Looks for nodes that drain, and for new workers that wait for resources, and reports both to the thread of ``fit``."""

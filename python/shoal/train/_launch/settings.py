@@ -18,6 +18,7 @@ _SETTINGS = (
     "SHOAL_GRACE",
     "SHOAL_RECORD",
     "SHOAL_RUN_FOLDER",
+    "SHOAL_NVTX",
 )
 _OF_DEVICES = ("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "CUBLAS_")
 _OF_THE_NODE = ("CUDA_VISIBLE_DEVICES",)  # it chooses a worker's device
