@@ -390,7 +390,7 @@ Result<void> Telemetry::write(Pending& rows, const std::string& samples) {
   for (const auto& row : rows.spans) spans += to_line(row) + '\n';
   for (const auto& row : rows.metrics) metrics += to_line(row) + '\n';
   SHOAL_OK(event_file_.append(rows.events.empty() ? "" : kept_events(rows.events)));
-  rows.events.clear();  // what fails from here on is not about them
+  rows.events.clear();  // a later failure does not repeat them
   SHOAL_OK(step_file_.append(steps));
   SHOAL_OK(span_file_.append(spans));
   SHOAL_OK(metric_file_.append(metrics));
@@ -418,7 +418,7 @@ Result<void> Telemetry::write_facts(const std::string& text) {
   const Fd file(openat(folder_.get(), "process.json.new", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail(from_errno(errno, "process.json"));
   const auto line = text + '\n';
-  errno = ENOSPC;  // of a write that took only a part
+  errno = ENOSPC;  // for a write that takes only a part
   if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return fail(from_errno(errno, "process.json"));
   if (renameat(folder_.get(), "process.json.new", folder_.get(), "process.json") != 0) return fail(from_errno(errno, "process.json"));
   return {};

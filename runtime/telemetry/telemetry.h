@@ -125,7 +125,7 @@ class Telemetry {
   LivePage page_ = {};
   Activity shown_ = Activity::kElsewhere;
   std::int64_t shown_since_ns_;
-  int thread_id_;  // of the training thread, which made the last step
+  int thread_id_;  // the training thread's, as of the last step
   struct Units {
     int first;
     std::size_t size;

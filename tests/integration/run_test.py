@@ -189,3 +189,45 @@ def test_a_rank_of_a_script_records_its_end(shoal_command, tmp_path):
         assert p.facts["argv"][0].endswith("fails.py")
         (end,) = p.events("end")
         assert (end["code"], end["cause"]) == (1, "RuntimeError: no more")
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch import nn
+from shoal.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+folder, rank, steps = Path(os.environ["FOLDER"]), dist.get_rank(), 0
+model = fully_shard(nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+last = torch.zeros(1)
+while not last:
+    x = torch.randn(2, 64)
+    if rank == 1 and (folder / "slow").exists():
+        time.sleep(0.05)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+    if steps == 50:
+        (folder / "begun").touch()
+    last.fill_((folder / "enough").exists())
+    dist.all_reduce(last, dist.ReduceOp.MAX)
+"""
+
+
+def test_a_rank_that_gets_slow_is_named_while_the_script_runs(shoal_command, tmp_path):
+    script = shoal_command.script(SLOW, "slow.py")
+    job = run(shoal_command, "--nproc", "2", "--run-folder", tmp_path / "run", script, FOLDER=str(tmp_path))
+    wait_until((tmp_path / "begun").exists, LIMIT_S)
+    (tmp_path / "slow").touch()
+    job.said("on rank 1 since step")
+    (tmp_path / "enough").touch()
+    assert job.code() == 0, job.err
+    (launcher,) = recorded(tmp_path / "run", "launcher")
+    verdicts = launcher.events("verdict")
+    assert [v["rank"] for v in verdicts] == [1]
+    assert verdicts[0]["since_step"] >= 50

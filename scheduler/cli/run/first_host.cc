@@ -227,7 +227,7 @@ class FirstHost final : public HostPart {
         alone_by = runtime::TimePoint::max();
       }
       context_->run_until([] { return false; }, kTick);
-      watch.look(clock_->unix_millis() * 1000);
+      watch.poll(clock_->unix_millis() * 1000);
     }
     return ended_by;
   }

@@ -22,9 +22,9 @@ std::string host_name() {
 
 }  // namespace
 
-void RunWatch::look(std::int64_t now_us) {
-  if (now_us - looked_us_ < kIntervalUs && now_us >= looked_us_) return;
-  looked_us_ = now_us;
+void RunWatch::poll(std::int64_t now_us) {
+  if (now_us - polled_us_ < kIntervalUs && now_us >= polled_us_) return;
+  polled_us_ = now_us;
   if (!reader_) {
     auto opened = runs::RunReader::open(folder_);
     if (!opened) return;  // no rank has begun

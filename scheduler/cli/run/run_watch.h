@@ -19,7 +19,7 @@ class RunWatch {
   explicit RunWatch(std::string folder) : folder_(std::move(folder)) {}
 
   // Reads what the ranks have written since the last call, at most four times a second. `now_us`: the time of day.
-  void look(std::int64_t now_us);
+  void poll(std::int64_t now_us);
 
  private:
   void report(const runs::Verdict& verdict);
@@ -27,7 +27,7 @@ class RunWatch {
   const std::string folder_;
   std::optional<runs::RunReader> reader_;
   std::shared_ptr<runtime::Telemetry> telemetry_;  // this command's part of the folder, with its first verdict
-  std::int64_t looked_us_ = 0;
+  std::int64_t polled_us_ = 0;
   std::map<std::pair<std::string, int>, std::int64_t> seen_us_;  // by code and rank: when the trouble was there last
 };
 
