@@ -114,14 +114,15 @@ std::string sentence_of(const Difference& d) {
     return a.activity == "own" || (b.activity != "own" && less(a, b));
   });
   if (activity == d.activities.end() || !same(*activity)) return out;
-  const auto unit = std::find_if(d.units.begin(), d.units.end(), [&](const Compared& c) { return c.activity == activity->activity && same(c); });
+  const auto unit =
+      std::find_if(d.units.begin(), d.units.end(), [&](const Compared& c) { return c.activity == activity->activity && same(c); });
   const auto& most = unit == d.units.end() ? *activity : *unit;
   return out + fmt::format(", most in {} ({}{}, before {})", activity_name(most), most.change_us() > 0 ? "+" : "-",
                            duration_text(std::abs(most.change_us())), duration_text(most.before_us));
 }
 
 json to_json(const Compared& c) {
-  return {{"activity", c.activity},       {"unit", c.unit},   {"before_us", c.before_us},
+  return {{"activity", c.activity}, {"unit", c.unit},   {"before_us", c.before_us},
           {"after_us", c.after_us}, {"steps", c.steps}, {"differs", c.differs}};
 }
 
@@ -138,7 +139,8 @@ Difference difference(const Run& before, const Run& after) {
   out.activities.push_back(both("own", [](const StepRow& r) { return static_cast<double>(r.own_us()); }, step_us));
   for (int i = 0; i < runtime::kNumActivities; ++i) {
     const auto activity = static_cast<Activity>(i);
-    out.activities.push_back(both(runtime::key_of(activity), [activity](const StepRow& r) { return static_cast<double>(r.in(activity)); }, step_us));
+    out.activities.push_back(
+        both(runtime::key_of(activity), [activity](const StepRow& r) { return static_cast<double>(r.in(activity)); }, step_us));
   }
   const auto units_before = of_units(before), units_after = of_units(after);
   for (const auto& [key, values] : units_after) {

@@ -23,7 +23,7 @@ struct Compared {
 struct Difference {
   Compared step;
   std::vector<Compared> activities;  // in the order of docs/runs.md; "own" first
-  std::vector<Compared> units;   // those that differ in steps in detail, the largest growth first
+  std::vector<Compared> units;       // those that differ in steps in detail, the largest growth first
   std::string sentence;
 };
 

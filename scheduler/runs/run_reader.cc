@@ -180,7 +180,8 @@ std::optional<LiveState> live_of(const Fd& folder) {
       !within(world, kMostRank) || !within(generation, kMostRank) || out.step > static_cast<std::uint64_t>(kMostAmount))
     return {};
   out.rank = static_cast<int>(rank), out.world = static_cast<int>(world), out.generation = static_cast<int>(generation);
-  out.activity = activity > static_cast<std::uint32_t>(runtime::Activity::kEnded) ? runtime::Activity::kElsewhere : static_cast<runtime::Activity>(activity);
+  out.activity = activity > static_cast<std::uint32_t>(runtime::Activity::kEnded) ? runtime::Activity::kElsewhere
+                                                                                  : static_cast<runtime::Activity>(activity);
   return out;
 }
 

@@ -13,9 +13,9 @@ namespace shoal::scheduler::runs {
 namespace {
 
 namespace fs = std::filesystem;
+using runtime::Activity;
 using runtime::LivePage;
 using runtime::MetricsRow;
-using runtime::Activity;
 using runtime::SampleRow;
 using runtime::SpansRow;
 using runtime::StepRow;

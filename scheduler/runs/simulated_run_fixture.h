@@ -278,8 +278,8 @@ class SimulatedRun {
         {Activity::kOptimizer, -1, 1.0 * row.in(Activity::kOptimizer)}};
     const Activity stuck = is(Trouble::kStuckInLoader) ? Activity::kLoader : Activity::kForward;
     const Activity last = k == trouble_rank_ && how_.trouble != Trouble::kCutLink ? stuck
-                       : how_.trouble == Trouble::kStuckInForward              ? Activity::kReduce
-                                                                               : Activity::kGather;
+                          : how_.trouble == Trouble::kStuckInForward              ? Activity::kReduce
+                                                                                  : Activity::kGather;
     double at = static_cast<double>(step_begin_us_);
     for (const auto& phase : phases) {
       out.since_us = static_cast<std::int64_t>(at) + jumped_us_;

@@ -303,8 +303,10 @@ double median_of_last(const StepTable& table, std::size_t rank, std::size_t n, d
 }
 
 void describe_loader(const StepTable& table, std::size_t rank, const Part& found, const std::string& who, Verdict& v) {
-  const auto load = median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
-  const auto out = median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
+  const auto load =
+      median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
+  const auto out =
+      median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
   const bool in_loader = load >= out;
   v.cost = std::clamp(found.level, 0.0, 1.0);
   v.sentence = fmt::format("{} {:.0f} % of {} {}", in_loader ? "the data loader takes" : "the program outside of the training step takes",
@@ -390,7 +392,7 @@ std::string longest_wait(const StepTable& table, std::uint64_t since_step) {
     out = fmt::format("the longest wait is {} per step for {} of {}", duration_text(us),
                       key.first == Activity::kGather   ? "parameters"
                       : key.first == Activity::kReduce ? "gradients"
-                                                    : "the window",
+                                                       : "the window",
                       key.second.empty() ? "the model" : key.second);
   }
   return out;

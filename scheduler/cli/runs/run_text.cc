@@ -120,8 +120,8 @@ Table difference_table(const std::vector<runs::Compared>& compared) {
     const std::string change =
         !c.differs ? "-"
                    : fmt::format("{}{} ({:+.0f} %)", c.change_us() < 0 ? "-" : "+", duration_text(std::abs(c.change_us())), part * 100);
-    out.rows.push_back(
-        {c.activity, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change, std::to_string(c.steps)});
+    out.rows.push_back({c.activity, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change,
+                        std::to_string(c.steps)});
   }
   return out;
 }
