@@ -1,7 +1,7 @@
 // The HTTP interface of the cluster: Ray's job API, and rows of the cluster's state.
 //
 //   GET    /api/version
-//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}?limit=N&after=ID  (a page: {rows, next, total})
+//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}?limit=N&after=ID&state=S&contains=TEXT  (a page: {rows, next, total})
 //   GET    /api/jobs/              (all of them)
 //   POST   /api/jobs/              {entrypoint, submission_id, runtime_env, metadata, entrypoint_num_cpus, ..}
 //   GET    /api/jobs/ID

@@ -101,7 +101,7 @@ class ReadReply final : public HttpReply {
     status = s;
     text = body.dump();
   }
-  void send_text(const std::string&, const std::string&) override {}
+  void send_text(const std::string&, const std::string&, const std::string&) override {}
   void begin(const std::string&) override { status = 200; }
   void write(std::string_view piece) override { text += piece; }
   void when_sent(std::function<void()> next) override {
