@@ -65,6 +65,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
     json (*rows)(const ListReply& page);
     std::string (*after)(const Listing& sent);
     RowFilter filter = {};
+    bool counts = true;  // reads on to the last row, for their number
   };
   Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
       : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}
@@ -76,8 +77,8 @@ class Listing final : public std::enable_shared_from_this<Listing> {
   // True if rows follow the last one that was sent, whose id is last().
   bool more() const { return total() ? num_rows_ > num_sent_ : more_; }
   const std::string& last() const { return last_; }
-  // The number of all rows; nothing if the request began in their middle.
-  std::optional<std::size_t> total() const { return first_ == 0 ? std::optional(num_rows_) : std::nullopt; }
+  // The number of all rows; nothing if the request began in their middle, or does not want it.
+  std::optional<std::size_t> total() const { return first_ == 0 && shape_.counts ? std::optional(num_rows_) : std::nullopt; }
 
  private:
   void take(Result<ListReply> page) {
@@ -134,6 +135,7 @@ struct Page {
   std::size_t limit = JobsApi::kDefaultRows;
   std::uint64_t after = 0;  // id of the last row of the page before
   RowFilter filter = {};
+  bool counts = true;
 };
 Result<Page> page_of(const HttpRequest& request) {
   Page out;
@@ -148,8 +150,10 @@ Result<Page> page_of(const HttpRequest& request) {
       out.after = *id;
     } else if (name == "state" || name == "contains") {
       (name == "state" ? out.filter.state : out.filter.contains) = value;
+    } else if (name == "total") {
+      out.counts = value != "0";
     } else {
-      return fail(invalid_argument("a list takes limit, after, state and contains, not '" + name + "'"));
+      return fail(invalid_argument("a list takes limit, after, state, contains and total, not '" + name + "'"));
     }
   }
   return out;
@@ -266,7 +270,7 @@ void JobsApi::list(const std::string& what, const HttpRequest& request, Reply re
     return "],\"next\":" + next.dump() + ",\"total\":" + all.dump() + "}";
   };
   std::make_shared<Listing>(gateway_, ListRequest{kind->second, {}, page->after}, page->limit,
-                            Listing::Shape{"{\"rows\":[", rows_json, rest, page->filter}, std::move(reply))
+                            Listing::Shape{"{\"rows\":[", rows_json, rest, page->filter, page->counts}, std::move(reply))
       ->request_page();
 }
 

@@ -7,6 +7,7 @@ a report.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -115,3 +116,6 @@ def test_actors_of_a_cluster_and_why_they_wait(shoal_command, browse):
     board = serve(shoal_command)
     seen = browse(board.url, "cluster")
     assert "CPU" in seen["why"]
+    driver.signal(signal.SIGTERM)
+    driver.code()
+    assert shoal_command("stop").returncode == 0

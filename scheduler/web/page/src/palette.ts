@@ -39,9 +39,9 @@ export const SERIES_COLOURS = LIGHT.length;
 
 // In the order of their weight: of two signs in one place, the first one is drawn.
 export const MARKS = new Map<string, { colour: string; sign: string; name: string }>([
-  ["death", { colour: "#c0392b", sign: "✕", name: "death" }],
-  ["not_finite", { colour: "#c0392b", sign: "!", name: "not finite" }],
-  ["error", { colour: "#c0392b", sign: "!", name: "error" }],
+  ["death", { colour: "#d9483b", sign: "✕", name: "death" }],
+  ["not_finite", { colour: "#d9483b", sign: "!", name: "not finite" }],
+  ["error", { colour: "#d9483b", sign: "!", name: "error" }],
   ["generation", { colour: "#8e6bbf", sign: "◆", name: "membership" }],
   ["verdict", { colour: "#e69f00", sign: "●", name: "verdict" }],
   ["clock", { colour: "#7f8790", sign: "◷", name: "clock" }],

@@ -101,6 +101,7 @@ export function usePolled<T extends { cursor?: string }>(
   query: Query,
   merge: (old: T | null, next: T) => T = (_, next) => next,
   fetcher?: () => Promise<T>,
+  every = POLL_MS,
 ): Polled<T> {
   const run = route.value.run;
   const key = JSON.stringify([run, view, query]);
@@ -111,14 +112,14 @@ export function usePolled<T extends { cursor?: string }>(
     let ended = false;
     let timer = 0;
     let data: T | null = null;
-    let wait = POLL_MS;
+    let wait = every;
     const poll = async (): Promise<void> => {
       if (!document.hidden || data === null) {
         try {
           const cursor: Query = data?.cursor ? { cursor: data.cursor } : {};
           const next = fetcher ? await fetcher() : await source.view<T>(run, view, { ...query, ...cursor });
           if (ended) return;
-          wait = POLL_MS;
+          wait = every;
           batch(() => {
             lost.value = null;
             if ((next as { unchanged?: boolean }).unchanged) return;

@@ -1,5 +1,5 @@
 // Actors & shards: the cluster's actors, nodes, workers and jobs, a page of the head's list at a time.
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { count } from "../format";
 import { amend, route, source, usePageKeys, usePolled } from "../store";
 import { Rows, type Field } from "../table";
@@ -18,7 +18,24 @@ interface List {
 const text = (row: Row, key: string): string => (row[key] == null ? "" : String(row[key]));
 const field = (name: string, key: string, more: Partial<Field<Row>> = {}): Field<Row> => ({ name, cell: (row) => text(row, key) || "–", ...more });
 const id = (name: string, key: string): Field<Row> => ({ name, cell: (row) => <code>{text(row, key) || "–"}</code> });
-const TONES: Record<string, string> = { alive: "good", running: "good", schedulable: "good", succeeded: "good", created: "good", pending: "warn", restarting: "warn", draining: "warn", cordoned: "warn", dead: "bad", failed: "bad" };
+const TONES: Record<string, string> = {
+  alive: "good",
+  running: "good",
+  succeeded: "good",
+  pending: "warn",
+  starting: "warn",
+  restarting: "warn",
+  draining: "warn",
+  cordoned: "warn",
+  dead: "bad",
+  failed: "bad",
+};
+const STATES: Record<string, string[]> = {
+  actors: ["pending", "starting", "alive", "restarting", "dead"],
+  nodes: ["alive", "cordoned", "draining", "dead"],
+  workers: ["starting", "running", "exited", "stopped"],
+  jobs: ["pending", "running", "succeeded", "failed", "stopped"],
+};
 const state: Field<Row> = { name: "state", cell: (row) => <Pill tone={TONES[text(row, "state").toLowerCase()] ?? "quiet"}>{text(row, "state").toLowerCase()}</Pill> };
 
 function why(row: Row): string {
@@ -43,8 +60,14 @@ function Listing({ what, contains, state: wanted }: { what: string; contains: st
   const [stack, setStack] = useState<string[]>([]);
   const after = stack[stack.length - 1] ?? "";
   const filter = { ...(contains ? { contains } : {}), ...(wanted ? { state: wanted } : {}) };
-  const polled = usePolled<List>(`cluster ${what}`, { after, ...filter }, undefined, () =>
-    source.get<List>(`/api/v0/${what}`, { limit: LIMIT, ...(after ? { after } : {}), ...filter }),
+  // The head counts all rows for the first answer, and for one in twelve.
+  const answers = useRef(0);
+  const polled = usePolled<List>(
+    `cluster ${what}`,
+    { after, ...filter },
+    (old, next) => ({ ...next, total: next.total ?? old?.total ?? null }),
+    () => source.get<List>(`/api/v0/${what}`, { limit: LIMIT, ...(after ? { after } : {}), ...(answers.current++ % 12 ? { total: 0 } : {}), ...filter }),
+    5000,
   );
   const back = (): void => setStack(stack.slice(0, -1));
   const on = (): void => {
@@ -109,7 +132,7 @@ export function ActorsPage({ cluster }: { cluster: boolean }) {
         <div class="tools">
           <select aria-label="State" value={wanted} onChange={(event) => amend({ state: event.currentTarget.value })}>
             <option value="">all states</option>
-            {["pending", "alive", "restarting", "dead", "running", "failed"].map((name) => (
+            {STATES[known]!.map((name) => (
               <option key={name}>{name}</option>
             ))}
           </select>

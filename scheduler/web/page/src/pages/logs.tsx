@@ -11,7 +11,7 @@ interface Jobs {
 }
 
 function Output({ job, contains }: { job: string; contains: string }) {
-  const polled = usePolled<{ logs: string; cursor?: string }>(`logs ${job}`, {}, undefined, () => source.get(`/api/jobs/${encodeURIComponent(job)}/logs`, {}));
+  const polled = usePolled<{ logs: string; cursor?: string }>(`logs ${job}`, {}, undefined, () => source.get(`/api/jobs/${encodeURIComponent(job)}/logs`, {}), 3000);
   return (
     <Loaded polled={polled}>
       {({ logs }) => {
@@ -31,7 +31,7 @@ function Output({ job, contains }: { job: string; contains: string }) {
 }
 
 function Chosen() {
-  const jobs = usePolled<Jobs>("cluster jobs", {}, undefined, () => source.get<Jobs>("/api/v0/jobs", { limit: 200 }));
+  const jobs = usePolled<Jobs>("cluster jobs", {}, undefined, () => source.get<Jobs>("/api/v0/jobs", { limit: 200, total: 0 }), 5000);
   const job = route.value.query.get("job") ?? "";
   const [contains, setContains] = useState("");
   return (

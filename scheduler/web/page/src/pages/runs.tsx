@@ -17,7 +17,7 @@ const FIELDS: Field<RunRow>[] = [
 ];
 
 export function RunsPage() {
-  const polled = usePolled<Table<RunRow>>("runs", {}, undefined, () => source.runs());
+  const polled = usePolled<Table<RunRow>>("runs", {}, undefined, () => source.runs(), 5000);
   return (
     <Card title="Runs" aside="the newest first" flush>
       <Loaded polled={polled}>

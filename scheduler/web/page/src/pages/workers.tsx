@@ -33,7 +33,7 @@ function WorkerTable({ data, sort, offset }: { data: Workers; sort: string; offs
   if (data.total === 0) return <Empty title="No rank has started yet">A rank appears here once it begins to train.</Empty>;
   const of = (i: number): number[] => data.rows.map((row) => row.own[i]).filter((one): one is number => one != null);
   // One step with a save would leave no room for the others.
-  const [low, high] = [Math.min(...of(0)), Math.min(Math.max(...of(4)), 1.5 * Math.max(...of(3)))];
+  const [low, high] = [Math.min(...of(0)), Math.min(Math.max(...of(4)), 1.12 * Math.max(...of(3)))];
   const fields: Field<Worker>[] = [
     { name: "rank", cell: (row) => <b>{row.rank}</b>, number: true, sort: "rank" },
     { name: "host", cell: (row) => row.host, sort: "host" },
