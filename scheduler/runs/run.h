@@ -73,6 +73,7 @@ struct Process {
   Life life = Life::kUnknown;
   bool on_this_host = false;
   std::int64_t quiet_us = 0;  // since the last beat, by this host's clock
+  int held_polls = 0;         // polls in a row, the last one included, that saw the live page at the same place since the same time
   Series<runtime::StepRow> steps;
   Series<runtime::SpansRow> spans;
   Series<runtime::SampleRow> samples;

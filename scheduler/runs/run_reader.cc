@@ -306,7 +306,12 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
       }
     }
   }
-  if (const auto live = live_of(folder)) process.live = live;
+  if (const auto live = live_of(folder)) {
+    const bool held = process.live && process.live->since_us == live->since_us && process.live->step == live->step &&
+                      process.live->place == live->place && process.live->unit == live->unit;
+    process.held_polls = held ? process.held_polls + 1 : 1;
+    process.live = live;
+  }
 
   bool changed = false;
   const auto list = [&] {

@@ -5,6 +5,7 @@
 
 #include "runtime/core/printable.h"
 #include "runtime/core/version.h"
+#include "scheduler/runs/verdict.h"
 #include "scheduler/web/page_data.h"
 
 namespace shoal::scheduler::web {
@@ -52,8 +53,11 @@ std::string page_with(const json& snapshot) {
   return out.replace(at, kSnapshotPlace.size(), "<script id=\"snapshot\" type=\"application/json\">" + data + "</script>");
 }
 
-// The recorded findings, until the reader judges by itself.
-runs::Verdicts verdicts_of(const runs::Run&, std::int64_t) { return json::array(); }
+runs::Verdicts verdicts_of(const runs::Run& run, std::int64_t now_us) {
+  json out = json::array();
+  for (const auto& verdict : runs::diagnose(run, now_us)) out.push_back(runs::to_json(verdict));
+  return out;
+}
 
 // --- folders, read beside the loop
 

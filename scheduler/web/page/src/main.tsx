@@ -21,6 +21,7 @@ import type { RunRow, Summary, Verdict } from "./types";
 import { Command, Pill, Problem } from "./ui";
 
 const cluster = signal(false);
+const session = signal("");
 const runs = signal<RunRow[]>([]);
 const refused = signal<Failure | null>(null);
 const ready = signal(false);
@@ -113,7 +114,13 @@ const RUN_TONES: Record<string, string> = { running: "good", lost: "bad", ended:
 function Header() {
   const now = summary.value;
   const { run } = route.value;
-  if (!run) return null;
+  if (!run)
+    return (
+      <header class="top">
+        <h1>Cluster</h1>
+        <span class="since">{session.value}</span>
+      </header>
+    );
   const failed = now?.end && now.end.code !== 0;
   const open = lost.value;
   return (
@@ -248,6 +255,7 @@ async function open(): Promise<void> {
   try {
     const about = await source.about();
     cluster.value = about.cluster;
+    session.value = about.session ?? "";
     runs.value = (await source.runs()).rows;
     const only = runs.value.length === 1 && !about.cluster ? runs.value[0]!.name : "";
     if (only && !route.value.run) {

@@ -15,7 +15,8 @@ interface List {
   cursor?: string;
 }
 
-const text = (row: Row, key: string): string => (row[key] == null ? "" : String(row[key]));
+// An id or a pid of zeros is none.
+const text = (row: Row, key: string): string => (row[key] == null || /^0{16}$/.test(String(row[key])) || (key === "pid" && row[key] === 0) ? "" : String(row[key]));
 const field = (name: string, key: string, more: Partial<Field<Row>> = {}): Field<Row> => ({ name, cell: (row) => text(row, key) || "–", ...more });
 const id = (name: string, key: string): Field<Row> => ({ name, cell: (row) => <code>{text(row, key) || "–"}</code> });
 const TONES: Record<string, string> = {

@@ -1,0 +1,339 @@
+// Runs that do not go on: ranks that are gone, silent, or do not come to where the others wait.
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "scheduler/runs/findings.h"
+#include "scheduler/runs/statistics.h"
+
+namespace shoal::scheduler::runs {
+
+using runtime::Place;
+using runtime::StepRow;
+
+namespace {
+
+// A rank is stuck once it is at a place this long, and this many times as long as in its longest step there.
+constexpr double kStuckUs = 750'000;
+constexpr double kTimesLongest = 5;
+// In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
+constexpr double kStuckElsewhereUs = 10'000'000, kStuckLoaderUs = 5'000'000, kStuckSaveUs = 30'000'000;
+// The first steps, also those after a change of workers, compile, allocate and connect.
+constexpr std::uint64_t kFirstSteps = 3;
+constexpr double kStuckFirstUs = 120'000'000;
+constexpr int kLeastPolls = 2;                // a clock that jumps makes a moment long, for one poll
+constexpr std::int64_t kStoppedUs = 900'000;  // without a beat on this host: a signal has stopped the process, or it gets no CPU
+constexpr std::size_t kMostNames = 4;
+
+const char* place_text(Place place) {
+  switch (place) {
+    case Place::kElsewhere:
+      return "in the program, outside of the training step";
+    case Place::kLoader:
+      return "in the data loader";
+    case Place::kForward:
+      return "in forward";
+    case Place::kBackward:
+      return "in backward";
+    case Place::kOptimizer:
+      return "in the optimizer";
+    case Place::kSave:
+      return "in a checkpoint";
+    case Place::kGather:
+      return "in the wait for parameters";
+    case Place::kReduce:
+      return "in the wait for gradients";
+    case Place::kWindow:
+      return "in the wait for readers of its parameters";
+    case Place::kEnded:
+      break;
+  }
+  return "behind its end";
+}
+
+std::string where_text(const Process& p) {
+  std::string out = place_text(p.live->place);
+  const auto unit = p.unit_name(p.live->unit);
+  return unit.empty() ? out : out + " of " + unit;
+}
+
+double held_us(const Process& p, std::int64_t now_us) { return static_cast<double>(std::max<std::int64_t>(now_us - p.live->since_us, 0)); }
+
+// The longest time of a step that rows show at the place, the first steps aside.
+double longest_us(const Process& p, Place place) {
+  double out = 0;
+  for (const auto& row : p.steps.rows) {
+    if (row.step <= kFirstSteps) continue;
+    const auto us = is_wait(place) ? row.exposed_us() : row.in(place);
+    // A row of several steps has only their sum; its longest step bounds the place.
+    out = std::max(out, static_cast<double>(row.steps == 1 ? us : std::min(us, row.longest_us)));
+  }
+  return out;
+}
+
+bool in_first_steps(const Process& p) {
+  if (p.live->step < kFirstSteps) return true;
+  const auto& rows = p.steps.rows;
+  if (rows.empty()) return false;  // recording has stopped
+  const auto& before = rows[rows.size() - std::min<std::size_t>(rows.size(), kFirstSteps)];
+  return before.generation < p.live->generation;
+}
+
+double limit_us(const Process& p) {
+  double least = kStuckUs;
+  if (in_first_steps(p)) return kStuckFirstUs;
+  if (p.live->place == Place::kElsewhere) least = kStuckElsewhereUs;
+  if (p.live->place == Place::kLoader) least = kStuckLoaderUs;
+  if (p.live->place == Place::kSave) least = kStuckSaveUs;
+  return std::max(least, kTimesLongest * longest_us(p, p.live->place));
+}
+
+bool is_alive(const Rank& r) { return r.process->life == Life::kAlive && r.process->live.has_value(); }
+bool is_waiting(const Rank& r) { return is_alive(r) && is_wait(r.process->live->place); }
+
+// The longest time of a step in which all ranks waited: even the one that waited least.
+double longest_wait_us(const StepTable& table) {
+  double out = 0;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    std::int64_t least = table.rows[0][i]->exposed_us();
+    for (const auto& rows : table.rows) least = std::min(least, rows[i]->exposed_us());
+    out = std::max(out, static_cast<double>(least));
+  }
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (std::size_t i = 0; i < names.size() && i < kMostNames; ++i) out += (i == 0 ? "" : ", ") + names[i];
+  return names.size() > kMostNames ? fmt::format("{} and {} more", out, names.size() - kMostNames) : out;
+}
+
+// "3 ranks wait (1, 2, 5)", with the times.
+void add_waits(const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<std::string>& evidence) {
+  std::vector<std::string> names;
+  double longest = 0;
+  for (const auto& r : ranks) {
+    if (!is_waiting(r)) continue;
+    names.push_back(std::to_string(r.rank));
+    longest = std::max(longest, held_us(*r.process, now_us));
+  }
+  if (names.size() == 1) evidence.push_back(fmt::format("rank {} waits, for {}", names[0], duration_text(longest)));
+  if (names.size() > 1) evidence.push_back(fmt::format("ranks {} wait, for up to {}", joined(names), duration_text(longest)));
+}
+
+std::string stack_command(const Rank& r) {
+  const auto pid = r.process->live ? r.process->live->pid : r.process->facts.pid;
+  return fmt::format("shoal stack {}{}", pid, r.process->on_this_host ? "" : "  # on host " + shell_word(host_of(r)));
+}
+
+Verdict verdict_of(const Rank& r, const char* code, Health state) {
+  Verdict v;
+  v.code = code, v.state = state;
+  v.rank = r.rank, v.host = host_of(r);
+  v.since_step = r.process->live ? r.process->live->step + 1 : r.process->steps.rows.empty() ? 0 : r.process->steps.rows.back().step + 1;
+  return v;
+}
+
+// True if the others depended on it: it was there when they trained.
+bool was_there(const Rank& r, const std::vector<Rank>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(), [&](const Rank& other) {
+    if (other.rank == r.rank || !other.process->live) return false;
+    return other.process->live->start_us <= newest_us(*r.process);
+  });
+}
+
+bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
+  // The first to die comes first: others may have followed.
+  std::vector<Rank> dead;
+  for (const auto& r : ranks)
+    if (r.process->life == Life::kGone && was_there(r, ranks)) dead.push_back(r);
+  if (dead.empty() || run.state == RunState::kLost) return false;
+  const auto& first = *std::min_element(dead.begin(), dead.end(),
+                                        [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
+  auto v = verdict_of(first, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
+  v.since_us = newest_us(*first.process);
+  v.sentence = fmt::format("{} is dead since step {}: its process {} is gone without an end", name_of(first, ranks), v.since_step,
+                           first.process->live ? first.process->live->pid : first.process->facts.pid);
+  v.evidence.push_back(fmt::format("last beat {} ago", duration_text(static_cast<double>(first.process->quiet_us))));
+  if (first.process->live) v.evidence.push_back("it was " + where_text(*first.process));
+  add_waits(ranks, now_us, v.evidence);
+  if (dead.size() > 1) v.evidence.push_back(fmt::format("{} ranks are dead", dead.size()));
+  if (run.end && !run.end->cause.empty()) v.evidence.push_back(run.end->cause);
+  const auto host = host_of(first);
+  v.next = fmt::format("journalctl -k --since -10min | grep -i 'killed process'{}",
+                       first.process->on_this_host || host.empty() ? "" : "  # on host " + shell_word(host));
+  out.push_back(std::move(v));
+  return true;
+}
+
+bool add_dead_driver(const Run& run, std::vector<Verdict>& out) {
+  for (const auto& p : run.processes) {
+    if (p.facts.role != "driver" || p.life != Life::kGone || run.state != RunState::kRunning) continue;
+    const bool replaced = std::any_of(run.processes.begin(), run.processes.end(), [&](const Process& other) {
+      return other.facts.role == "driver" && other.life != Life::kGone && newest_us(other) >= newest_us(p);
+    });
+    if (replaced) continue;
+    Verdict v;
+    v.code = "dead_driver", v.state = Health::kStopped, v.host = p.facts.host, v.since_us = newest_us(p);
+    v.sentence = fmt::format("the driver's process {} is gone without an end", p.facts.pid);
+    v.evidence.push_back(fmt::format("last sample {} ago", duration_text(static_cast<double>(p.quiet_us))));
+    v.next = "shoal status";
+    out.push_back(std::move(v));
+    return true;
+  }
+  return false;
+}
+
+bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
+  std::vector<Rank> silent;
+  const bool others_wait = std::any_of(ranks.begin(), ranks.end(), [&](const Rank& r) {
+    return is_waiting(r) && r.process->held_polls >= kLeastPolls && held_us(*r.process, now_us) >= kStuckUs;
+  });
+  for (const auto& r : ranks) {
+    const bool stopped =
+        r.process->on_this_host && r.process->life == Life::kAlive && r.process->live && r.process->quiet_us > kStoppedUs && others_wait;
+    if (r.process->life == Life::kSilent || stopped) silent.push_back(r);
+  }
+  if (silent.empty() || run.state != RunState::kRunning) return false;
+  const auto& first = *std::max_element(silent.begin(), silent.end(),
+                                        [](const Rank& a, const Rank& b) { return a.process->quiet_us < b.process->quiet_us; });
+  auto v = verdict_of(first, "silent_rank", Health::kStopped);
+  v.since_us = now_us - first.process->quiet_us;
+  v.sentence = fmt::format(
+      "{} has been silent for {}, since step {}: {}", name_of(first, ranks), duration_text(static_cast<double>(first.process->quiet_us)),
+      v.since_step,
+      first.process->on_this_host ? "a signal has stopped its process, or it gets no CPU" : "its host or the network does not answer");
+  v.evidence.push_back("it was " + where_text(*first.process));
+  add_waits(ranks, now_us, v.evidence);
+  std::vector<std::string> names;
+  for (const auto& r : silent) names.push_back(std::to_string(r.rank));
+  if (silent.size() > 1) v.evidence.push_back("silent ranks: " + joined(names));
+  const auto host = host_of(first);
+  v.next = first.process->on_this_host ? fmt::format("kill -CONT {}", first.process->live->pid) : "ssh " + shell_word(host) + " uptime";
+  out.push_back(std::move(v));
+  return true;
+}
+
+void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::int64_t now_us, std::vector<Verdict>& out) {
+  std::vector<Rank> active;
+  for (const auto& r : ranks)
+    if (is_alive(r)) active.push_back(r);
+  if (active.empty() || run.state != RunState::kRunning) return;
+  for (const auto& r : active)
+    if (r.process->held_polls < kLeastPolls) return;  // the run moves
+  std::vector<Rank> moving, waiting;
+  for (const auto& r : active) (is_waiting(r) ? waiting : moving).push_back(r);
+
+  if (moving.empty()) {
+    // All wait, each for another one. The rank that has come least far may be the cause.
+    double shortest = std::numeric_limits<double>::max();
+    for (const auto& r : active) shortest = std::min(shortest, held_us(*r.process, now_us));
+    const bool first = std::any_of(active.begin(), active.end(), [](const Rank& r) { return in_first_steps(*r.process); });
+    if (shortest < std::max(first ? kStuckFirstUs : kStuckUs, kTimesLongest * longest_wait_us(table))) return;
+    const auto behind = std::min_element(active.begin(), active.end(), [](const Rank& a, const Rank& b) {
+      return std::make_pair(a.process->live->step, a.process->live->since_us) <
+             std::make_pair(b.process->live->step, b.process->live->since_us);
+    });
+    const bool same = std::all_of(active.begin(), active.end(), [&](const Rank& r) {
+      const auto &a = *r.process->live, &b = *behind->process->live;
+      return a.step == b.step && a.place == b.place && a.unit == b.unit;
+    });
+    auto v = verdict_of(*behind, "hang", Health::kStopped);
+    v.since_us = now_us - static_cast<std::int64_t>(shortest);
+    if (same) v.rank.reset(), v.host.clear();
+    const bool hosts = hosts_of(active).size() > 1;
+    v.sentence = fmt::format("all ranks wait for each other since step {}, for {}: {}", v.since_step, duration_text(shortest),
+                             hosts ? "a link between hosts is cut, or the ranks diverge" : "the ranks diverge");
+    for (std::size_t i = 0; i < active.size() && i < kMostNames; ++i) {
+      v.evidence.push_back(fmt::format("rank {}: {}, step {}, for {}", active[i].rank, where_text(*active[i].process),
+                                       active[i].process->live->step + 1, duration_text(held_us(*active[i].process, now_us))));
+    }
+    v.next = hosts ? "shoal doctor" : "shoal stack";
+    out.push_back(std::move(v));
+    return;
+  }
+  // The rank that has been at its place for the largest multiple of what is usual there.
+  const auto over = [&](const Rank& r) { return held_us(*r.process, now_us) / limit_us(*r.process); };
+  const auto& worst = *std::max_element(moving.begin(), moving.end(), [&](const Rank& a, const Rank& b) { return over(a) < over(b); });
+  if (over(worst) < 1) return;
+  // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.
+  const bool others_wait =
+      std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process, now_us) >= kStuckUs; });
+  if (!others_wait && (worst.process->live->place == Place::kElsewhere || over(worst) < kTimesLongest)) return;
+  auto v = verdict_of(worst, "hang", Health::kStopped);
+  v.since_us = worst.process->live->since_us;
+  v.sentence = fmt::format("{} is stuck {} since step {}, for {}", name_of(worst, ranks), where_text(*worst.process), v.since_step,
+                           duration_text(held_us(*worst.process, now_us)));
+  if (const auto usual = longest_us(*worst.process, worst.process->live->place); usual > 0)
+    v.evidence.push_back(fmt::format("the longest earlier time there: {}", duration_text(usual)));
+  add_waits(ranks, now_us, v.evidence);
+  if (moving.size() > 1) v.evidence.push_back(fmt::format("{} ranks do not wait", moving.size()));
+  v.next = stack_command(worst);
+  out.push_back(std::move(v));
+}
+
+// The end of a run that failed, or of which nothing is left.
+void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
+  if (run.state == RunState::kRunning) return;
+  if (run.state == RunState::kLost) {
+    if (run.processes.empty() && !run.end) return;
+    Verdict v;
+    v.code = "lost", v.state = Health::kFailed;
+    const auto first = std::min_element(ranks.begin(), ranks.end(),
+                                        [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
+    v.sentence = "the run is lost: its processes are gone, and none has written an end";
+    if (first != ranks.end()) {
+      const auto& p = *first->process;
+      v.rank = first->rank, v.host = host_of(*first), v.since_us = newest_us(p);
+      v.since_step = p.live ? p.live->step + 1 : p.steps.rows.empty() ? 0 : p.steps.rows.back().step + 1;
+      v.evidence.push_back(fmt::format("{} was the first without a sign of life, in step {}", name_of(*first, ranks), v.since_step));
+      if (p.live) v.evidence.push_back("it was " + where_text(p));
+    }
+    v.next = "journalctl -k --since -1h | grep -i 'killed process'";
+    out.push_back(std::move(v));
+    return;
+  }
+  // The first process that failed, and the record of the run's end.
+  const Process* failed = nullptr;
+  const Event* how = nullptr;
+  for (const auto& p : run.processes) {
+    for (const auto& e : p.events.rows) {
+      const auto code = e.fields.find("code");
+      const bool fails = e.kind == "end" && code != e.fields.end() && code->is_number_integer() && *code != 0;
+      if (fails && (how == nullptr || e.t_us < how->t_us)) failed = &p, how = &e;
+    }
+  }
+  const int code = run.end ? run.end->exit_code : how != nullptr ? how->fields["code"].get<int>() : 0;
+  if (code == 0) return;
+  Verdict v;
+  v.code = "failed", v.state = Health::kFailed;
+  std::string cause = run.end ? run.end->cause : "";
+  if (how != nullptr) {
+    v.rank = failed->rank() < 0 ? std::nullopt : std::optional(failed->rank());
+    v.host = failed->facts.host, v.since_us = how->t_us;
+    v.since_step = failed->steps.rows.empty() ? 0 : failed->steps.rows.back().step + 1;
+    const auto said = how->fields.find("cause");
+    if (cause.empty() && said != how->fields.end() && said->is_string()) cause = said->get<std::string>();
+  }
+  if (run.end && run.end->rank) v.rank = run.end->rank;
+  const auto line = cause.substr(0, std::min(cause.find('\n'), std::size_t{300}));
+  v.sentence = fmt::format("the run failed with exit code {}{}", code, line.empty() ? "" : ": " + line);
+  if (v.rank)
+    v.evidence.push_back(fmt::format("rank {} failed first{}", *v.rank, v.since_step > 0 ? fmt::format(", in step {}", v.since_step) : ""));
+  const auto& checkpoint = run.end && !run.end->checkpoint.empty() ? run.end->checkpoint : run.checkpoint;
+  if (!checkpoint.empty()) v.evidence.push_back("newest checkpoint: " + checkpoint);
+  if (run.end && run.end->retryable) v.next = "run the same command again: it may succeed at another time";
+  out.push_back(std::move(v));
+}
+
+}  // namespace
+
+void find_stuck(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::int64_t now_us, std::vector<Verdict>& out) {
+  const bool dead = add_dead(run, ranks, now_us, out);
+  add_end(run, ranks, out);
+  if (dead || add_dead_driver(run, out)) return;
+  if (!add_silent(run, ranks, now_us, out)) add_hang(run, ranks, table, now_us, out);
+}
+
+}  // namespace shoal::scheduler::runs

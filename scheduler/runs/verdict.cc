@@ -1,0 +1,97 @@
+#include "scheduler/runs/verdict.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "scheduler/runs/findings.h"
+#include "scheduler/runs/statistics.h"
+
+namespace shoal::scheduler::runs {
+
+namespace {
+
+// The order of verdicts: what ended the run, what stopped it, what spoils its result, what slows it.
+constexpr const char* kOrder[] = {
+    "dead_rank", "lost",      "failed",      "dead_driver", "silent_rank",           "hang",       "not_finite", "memory",
+    "full_disk", "straggler", "slow_loader", "slow_disk",   "exposed_communication", "loss_spike", "clock_jump"};
+
+std::size_t place_of(const Verdict& v) {
+  return static_cast<std::size_t>(std::find(std::begin(kOrder), std::end(kOrder), v.code) - std::begin(kOrder));
+}
+
+Verdict without_trouble(const Run& run, const std::vector<Rank>& ranks, const StepTable& table) {
+  Verdict v;
+  std::uint64_t step = 0;
+  for (const auto& r : ranks) {
+    if (!r.process->steps.rows.empty()) step = std::max(step, r.process->steps.rows.back().step);
+    if (r.process->live) step = std::max(step, r.process->live->step);
+  }
+  const std::string who = ranks.size() == 1 ? "1 rank" : fmt::format("{} ranks", ranks.size());
+  std::vector<double> total, exposed;
+  for (std::size_t i = table.size() - std::min<std::size_t>(table.size(), 64); i < table.size(); ++i) {
+    total.push_back(static_cast<double>(table.rows[0][i]->total_us));
+    std::vector<double> parts;
+    for (const auto& rows : table.rows)
+      parts.push_back(static_cast<double>(rows[i]->exposed_us()) / std::max(static_cast<double>(rows[i]->total_us), 1.0));
+    exposed.push_back(median(std::move(parts)));
+  }
+  if (run.state != RunState::kRunning) {
+    v.code = run.state == RunState::kEnded ? "ended" : "empty";
+    v.sentence = run.state == RunState::kEnded ? fmt::format("the run ended in order after {} steps", step) : "the run has no processes";
+  } else if (table.size() < 8) {
+    v.code = "starting";
+    v.sentence = ranks.empty() ? "the run starts: no rank has begun" : fmt::format("the run starts: {}, {} steps", who, step);
+  } else {
+    v.code = "ok";
+    v.sentence =
+        fmt::format("{} {}, {} per step: no trouble is known", who, ranks.size() == 1 ? "trains" : "train", duration_text(median(total)));
+  }
+  if (!total.empty())
+    v.evidence.push_back(
+        fmt::format("{} per step, {:.0f} % of it exposed communication", duration_text(median(total)), median(exposed) * 100));
+  v.since_step = step;
+  return v;
+}
+
+}  // namespace
+
+const char* health_text(Health health) {
+  switch (health) {
+    case Health::kSlow:
+      return "slow";
+    case Health::kStopped:
+      return "stopped";
+    case Health::kFailed:
+      return "failed";
+    case Health::kOk:
+      break;
+  }
+  return "ok";
+}
+
+nlohmann::json to_json(const Verdict& v) {
+  nlohmann::json out = {{"code", v.code}, {"sentence", v.sentence}, {"state", health_text(v.state)}, {"evidence", v.evidence}};
+  if (v.rank) out["rank"] = *v.rank;
+  if (!v.host.empty()) out["host"] = v.host;
+  if (v.since_step > 0) out["since_step"] = v.since_step;
+  if (v.since_us > 0) out["since"] = v.since_us;
+  if (v.cost) out["cost"] = *v.cost;
+  if (!v.next.empty()) out["next"] = v.next;
+  return out;
+}
+
+std::vector<Verdict> diagnose(const Run& run, std::int64_t now_us) {
+  const auto ranks = present_ranks(run);
+  const auto table = step_table(ranks);
+  std::vector<Verdict> out;
+  find_stuck(run, ranks, table, now_us, out);
+  find_numbers(run, out);
+  find_resources(run, ranks, now_us, out);
+  find_slow(run, table, out);
+  std::stable_sort(out.begin(), out.end(), [](const Verdict& a, const Verdict& b) { return place_of(a) < place_of(b); });
+  if (out.empty()) out.push_back(without_trouble(run, ranks, table));
+  return out;
+}
+
+}  // namespace shoal::scheduler::runs

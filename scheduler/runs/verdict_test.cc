@@ -1,0 +1,211 @@
+#include "scheduler/runs/verdict.h"
+
+#include <cstdlib>
+#include <map>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "scheduler/runs/simulated_run_fixture.h"
+
+namespace shoal::scheduler::runs {
+namespace {
+
+std::uint32_t seeds(std::uint32_t otherwise) {
+  const char* const text = std::getenv("SHOAL_SEEDS");
+  return text == nullptr ? otherwise : std::max(static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10)), otherwise);
+}
+
+std::string text_of(const Verdict& v) {
+  std::string out = v.code + ": " + v.sentence;
+  for (const auto& e : v.evidence) out += "; " + e;
+  return out + "; next: " + v.next;
+}
+
+TEST(VerdictTest, HealthyRunsRaiseNoAlarm) {
+  int alarms = 0;
+  for (std::uint32_t seed = 1; seed <= seeds(250); ++seed) {
+    SimulatedRun simulated({.seed = seed});
+    for (int poll = 0; poll < 100; ++poll) {
+      simulated.advance(200'000);
+      const auto verdicts = diagnose(simulated.run(), simulated.now_us());
+      ASSERT_FALSE(verdicts.empty());
+      if (verdicts[0].code == "ok" || verdicts[0].code == "starting") continue;
+      ADD_FAILURE() << "seed " << seed << ", poll " << poll << ", " << simulated.step_us() << " us: " << text_of(verdicts[0]);
+      ++alarms;
+      break;
+    }
+  }
+  EXPECT_EQ(alarms, 0);
+}
+
+struct Case {
+  Trouble trouble;
+  const char* code;
+  bool names_rank;
+  int step_off;    // how far the step may be from the true one
+  double limit_s;  // to find it in 95 of 100 runs
+};
+
+class TroubleTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(TroubleTest, IsNamedWithItsRankAndStep) {
+  const auto& c = GetParam();
+  std::vector<double> seconds;
+  const std::uint32_t runs = std::max(seeds(40) / 10, 40u);
+  int wrong_steps = 0;
+  for (std::uint32_t seed = 1; seed <= runs; ++seed) {
+    SimulatedRun simulated({.seed = seed * 7919, .trouble = c.trouble, .most_noise = 0.15, .least_step_us = 5'000, .most_step_us = 25'000});
+    bool found = false;
+    for (int poll = 0; poll < 2000 && !found; ++poll) {
+      simulated.advance(50'000);
+      const auto v = diagnose(simulated.run(), simulated.now_us())[0];
+      if (!simulated.troubled()) {
+        EXPECT_TRUE(v.code == "ok" || v.code == "starting") << "seed " << seed << ": " << text_of(v);
+        continue;
+      }
+      if (simulated.since_trouble_us() > 30'000'000) break;
+      if (v.code == "ok" || v.code == "starting") continue;
+      found = true;
+      EXPECT_EQ(v.code, c.code) << "seed " << seed << ": " << text_of(v);
+      EXPECT_TRUE(!c.names_rank || v.rank == simulated.trouble_rank()) << "seed " << seed << ": " << text_of(v);
+      const auto off = static_cast<std::int64_t>(v.since_step) - static_cast<std::int64_t>(simulated.trouble_step());
+      wrong_steps += std::abs(off) > c.step_off;
+      EXPECT_LE(std::abs(off), 4 * c.step_off + 4) << "seed " << seed << ": " << text_of(v) << ", in truth " << simulated.trouble_step();
+      EXPECT_FALSE(v.evidence.empty());
+      EXPECT_FALSE(v.next.empty());
+      seconds.push_back(static_cast<double>(simulated.since_trouble_us()) / 1e6);
+      if (seed == 1) fmt::print("{}\n", text_of(v));
+    }
+    EXPECT_TRUE(found) << "seed " << seed << ": not found";
+  }
+  std::sort(seconds.begin(), seconds.end());
+  ASSERT_FALSE(seconds.empty());
+  const double most = seconds[seconds.size() * 95 / 100];
+  fmt::print("{}: found in {:.2f} s (median), {:.2f} s (95 %), {:.2f} s (most) of {} runs; {} steps off by more than {}\n", c.code,
+             seconds[seconds.size() / 2], most, seconds.back(), seconds.size(), wrong_steps, c.step_off);
+  EXPECT_LE(most, c.limit_s);
+  EXPECT_LE(wrong_steps, static_cast<int>(seconds.size()) / 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, TroubleTest,
+    ::testing::Values(Case{Trouble::kSharedCpu, "straggler", true, 3, 1}, Case{Trouble::kMoreWork, "straggler", true, 3, 1},
+                      Case{Trouble::kSlowLoader, "slow_loader", false, 3, 1}, Case{Trouble::kSlowLoaderOfOne, "slow_loader", true, 3, 1},
+                      Case{Trouble::kExposed, "exposed_communication", false, 3, 1}, Case{Trouble::kStuckInForward, "hang", true, 0, 1},
+                      Case{Trouble::kStuckInLoader, "hang", true, 0, 6}, Case{Trouble::kCutLink, "hang", false, 0, 1},
+                      Case{Trouble::kDead, "dead_rank", true, 0, 1}, Case{Trouble::kSilent, "silent_rank", true, 0, 5},
+                      Case{Trouble::kStopped, "silent_rank", true, 0, 1.1}, Case{Trouble::kSlowSave, "slow_disk", true, 0, 2},
+                      Case{Trouble::kMemory, "memory", true, 400, 4}, Case{Trouble::kFullDisk, "full_disk", false, 1, 1},
+                      Case{Trouble::kNotFinite, "not_finite", true, 0, 1}, Case{Trouble::kLossSpike, "loss_spike", false, 0, 1},
+                      Case{Trouble::kClockJump, "clock_jump", false, 1, 1}),
+    [](const auto& info) { return fmt::format("{}{}", info.param.code, info.index); });
+
+// ---- single cases ----
+
+constexpr std::int64_t kNow = 1'700'000'000'000'000;
+
+// Two ranks that have trained 40 steps of 10 ms until kNow.
+Run trained() {
+  Run run;
+  run.state = RunState::kRunning;
+  for (int rank = 0; rank < 2; ++rank) {
+    auto& p = run.processes.emplace_back();
+    p.facts.role = "rank", p.facts.rank = rank, p.facts.world = 2, p.facts.host = "a", p.facts.pid = 10 + rank;
+    p.on_this_host = true, p.life = Life::kAlive;
+    for (std::uint64_t step = 1; step <= 40; ++step) {
+      runtime::StepRow row;
+      row.step = step, row.rank = rank, row.world = 2, row.total_us = row.longest_us = 10'000;
+      row.end_us = kNow - static_cast<std::int64_t>(40 - step) * 10'000;
+      row.in(runtime::Place::kForward) = 9'000, row.in(runtime::Place::kGather) = 1'000;
+      p.steps.rows.push_back(row);
+    }
+    p.live.emplace();
+    p.live->pid = 10 + rank, p.live->rank = rank, p.live->world = 2, p.live->step = 40, p.live->start_us = kNow - 1'000'000;
+    p.live->since_us = p.live->beat_us = kNow;
+  }
+  return run;
+}
+std::string code_of(const Run& run) { return diagnose(run, kNow + 1'000'000)[0].code; }
+void add_loss(Run& run, const std::string& name, std::initializer_list<double> values) {
+  std::uint64_t step = 40 - values.size();
+  for (const double v : values) run.processes[0].metrics.rows.push_back({kNow, ++step, {{name, v}}});
+}
+void add_event(Run& run, const char* kind, nlohmann::json fields) {
+  run.processes[0].events.rows.push_back({kNow, kind, std::move(fields)});
+}
+
+TEST(VerdictTest, ARunWithoutTroubleSaysSo) {
+  auto run = trained();
+  const auto v = diagnose(run, kNow);
+  ASSERT_EQ(v.size(), 1u);
+  EXPECT_EQ(v[0].sentence, "2 ranks train, 10 ms per step: no trouble is known");
+  EXPECT_EQ(v[0].evidence[0], "10 ms per step, 10 % of it exposed communication");
+  EXPECT_EQ(to_json(v[0])["state"], "ok");
+  EXPECT_EQ(diagnose({}, kNow)[0].code, "empty");
+}
+
+TEST(VerdictTest, OnlyALossThatStaysInfiniteIsATrouble) {
+  auto run = trained();
+  add_loss(run, "best_loss", {INFINITY, INFINITY});
+  add_loss(run, "lr", {NAN, NAN});
+  add_loss(run, "loss", {2, INFINITY, 2});
+  EXPECT_EQ(code_of(run), "ok");
+  add_loss(run, "train/loss", {2, NAN});
+  EXPECT_EQ(code_of(run), "not_finite");
+}
+
+TEST(VerdictTest, OneInfiniteGradientIsNoTroubleAndSeveralAre) {
+  auto run = trained();
+  for (const std::uint64_t step : {38, 39}) add_event(run, "not_finite", {{"what", "grad_norm"}, {"step", step}});
+  EXPECT_EQ(code_of(run), "ok");
+  add_event(run, "not_finite", {{"what", "grad_norm"}, {"step", 40u}});
+  const auto v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.code, "not_finite");
+  EXPECT_EQ(v.since_step, 38u);
+}
+
+TEST(VerdictTest, ARankOfAnEarlierAttemptIsNotDead) {
+  auto run = trained();
+  auto old = run.processes[1];
+  old.life = Life::kGone, old.facts.pid = 5, old.live->pid = 5;
+  for (auto& row : old.steps.rows) row.end_us -= 60'000'000;
+  old.live->start_us -= 60'000'000, old.live->beat_us -= 60'000'000;
+  run.processes.insert(run.processes.begin(), old);
+  EXPECT_EQ(code_of(run), "ok");
+  run.processes.pop_back();  // rank 1 of this attempt has not begun yet
+  EXPECT_EQ(code_of(run), "ok");
+}
+
+TEST(VerdictTest, EndsOfRunsDiffer) {
+  auto run = trained();
+  run.state = RunState::kEnded;
+  for (auto& p : run.processes) p.life = Life::kEnded;
+  EXPECT_EQ(diagnose(run, kNow)[0].sentence, "the run ended in order after 40 steps");
+  run.end = RunEnd{
+      .exit_code = 1, .cause = "rank 1 raised ValueError: x\nmore", .rank = 1, .retryable = false, .checkpoint = "/c/30", .unix_s = 9};
+  auto v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.sentence, "the run failed with exit code 1: rank 1 raised ValueError: x");
+  EXPECT_EQ(v.rank, 1);
+  EXPECT_EQ(v.evidence.back(), "newest checkpoint: /c/30");
+  // A rank that has died before is the cause.
+  run.processes[1].life = Life::kGone;
+  v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.code, "dead_rank");
+  EXPECT_EQ(v.state, Health::kFailed);
+  run.end.reset();
+  run.state = RunState::kLost;
+  run.processes[0].life = Life::kGone;
+  EXPECT_EQ(diagnose(run, kNow)[0].code, "lost");
+}
+
+TEST(VerdictTest, NamesInCommandsAreQuoted) {
+  auto run = trained();
+  run.processes[1].facts.host = "b; rm -rf /";
+  run.processes[1].on_this_host = false;
+  run.processes[1].life = Life::kSilent, run.processes[1].quiet_us = 5'000'000;
+  EXPECT_EQ(diagnose(run, kNow)[0].next, "ssh 'b; rm -rf /' uptime");
+}
+
+}  // namespace
+}  // namespace shoal::scheduler::runs
