@@ -67,13 +67,27 @@ class RunsApi::Folders {
 
   json list(std::int64_t now_us) {
     json rows = json::array();
+    std::map<std::string, Listed> listed;
     for (const auto& [name, path] : found()) {
-      auto opened = runs::RunReader::open(path, small_reader());
-      if (!opened) continue;
-      opened->poll(now_us);
-      rows.push_back(row_of(opened->run(), verdicts_of(opened->run(), now_us), now_us));
-      rows.back()["name"] = name;
+      const auto before = listed_.find(name);
+      Listed entry{changed(path)};
+      // A run that has ended stays as it is; others are read again after a while.
+      if (before != listed_.end() && before->second.changed == entry.changed &&
+          (before->second.ended || (now_us >= before->second.read_us && now_us - before->second.read_us < options_.fresh_list_us))) {
+        entry = before->second;
+      } else {
+        auto opened = runs::RunReader::open(path, small_reader());
+        if (!opened) continue;
+        opened->poll(now_us);
+        entry.row = row_of(opened->run(), verdicts_of(opened->run(), now_us), now_us);
+        entry.row["name"] = name;
+        entry.ended = opened->run().state == runs::RunState::kEnded;
+        entry.read_us = now_us;
+      }
+      rows.push_back(entry.row);
+      listed.emplace(name, std::move(entry));
     }
+    listed_ = std::move(listed);
     return {{"rows", rows}, {"total", rows.size()}};
   }
 
@@ -94,6 +108,19 @@ class RunsApi::Folders {
     std::int64_t read_us = 0;
     std::uint64_t used = 0;
   };
+
+  struct Listed {
+    std::pair<fs::file_time_type, fs::file_time_type> changed;
+    json row = {};
+    bool ended = false;
+    std::int64_t read_us = 0;
+  };
+  // When the run's folder or that of its processes last got an entry.
+  static std::pair<fs::file_time_type, fs::file_time_type> changed(const fs::path& run) {
+    std::error_code gone;
+    const auto folder = fs::last_write_time(run, gone), processes = fs::last_write_time(run / "processes", gone);
+    return {folder, processes};
+  }
 
   // A list needs a run's end only.
   static runs::ReaderOptions small_reader() {
@@ -149,6 +176,7 @@ class RunsApi::Folders {
 
   const Options options_;
   std::map<std::string, Opened> open_;
+  std::map<std::string, Listed> listed_;
   std::uint64_t uses_ = 0;
 };
 

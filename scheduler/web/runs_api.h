@@ -1,4 +1,4 @@
-// The dashboard over HTTP: its page, and views of runs (scheduler/runs/views.h) from their folders.
+// The dashboard over HTTP: its page, and views of runs (scheduler/runs/views/views.h) from their folders.
 //
 //   GET /                       the page; it contains no data, and needs no token
 //   GET /api/v1/about           {cluster, version, session}
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "scheduler/runs/run_reader.h"
-#include "scheduler/runs/views.h"
+#include "scheduler/runs/views/views.h"
 #include "scheduler/web/http_server.h"
 
 namespace shoal::scheduler::web {
@@ -38,9 +38,10 @@ class RunsApi {
     std::vector<std::string> folders = {};  // folders of runs' folders
     bool cluster = false;                   // the server has the cluster's lists, too
     std::string session = {};
-    std::size_t most_runs = 200;      // the newest ones
-    std::size_t most_open = 4;        // runs that are followed at a time
-    std::int64_t fresh_us = 400'000;  // a run is read again after this time: many readers cost as much as one
+    std::size_t most_runs = 200;             // the newest ones
+    std::size_t most_open = 4;               // runs that are followed at a time
+    std::int64_t fresh_us = 400'000;         // a run is read again after this time: many readers cost as much as one
+    std::int64_t fresh_list_us = 4'000'000;  // the same for a list of runs, which reads each run that has not ended
     std::function<std::int64_t()> now_us;
     // Runs `work` beside the loop, then `then` on it, in order. Empty: at once.
     std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};

@@ -40,7 +40,9 @@ def test_a_run_is_served_to_whoever_has_the_token(shoal_command, tmp_path):
     assert "slow run" not in page
 
     assert [row["name"] for row in board.json("/api/v1/runs")["rows"]] == ["slow run"]
-    assert board.json(f"{views}/summary")["step"] == 40
+    summary = board.json(f"{views}/summary")
+    assert summary["step"] == 40
+    assert [verdict["rank"] for verdict in summary["verdicts"] if verdict["code"] == "straggler"] == [3]
     workers = board.json(f"{views}/workers?sort=score")["rows"]
     assert (workers[0]["rank"], len(workers)) == (3, 4)
 
@@ -130,10 +132,15 @@ def test_the_cluster_serves_the_page_and_its_runs(shoal_command, home):
     assert "<title>Shoal</title>" in board.request("/", Authorization=None)[2]
     assert board.json("/api/v1/about")["cluster"] is True
     assert board.json("/api/v1/runs") == {"rows": [], "total": 0}
-    run_of(home / "runs" / "first").end(0)
+
+    def states() -> dict[str, str]:
+        return {row["name"]: row["state"] for row in board.json("/api/v1/runs")["rows"]}
+
+    first = run_of(home / "runs" / "first")
     run_of(home / "runs" / "second", ranks=1).end(3, "it broke")
-    rows = {row["name"]: row for row in board.json("/api/v1/runs")["rows"]}
-    assert {name: row["state"] for name, row in rows.items()} == {"first": "ended", "second": "failed"}
+    assert states() == {"first": "lost", "second": "failed"}
+    first.end(0)
+    assert states() == {"first": "ended", "second": "failed"}
     assert board.json("/api/v1/runs/second/summary")["end"]["cause"] == "it broke"
     nodes = board.json("/api/v0/nodes")["rows"]
     assert len(nodes) == 1

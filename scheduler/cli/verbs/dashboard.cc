@@ -13,7 +13,7 @@
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/runs/run_reader.h"
-#include "scheduler/runs/views.h"
+#include "scheduler/runs/views/views.h"
 #include "scheduler/web/runs_api.h"
 
 namespace shoal::scheduler::cli {

@@ -1,4 +1,4 @@
-// What the server's views contain (scheduler/runs/views.h).
+// What the server's views contain (scheduler/runs/views/views.h).
 export interface Verdict {
   code: string;
   sentence: string;

@@ -1,4 +1,4 @@
-// An event of a run as one English sentence, and words as a shell or Python reads them.
+// An event of a run as one English sentence, and a text as Python reads it.
 #pragma once
 
 #include <string>
@@ -9,8 +9,7 @@ namespace shoal::scheduler::runs {
 
 std::string event_text(const Event& event);
 
-// The text in quotes where its characters need them.
-std::string shell_word(const std::string& text);
+// The text as a literal.
 std::string python_text(const std::string& text);
 
 }  // namespace shoal::scheduler::runs

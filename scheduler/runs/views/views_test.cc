@@ -1,9 +1,9 @@
-#include "scheduler/runs/views.h"
+#include "scheduler/runs/views/views.h"
 
 #include <gtest/gtest.h>
 
-#include "scheduler/runs/critical_path.h"
-#include "scheduler/runs/event_text.h"
+#include "scheduler/runs/views/critical_path.h"
+#include "scheduler/runs/views/event_text.h"
 
 namespace shoal::scheduler::runs {
 namespace {
@@ -351,7 +351,7 @@ TEST(EventText, NamesWhatHappened) {
                   {"bytes", 3 << 20},
                   {"steps_lost", 0}}),
             "generation 2 of 3 workers: a worker died; the training paused for 295 ms, moved 3.1 MB, and lost 0 steps");
-  EXPECT_EQ(text({{"kind", "clock"}, {"us", -3600000000}}), "the time of day jumped by -60.0 min");
+  EXPECT_EQ(text({{"kind", "clock"}, {"us", -3600000000}}), "the time of day jumped by -60 min");
   EXPECT_EQ(text({{"kind", "new_kind"}, {"t", 1}, {"x", 2}}), "{\"x\":2}");
 }
 

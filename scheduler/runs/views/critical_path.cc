@@ -1,4 +1,4 @@
-#include "scheduler/runs/critical_path.h"
+#include "scheduler/runs/views/critical_path.h"
 
 #include <algorithm>
 #include <map>
