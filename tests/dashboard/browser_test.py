@@ -60,6 +60,7 @@ class Training(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(self.run_.step_us / 1e6):
             self.run_.advance(1)
+            self.run_.keep_up()
 
 
 def test_each_page_of_a_run_that_goes_on(shoal_command, tmp_path, browse):
@@ -67,6 +68,7 @@ def test_each_page_of_a_run_that_goes_on(shoal_command, tmp_path, browse):
     start = time.time_ns() // 1000 - int(steps * step_us * 1.25)
     run = SyntheticRun(tmp_path / "slow", trouble="straggler", start=start, step_us=step_us, own_pid=True)
     run.advance(steps)
+    run.keep_up()
     board = serve(shoal_command, "--run", run.folder)
     training = Training(run)
     training.start()

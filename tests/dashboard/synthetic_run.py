@@ -115,6 +115,12 @@ class SyntheticRun:
         for process in self.alive:
             process.live("gather" if process is not self.processes[-1] else "fwd")
 
+    def keep_up(self) -> None:
+        """Goes on from the time of day: for a run that is watched while it goes on."""
+        self.now = max(self.now, time.time_ns() // 1000)
+        for process in self.alive:
+            process.live(process.place)
+
     def one_step(self) -> None:
         self.step += 1
         begin, straggles = self.now, self.trouble == "straggler" and self.step >= (self.trouble_from or 0)
@@ -241,8 +247,8 @@ def main() -> None:
     if not options.live:
         run.end(0)
     while options.live:
+        run.keep_up()
         time.sleep(options.step_us / 1e6)
-        run.now = max(run.now, time.time_ns() // 1000 - options.step_us)
         run.advance(1)
 
 

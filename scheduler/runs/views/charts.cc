@@ -126,7 +126,7 @@ json chart(const Continued& from, const Buckets& buckets, std::int64_t last_buck
 
 }  // namespace
 
-Result<json> steps_view(const Run& run, Query& query) {
+Result<json> steps_view(const Run& run, const json& verdicts, Query& query) {
   const auto points = query.number("points", kDefaultPoints, 10, kMostPoints);
   const auto range = steps_range(run, query);
   const auto buckets = buckets_over(range.first, std::max(range.first, range.last), points);
@@ -156,6 +156,11 @@ Result<json> steps_view(const Run& run, Query& query) {
   out["columns"] = std::move(columns);
   out["first"] = range.first, out["last"] = range.last;
   out["marks"] = marks_of(run);
+  for (const auto& verdict : verdicts) {
+    const std::int64_t since = integer(verdict, "since_step");
+    if (since > 0)
+      out["marks"].push_back({{"t", integer(verdict, "since")}, {"step", since}, {"kind", "verdict"}, {"text", text(verdict, "sentence")}});
+  }
   return out;
 }
 

@@ -67,7 +67,7 @@ std::int64_t integer(const json& fields, const char* key);
 std::string text(const json& fields, const char* key);
 
 // The views. views.h has their queries.
-Result<json> steps_view(const Run& run, Query& query);
+Result<json> steps_view(const Run& run, const json& verdicts, Query& query);
 Result<json> metrics_view(const Run& run, Query& query);
 Result<json> memory_view(const Run& run, Query& query);
 Result<json> workers_view(const Run& run, Query& query, std::int64_t now_us);

@@ -106,7 +106,7 @@ Result<json> view_of(const Run& run, const Verdicts& verdicts, const ViewRequest
   Query query(request.query);
   const auto of = [&]() -> Result<json> {
     if (request.view == "summary") return summary_view(run, verdicts, now_us);
-    if (request.view == "steps") return views::steps_view(run, query);
+    if (request.view == "steps") return views::steps_view(run, verdicts, query);
     if (request.view == "metrics") return views::metrics_view(run, query);
     if (request.view == "memory") return views::memory_view(run, query);
     if (request.view == "workers") return views::workers_view(run, query, now_us);

@@ -268,6 +268,15 @@ TEST(Views, MarksStandAtTheStepInWhichSomethingHappened) {
   EXPECT_EQ(marks[1]["step"], 7);
 }
 
+TEST(Views, AVerdictIsMarkedWhereItsTroubleBegan) {
+  const json verdicts = json::array({{{"since_step", 3}, {"sentence", "rank 1 is slow"}}, {{"sentence", "no step"}}});
+  const auto out = view_of(two_ranks(10), verdicts, {"steps"}, kBegin);
+  ASSERT_TRUE(out);
+  ASSERT_EQ((*out)["marks"].size(), 1u);
+  EXPECT_EQ((*out)["marks"][0]["step"], 3);
+  EXPECT_EQ((*out)["marks"][0]["kind"], "verdict");
+}
+
 TEST(Views, AStepHasTheLanesOfAllRanksInOneTime) {
   runs::Run run = two_ranks(4);
   run.processes[0].spans.rows.push_back({4, 0, kBegin + 10, {{Place::kForward, 1, 0, 100}, {Place::kGather, 1, 0, 40}}});
