@@ -90,6 +90,7 @@ LevelFiles::Outcome LevelFiles::read(const Fd& folder, const std::vector<LevelFi
     if (gap) break;
     // Once read whole, files with a smaller number grow no more, and coarser levels only repeat what level 0 had.
     if (begun_ && (file.level > 0 || file.number < newest)) continue;
+    if (!begun_ && limits_.tail_bytes > 0 && &file != &files.back()) continue;
     if (!read_file(folder, file, on_line)) gap = merges_;
   }
   if (gap) {
@@ -124,8 +125,13 @@ bool LevelFiles::read_file(const Fd& folder, const LevelFile& named, const OnLin
   struct stat seen {};
   // Level 0 sorts last, so that rbegin() of the cursors is its newest file.
   auto& cursor = cursors_[{-named.level, named.number}];
-  if (fstat(file.get(), &seen) == 0 && static_cast<std::uint64_t>(seen.st_size) > cursor.offset)
-    read_lines(file, cursor, named.level, on_line);
+  if (fstat(file.get(), &seen) != 0 || static_cast<std::uint64_t>(seen.st_size) <= cursor.offset) return true;
+  const auto size = std::min<std::uint64_t>(static_cast<std::uint64_t>(seen.st_size), limits_.file_bytes);
+  if (!begun_ && limits_.tail_bytes > 0 && size > limits_.tail_bytes) {
+    cursor.offset = size - limits_.tail_bytes;
+    cursor.in_long_line = true;  // begins within a line
+  }
+  read_lines(file, cursor, named.level, on_line);
   return true;
 }
 

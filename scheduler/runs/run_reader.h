@@ -24,6 +24,7 @@ struct ReaderOptions {
   std::size_t most_processes = 20'000;
   std::size_t most_files = 256;                // per process
   std::size_t most_line_bytes = 1 << 20;       // a longer line is skipped
+  std::size_t tail_bytes = 0;                  // above 0: only so much of the end of each kind's newest file, for lists of many runs
   std::size_t most_file_bytes = 16 << 20;      // the rest of a larger file is not read
   std::size_t most_rows = 20'000;              // per kind and process
   std::size_t most_rows_together = 1'000'000;  // per kind; shared by the processes, each of which has at least 100

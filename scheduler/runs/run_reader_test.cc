@@ -272,6 +272,20 @@ TEST_F(RunReaderTest, TheKernelKnowsThisProcess) {
   EXPECT_FALSE(process_lives(0, 0));
 }
 
+TEST_F(RunReaderTest, AListReadsOnlyTheEnds) {
+  append("steps.1-0.jsonl", steps(1, 16));
+  append("steps.0-0.jsonl", step(17));
+  for (std::uint64_t n = 18; n <= 100; ++n) append("steps.0-1.jsonl", step(n));
+  auto r = reader({.tail_bytes = 1000});
+  r.poll(kNow);
+  EXPECT_EQ(numbers(r).back(), 100u);
+  EXPECT_LT(numbers(r).size(), 10u);
+  EXPECT_GT(numbers(r).size(), 2u);
+  append("steps.0-2.jsonl", step(101));
+  r.poll(kNow);
+  EXPECT_EQ(numbers(r).back(), 101u);
+}
+
 TEST_F(RunReaderTest, ManyProcessesShareTheRows) {
   for (int i = 0; i < 40; ++i) {
     const auto process = folder_ / "processes" / ("b-" + std::to_string(i) + "-1");

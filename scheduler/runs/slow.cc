@@ -17,7 +17,8 @@ namespace {
 
 // A trouble has lasted at least this long and this many steps: shorter ones are bursts of the machine, and over before somebody acts.
 constexpr double kLeastUs = 700'000;
-constexpr std::size_t kWindows[] = {8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+constexpr double kLongStep = 3;  // times the median
+constexpr std::size_t kWindows[] = {8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256};
 // Without a history of twice the window, noise is hardly known: the window has at least this.
 constexpr std::size_t kLeastStepsAlone = 16;
 constexpr double kLeastAloneUs = 1'000'000;
@@ -90,10 +91,13 @@ double largest_block(const Values& values, std::size_t end, std::size_t size) {
   return out;
 }
 
-// The time of the last n steps.
+// The time of the last n steps. A step with an evaluation counts as a few others do, because it does not make a burst any longer.
 double span_us(const StepTable& table, std::size_t n) {
+  Values total;
+  for (std::size_t i = table.size() - n; i < table.size(); ++i) total.push_back(static_cast<double>(table.rows[0][i]->total_us));
+  const double most = kLongStep * median(total);
   double out = 0;
-  for (std::size_t i = table.size() - n; i < table.size(); ++i) out += static_cast<double>(table.rows[0][i]->total_us);
+  for (const double us : total) out += std::min(us, most);
   return out;
 }
 
@@ -356,6 +360,7 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
   set_rank(v, table.ranks[rank]);
   auto shown = *worst;
   shown.level = median(last(part[rank], worst->window));
+  shown.before = median({part[rank].begin(), part[rank].begin() + static_cast<std::ptrdiff_t>(worst->since)});
   describe_loader(table, rank, shown, fmt::format("each step on {}", name_of(table.ranks[rank], table.ranks)), v);
   v.cost = std::clamp(worst->level, 0.0, 1.0);
   v.evidence.push_back(fmt::format("{:.0f} % of the step on the other ranks", median(last(other[rank], worst->window)) * 100));

@@ -90,6 +90,9 @@ std::vector<Verdict> diagnose(const Run& run, std::int64_t now_us) {
   find_resources(run, ranks, now_us, out);
   find_slow(run, table, out);
   std::stable_sort(out.begin(), out.end(), [](const Verdict& a, const Verdict& b) { return place_of(a) < place_of(b); });
+  // Commands on processes are of use while these live.
+  for (auto& v : out)
+    if (run.state != RunState::kRunning && (v.next.starts_with("shoal ") || v.next.starts_with("ps "))) v.next.clear();
   if (out.empty()) out.push_back(without_trouble(run, ranks, table));
   return out;
 }

@@ -24,7 +24,7 @@ std::string text_of(const Verdict& v) {
 
 TEST(VerdictTest, HealthyRunsRaiseNoAlarm) {
   int alarms = 0;
-  for (std::uint32_t seed = 1; seed <= seeds(250); ++seed) {
+  for (std::uint32_t seed = 1; seed <= seeds(200); ++seed) {
     SimulatedRun simulated({.seed = seed});
     for (int poll = 0; poll < 100; ++poll) {
       simulated.advance(200'000);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "runtime/core/printable.h"
 #include "runtime/core/version.h"
+#include "scheduler/runs/run_list.h"
 #include "scheduler/runs/verdict.h"
 #include "scheduler/web/page_data.h"
 
@@ -132,23 +134,13 @@ class RunsApi::Folders {
     return out;
   }
 
-  // The runs by name, the newest first. A run of an earlier folder hides one of the same name in a later folder.
+  // The runs by name, the newest first. It hides an older one of the same name.
   std::vector<std::pair<std::string, std::string>> found() const {
     if (!options_.run.empty()) return {{name_of(options_.run), options_.run}};
-    std::vector<std::pair<fs::file_time_type, std::string>> all;
-    std::map<std::string, std::string> paths;
-    std::error_code error;
-    for (const auto& folder : options_.folders) {
-      for (const auto& entry : fs::directory_iterator(folder, error)) {
-        const std::string name = entry.path().filename();
-        if (!entry.is_directory(error) || !runs::is_run_folder(entry.path()) || !paths.emplace(name, entry.path()).second) continue;
-        all.emplace_back(fs::last_write_time(entry.path(), error), name);
-      }
-    }
-    std::sort(all.rbegin(), all.rend());
     std::vector<std::pair<std::string, std::string>> out;
-    for (const auto& [time, name] : all) {
-      if (out.size() < options_.most_runs) out.emplace_back(name, paths[name]);
+    std::set<std::string> names;
+    for (const auto& listed : runs::list_runs(options_.folders, options_.most_runs)) {
+      if (names.insert(listed.name).second) out.emplace_back(listed.name, listed.path);
     }
     return out;
   }

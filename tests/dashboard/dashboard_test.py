@@ -75,7 +75,7 @@ def test_wrong_requests_say_what_is_wrong(shoal_command, tmp_path):
 
     for words, code, text in (
         (["--run", tmp_path / "nowhere"], 3, "nowhere"),
-        (["--run", tmp_path], 1, "run"),
+        (["--run", tmp_path], 3, "is no run's folder"),
         (["--port", "80"], 2, "--port needs --run"),
         (["--export", "x.html"], 2, "--export needs --run"),
     ):
@@ -106,10 +106,10 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize("trouble", ["", "killed", "hostile"])
-def test_an_exported_file_contains_the_run_and_no_element_of_its_names(shoal_command, tmp_path, trouble):
-    run = run_of(tmp_path / "run", trouble, steps=120)
+def test_an_exported_file_contains_the_run_and_no_element_of_its_names(shoal_command, home, tmp_path, trouble):
+    run = run_of(home / "runs" / "run", trouble, steps=120)
     run.end(0)
-    said = shoal_command.json("dashboard", "--run", run.folder, "--export", tmp_path / "one.html")
+    said = shoal_command.json("dashboard", "--run", "run", "--export", tmp_path / "one.html")
     text = (tmp_path / "one.html").read_text()
     assert said["bytes"] == len(text.encode())
     page = Page(text)
@@ -154,4 +154,4 @@ def test_the_cluster_serves_the_page_and_its_runs(shoal_command, home):
 def test_without_a_cluster_it_says_what_to_do(shoal_command):
     done = shoal_command("dashboard")
     assert done.returncode == 5
-    assert "shoal dashboard --run DIR" in done.stderr
+    assert "shoal dashboard --run RUN" in done.stderr

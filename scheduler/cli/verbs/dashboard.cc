@@ -11,6 +11,7 @@
 #include "runtime/loop/side_work.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/runs/run_choice.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/runs/run_reader.h"
 #include "scheduler/runs/views/views.h"
@@ -32,11 +33,16 @@ void print_address(const Common& common, const std::string& url, const std::stri
   print(stdout, "{}\n", url);
 }
 
-int export_run(const Common& common, const DashboardOptions& o, std::int64_t now_us) {
-  auto reader = runs::RunReader::open(o.run);
+int export_run(const Common& common, const DashboardOptions& o, const std::string& folder, Context& context) {
+  const auto now_us = [&context] { return context.clock->unix_millis() * 1000; };
+  auto reader = runs::RunReader::open(folder);
   if (!reader) return failed(common, reader.error());
-  reader->poll(now_us);
-  const std::string html = web::page_with(runs::snapshot_of(reader->run(), web::verdicts_of(reader->run(), now_us), now_us));
+  reader->poll(now_us());
+  if (reader->run().state == runs::RunState::kRunning) {  // a second look shows what holds for longer than a moment
+    context.run_until([] { return false; }, std::chrono::milliseconds(500));
+    reader->poll(now_us());
+  }
+  const std::string html = web::page_with(runs::snapshot_of(reader->run(), web::verdicts_of(reader->run(), now_us()), now_us()));
   errno = 0;
   std::ofstream out(o.file, std::ios::binary);
   out << html;
@@ -58,10 +64,12 @@ int serve_run(const Common& common, const DashboardOptions& o) {
   actors::Credentials credentials;
   credentials.token = token;
   Context context(credentials);
-  if (!o.file.empty()) return export_run(common, o, context.clock->unix_millis() * 1000);
-  if (const auto opened = runs::RunReader::open(o.run); !opened) return failed(common, opened.error());
+  const auto folder = find_run(o.run, runs::list_runs(run_roots(common.target.root)));
+  if (!folder) return failed(common, folder.error());
+  if (!o.file.empty()) return export_run(common, o, *folder, context);
+  if (const auto opened = runs::RunReader::open(*folder); !opened) return failed(common, opened.error());
   runtime::SideWork side(context.loop);
-  web::RunsApi api({.run = o.run,
+  web::RunsApi api({.run = *folder,
                     .now_us = [&context] { return context.clock->unix_millis() * 1000; },
                     .aside = [&side](auto work, auto then) { side.run(std::move(work), std::move(then)); }});
   web::HttpServer::Options http;
@@ -76,7 +84,7 @@ int serve_run(const Common& common, const DashboardOptions& o) {
   bool over = false;
   asio::signal_set signals(context.loop.io(), SIGINT, SIGTERM);
   signals.async_wait([&over](std::error_code error, int) { over = !error; });
-  print_address(common, page_url(fmt::format("http://127.0.0.1:{}", (*server)->port()), web::http_token(token)), o.run);
+  print_address(common, page_url(fmt::format("http://127.0.0.1:{}", (*server)->port()), web::http_token(token)), *folder);
   if (!common.json) print(stderr, "Open this in a browser of this host. Ctrl-C ends the dashboard, never the run.\n");
   std::fflush(stdout);
   while (!over) context.loop.run_one(std::chrono::hours(1));
@@ -87,7 +95,7 @@ int serve_run(const Common& common, const DashboardOptions& o) {
 int name_cluster(const Common& common) {
   const auto found = find_cluster(common.target, false);
   if (!found) {
-    return failed(common, Error(found.error()).with_hint("`shoal dashboard --run DIR` shows a run from its folder, without a cluster"));
+    return failed(common, Error(found.error()).with_hint("`shoal dashboard --run RUN` shows a run from its folder, without a cluster"));
   }
   const auto info = found->folder ? found->folder->info() : Result<actors::SessionInfo>(fail(not_found("")));
   if (!info || info->http.empty()) {
@@ -115,7 +123,7 @@ int dashboard(const Common& common, const DashboardOptions& o) {
 void add_dashboard(CommandLine& line) {
   auto& options = line.own(DashboardOptions());
   auto* verb = line.add_verb("dashboard", "Show a run, or the running cluster, in a browser");
-  verb->add_option("--run", options.run, "Folder of a run: serve its pages until Ctrl-C, without a cluster")->check(not_empty());
+  verb->add_option("--run", options.run, "Name or folder of a run: serve its pages until Ctrl-C, without a cluster")->check(not_empty());
   verb->add_option("--export", options.file, "Write the run's pages as one HTML file, which needs no server")->check(not_empty());
   verb->add_option("--port", options.port, "Port of 127.0.0.1 for --run (default: any free one)");
   line.on_run(verb, [&options](const Common& common) { return dashboard(common, options); });

@@ -34,17 +34,18 @@ Result<std::vector<NodeRow>> nodes_of(Client& head) {
   return std::move(reply.nodes);
 }
 
-// The living node whose id starts with `id`.
+// The living node whose id starts with `id`, or whose host has that name.
 Result<NodeRow> find_node(Client& head, const std::string& id) {
   SHOAL_TRY(const auto nodes, nodes_of(head));
   std::vector<NodeRow> found;
   for (const auto& n : nodes) {
-    if (n.state == NodeState::kAlive && to_string(n.id).starts_with(id)) found.push_back(n);
+    if (n.state == NodeState::kAlive && (to_string(n.id).starts_with(id) || n.host == id)) found.push_back(n);
   }
   if (id.empty() && found.size() > 1)
     return fail(invalid_argument(fmt::format("there are {} nodes: name one with --node-id", found.size())));
   if (found.empty()) return fail(not_found("no living node " + id).with_hint("see shoal list nodes"));
-  if (found.size() > 1) return fail(invalid_argument(fmt::format("{} nodes have an id that begins with {}", found.size(), id)));
+  if (found.size() > 1)
+    return fail(invalid_argument(fmt::format("{} nodes have this host, or an id that begins with {}", found.size(), id)));
   return found.front();
 }
 
@@ -96,7 +97,7 @@ int set_scheduling(const Common& common, const SchedulingOptions& options) {
 
 CLI::App* add_scheduling_verb(CommandLine& line, const char* name, const char* about, SchedulingOptions& options) {
   auto* verb = line.add_verb(name, about);
-  verb->add_option("node", options.node, "The node's id, or the beginning of it; `shoal list nodes` shows the ids")
+  verb->add_option("node", options.node, "The node's id, the beginning of it, or its host; `shoal list nodes` shows them")
       ->required()
       ->check(not_empty());
   line.on_run(verb, [&options](const Common& common) { return set_scheduling(common, options); });

@@ -27,6 +27,10 @@ void add_summary(CommandLine& line);
 void add_logs(CommandLine& line);
 void add_run(CommandLine& line);
 void add_launch(CommandLine& line);
+void add_ls(CommandLine& line);
+void add_show(CommandLine& line);
+void add_top(CommandLine& line);
+void add_diff(CommandLine& line);
 void add_submit(CommandLine& line);
 void add_job(CommandLine& line);
 void add_scale(CommandLine& line);
@@ -38,36 +42,10 @@ void add_check(CommandLine& line);
 void add_doctor(CommandLine& line);
 
 inline constexpr void (*kVerbs[])(CommandLine&) = {
-    add_run,
-    add_launch,
-    add_start,
-    add_stop,
-    add_status,
-    add_health_check,
-    add_stack,
-    add_memory,
-    add_metrics,
-    add_timeline,
-    add_microbenchmark,
-    add_dashboard,
-    add_cordon,
-    add_uncordon,
-    add_drain,
-    add_drain_node,
-    add_list,
-    add_get,
-    add_describe,
-    add_summary,
-    add_logs,
-    add_submit,
-    add_job,
-    add_scale,
-    add_chaos,
-    add_checkpoint,
-    add_cpp,
-    add_migrate,
-    add_check,
-    add_doctor,
+    add_run,    add_launch,       add_ls,         add_show,   add_top,      add_diff,     add_dashboard,      add_start,  add_stop,
+    add_status, add_health_check, add_stack,      add_memory, add_metrics,  add_timeline, add_microbenchmark, add_cordon, add_uncordon,
+    add_drain,  add_drain_node,   add_list,       add_get,    add_describe, add_summary,  add_logs,           add_submit, add_job,
+    add_scale,  add_chaos,        add_checkpoint, add_cpp,    add_migrate,  add_check,    add_doctor,
 };
 
 }  // namespace shoal::scheduler::cli

@@ -1,0 +1,166 @@
+#include "scheduler/runs/difference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "scheduler/runs/present.h"
+#include "scheduler/runs/statistics.h"
+
+namespace shoal::scheduler::runs {
+
+using nlohmann::json;
+using runtime::Place;
+using runtime::StepRow;
+
+namespace {
+
+constexpr std::size_t kLeastSteps = 8;
+constexpr std::size_t kLeastDetailed = 3;
+constexpr double kLeastPart = 0.02;  // a part of the step; smaller differences are not worth a word
+constexpr double kDeviations = 4;    // as many as both medians deviate together
+constexpr std::size_t kMostUnits = 20;
+
+// Values per step, by rank.
+using Values = std::vector<std::vector<double>>;
+struct Measured {
+  double us = 0, error = 0;
+  std::size_t steps = 0;
+};
+
+Measured measured(const Values& by_rank) {
+  std::vector<double> medians, errors;
+  Measured out;
+  for (const auto& values : by_rank) {
+    if (values.empty()) continue;
+    out.steps = std::max(out.steps, values.size());
+    medians.push_back(median(values));
+    // A median's deviation, from the spread between quartiles.
+    errors.push_back(1.25 * (quantile(values, 0.75) - quantile(values, 0.25)) / 1.35 / std::sqrt(static_cast<double>(values.size())));
+  }
+  out.us = median(medians), out.error = median(errors);
+  return out;
+}
+
+Compared compared(std::string place, std::string unit, const Measured& before, const Measured& after, double step_us) {
+  Compared out{std::move(place), std::move(unit), before.us, after.us, std::min(before.steps, after.steps), false};
+  const double error = std::sqrt(before.error * before.error + after.error * after.error);
+  out.differs = std::abs(out.change_us()) > std::max(kDeviations * error, kLeastPart * step_us);
+  return out;
+}
+
+// By rank: a time of each step. Rows of several steps count as one value.
+Values of_steps(const Run& run, const std::function<double(const StepRow&)>& time) {
+  Values out;
+  for (const auto& r : present_ranks(run)) {
+    auto& values = out.emplace_back();
+    for (const auto& row : r.process->steps.rows)
+      if (row.step > static_cast<std::uint64_t>(kWarmUpSteps) + static_cast<std::uint64_t>(row.steps - 1))
+        values.push_back(time(row) / static_cast<double>(row.steps));
+  }
+  return out;
+}
+
+// By place and unit, then by rank: the time of each detailed step.
+std::map<std::pair<Place, std::string>, Values> of_units(const Run& run) {
+  std::map<std::pair<Place, std::string>, Values> out;
+  const auto ranks = present_ranks(run);
+  for (std::size_t k = 0; k < ranks.size(); ++k) {
+    const auto& p = *ranks[k].process;
+    for (const auto& row : p.spans.rows) {
+      if (row.step <= static_cast<std::uint64_t>(kWarmUpSteps)) continue;
+      std::map<std::pair<Place, std::string>, double> sums;
+      for (const auto& s : row.spans)
+        if (s.unit >= 0) sums[{s.place, p.unit_name(s.unit)}] += static_cast<double>(s.length_us);
+      for (const auto& [key, us] : sums) {
+        auto& values = out[key];
+        values.resize(ranks.size());
+        values[k].push_back(us);
+      }
+    }
+  }
+  return out;
+}
+
+std::string place_name(const Compared& c) {
+  static const std::map<std::string, std::string> kNames = {{"out", "the program outside of the step"},
+                                                            {"load", "the data loader"},
+                                                            {"fwd", "forward"},
+                                                            {"bwd", "backward"},
+                                                            {"opt", "the optimizer"},
+                                                            {"save", "checkpoints"},
+                                                            {"gather", "waits for parameters"},
+                                                            {"reduce", "waits for gradients"},
+                                                            {"window", "waits for readers of parameters"}};
+  const auto name = kNames.find(c.place);
+  const std::string place = name == kNames.end() ? c.place : name->second;
+  return c.unit.empty() ? place : place + " of " + c.unit;
+}
+
+std::string sentence_of(const Difference& d) {
+  const double part = d.step.change_us() / std::max(d.step.before_us, 1.0);
+  const std::string steps = fmt::format("a step takes {}, before {}", duration_text(d.step.after_us), duration_text(d.step.before_us));
+  if (!d.step.differs) return steps + ": no difference above the noise";
+  std::string out = fmt::format("{}: {:.0f} % {}", steps, std::abs(part) * 100, part > 0 ? "longer" : "shorter");
+  // The place that changed most in the same direction; then its unit that did.
+  const auto same = [&](const Compared& c) { return c.differs && (c.change_us() > 0) == (part > 0); };
+  const auto less = [&](const Compared& a, const Compared& b) {
+    return std::abs(a.change_us()) * same(a) < std::abs(b.change_us()) * same(b);
+  };
+  const auto place = std::max_element(d.places.begin(), d.places.end(), [&](const Compared& a, const Compared& b) {
+    return a.place == "own" || (b.place != "own" && less(a, b));
+  });
+  if (place == d.places.end() || !same(*place)) return out;
+  const auto unit = std::find_if(d.units.begin(), d.units.end(), [&](const Compared& c) { return c.place == place->place && same(c); });
+  const auto& most = unit == d.units.end() ? *place : *unit;
+  return out + fmt::format(", most in {} ({}{}, before {})", place_name(most), most.change_us() > 0 ? "+" : "-",
+                           duration_text(std::abs(most.change_us())), duration_text(most.before_us));
+}
+
+json to_json(const Compared& c) {
+  return {{"place", c.place},       {"unit", c.unit},   {"before_us", c.before_us},
+          {"after_us", c.after_us}, {"steps", c.steps}, {"differs", c.differs}};
+}
+
+}  // namespace
+
+Difference difference(const Run& before, const Run& after) {
+  Difference out;
+  const auto both = [&](std::string place, const std::function<double(const StepRow&)>& time, double step_us) {
+    return compared(std::move(place), "", measured(of_steps(before, time)), measured(of_steps(after, time)), step_us);
+  };
+  out.step = both("step", [](const StepRow& r) { return static_cast<double>(r.total_us); }, 0);
+  const double step_us = std::max(out.step.before_us, 1.0);
+  out.step.differs = out.step.differs && std::abs(out.step.change_us()) > kLeastPart * step_us;
+  out.places.push_back(both("own", [](const StepRow& r) { return static_cast<double>(r.own_us()); }, step_us));
+  for (int i = 0; i < runtime::kNumPlaces; ++i) {
+    const auto place = static_cast<Place>(i);
+    out.places.push_back(both(runtime::key_of(place), [place](const StepRow& r) { return static_cast<double>(r.in(place)); }, step_us));
+  }
+  const auto units_before = of_units(before), units_after = of_units(after);
+  for (const auto& [key, values] : units_after) {
+    const auto other = units_before.find(key);
+    if (other == units_before.end()) continue;
+    auto c = compared(runtime::key_of(key.first), key.second, measured(other->second), measured(values), 0);
+    // A unit is a small part of a step, so it has to differ by much of its own.
+    if (c.steps >= kLeastDetailed && c.differs && std::abs(c.change_us()) > std::max(0.1 * c.before_us, 0.005 * step_us))
+      out.units.push_back(std::move(c));
+  }
+  std::sort(out.units.begin(), out.units.end(), [](const Compared& a, const Compared& b) { return a.change_us() > b.change_us(); });
+  if (out.step.change_us() < 0) std::reverse(out.units.begin(), out.units.end());
+  if (out.units.size() > kMostUnits) out.units.resize(kMostUnits);
+  if (out.step.steps >= kLeastSteps) out.sentence = sentence_of(out);
+  return out;
+}
+
+json to_json(const Difference& d) {
+  json places = json::array(), units = json::array();
+  for (const auto& c : d.places) places.push_back(to_json(c));
+  for (const auto& c : d.units) units.push_back(to_json(c));
+  return {{"sentence", d.sentence}, {"step", to_json(d.step)}, {"places", std::move(places)}, {"units", std::move(units)}};
+}
+
+}  // namespace shoal::scheduler::runs
