@@ -15,7 +15,7 @@ import { RunPage } from "./pages/run";
 import { RunsPage } from "./pages/runs";
 import { StepPage } from "./pages/step";
 import { WorkersPage } from "./pages/workers";
-import type { Failure } from "./source";
+import { Failure } from "./source";
 import { dark, go, link, lost, pageKeys, route, source, summary, toggleTheme, usePolled } from "./store";
 import type { RunRow, Summary, Verdict } from "./types";
 import { Command, Pill, Problem } from "./ui";
@@ -264,7 +264,8 @@ async function open(): Promise<void> {
     }
     ready.value = true;
   } catch (error) {
-    refused.value = error as Failure;
+    const why = error instanceof Failure ? error : new Failure("the server does not answer", "start `shoal dashboard` again", 0);
+    refused.value = why.status === 401 ? new Failure("this page needs its token", "open the URL that `shoal dashboard` prints, with all that follows #", 401) : why;
   }
 }
 
