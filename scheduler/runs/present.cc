@@ -42,6 +42,8 @@ std::int64_t newest_us(const Process& p) {
   return out;
 }
 
+double held_us(const Process& p) { return p.live ? static_cast<double>(std::max<std::int64_t>(p.live->beat_us - p.live->since_us, 0)) : 0; }
+
 std::vector<Rank> present_ranks(const Run& run) {
   std::map<int, const Process*> newest;
   int generation = 1;

@@ -33,6 +33,10 @@ inline constexpr int kWarmUpSteps = 5;
 inline constexpr std::size_t kMostTableSteps = 512;
 StepTable step_table(const std::vector<Rank>& ranks);
 
+// How long the process had been at its place at its last beat, 0 without a live page. Both times are of its own clock and were read
+// together, so a page that arrives late, another host's clock or a process that is gone makes no wait long.
+double held_us(const Process& process);
+
 std::string host_of(const Rank& rank);
 std::vector<std::string> hosts_of(const std::vector<Rank>& ranks);
 // "rank 3 on host b", or without the host if the run has one host.

@@ -179,7 +179,7 @@ void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<
   }
 }
 
-void find_slow_disk(const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
+void find_slow_disk(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   for (const auto& r : ranks) {
     const auto& p = *r.process;
     const double pressure = p.samples.rows.empty() ? 0 : p.samples.rows.back().pressure_io;
@@ -199,7 +199,7 @@ void find_slow_disk(const std::vector<Rank>& ranks, std::int64_t now_us, std::ve
       const bool runs = *kind == 's' && p.life == Life::kAlive && p.live && p.live->place == Place::kSave && p.held_polls >= 2;
       if (runs) {
         if (!all.empty()) took.push_back(static_cast<double>(number(*all.back(), "us")));
-        const double held = static_cast<double>(now_us - p.live->since_us);
+        const double held = held_us(p);
         const bool known = took.size() >= kLeastEarlier;
         const double usual = median(took);
         if (known
@@ -271,7 +271,7 @@ void find_clock_jump(const std::vector<Rank>& ranks, std::int64_t now_us, std::v
 void find_resources(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
   find_memory(ranks, out);
   find_full_disk(run, ranks, out);
-  find_slow_disk(ranks, now_us, out);
+  find_slow_disk(ranks, out);
   find_clock_jump(ranks, now_us, out);
 }
 

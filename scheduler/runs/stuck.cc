@@ -15,7 +15,7 @@ using runtime::StepRow;
 namespace {
 
 // A rank is stuck once it is at a place this long, and this many times as long as in its longest step there.
-constexpr double kStuckUs = 750'000;
+constexpr double kStuckUs = 650'000;  // and up to 250 ms until the next beat
 constexpr double kTimesLongest = 5;
 // In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
 constexpr double kStuckElsewhereUs = 10'000'000, kStuckLoaderUs = 5'000'000, kStuckSaveUs = 30'000'000;
@@ -57,8 +57,6 @@ std::string where_text(const Process& p) {
   const auto unit = p.unit_name(p.live->unit);
   return unit.empty() ? out : out + " of " + unit;
 }
-
-double held_us(const Process& p, std::int64_t now_us) { return static_cast<double>(std::max<std::int64_t>(now_us - p.live->since_us, 0)); }
 
 // The longest time of a step that rows show at the place, the first steps aside.
 double longest_us(const Process& p, Place place) {
@@ -110,13 +108,13 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 // "3 ranks wait (1, 2, 5)", with the times.
-void add_waits(const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<std::string>& evidence) {
+void add_waits(const std::vector<Rank>& ranks, std::vector<std::string>& evidence) {
   std::vector<std::string> names;
   double longest = 0;
   for (const auto& r : ranks) {
     if (!is_waiting(r)) continue;
     names.push_back(std::to_string(r.rank));
-    longest = std::max(longest, held_us(*r.process, now_us));
+    longest = std::max(longest, held_us(*r.process));
   }
   if (names.size() == 1) evidence.push_back(fmt::format("rank {} waits, for {}", names[0], duration_text(longest)));
   if (names.size() > 1) evidence.push_back(fmt::format("ranks {} wait, for up to {}", joined(names), duration_text(longest)));
@@ -143,7 +141,7 @@ bool was_there(const Rank& r, const std::vector<Rank>& ranks) {
   });
 }
 
-bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
+bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   // The first to die comes first: others may have followed.
   std::vector<Rank> dead;
   for (const auto& r : ranks)
@@ -157,7 +155,7 @@ bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_u
                            first.process->live ? first.process->live->pid : first.process->facts.pid);
   v.evidence.push_back(fmt::format("last beat {} ago", duration_text(static_cast<double>(first.process->quiet_us))));
   if (first.process->live) v.evidence.push_back("it was " + where_text(*first.process));
-  add_waits(ranks, now_us, v.evidence);
+  add_waits(ranks, v.evidence);
   if (dead.size() > 1) v.evidence.push_back(fmt::format("{} ranks are dead", dead.size()));
   if (run.end && !run.end->cause.empty()) v.evidence.push_back(run.end->cause);
   const auto host = host_of(first);
@@ -188,7 +186,7 @@ bool add_dead_driver(const Run& run, std::vector<Verdict>& out) {
 bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out) {
   std::vector<Rank> silent;
   const bool others_wait = std::any_of(ranks.begin(), ranks.end(), [&](const Rank& r) {
-    return is_waiting(r) && r.process->held_polls >= kLeastPolls && held_us(*r.process, now_us) >= kStuckUs;
+    return is_waiting(r) && r.process->held_polls >= kLeastPolls && held_us(*r.process) >= kStuckUs;
   });
   for (const auto& r : ranks) {
     const bool stopped =
@@ -205,17 +203,22 @@ bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now
       v.since_step,
       first.process->on_this_host ? "a signal has stopped its process, or it gets no CPU" : "its host or the network does not answer");
   v.evidence.push_back("it was " + where_text(*first.process));
-  add_waits(ranks, now_us, v.evidence);
+  add_waits(ranks, v.evidence);
   std::vector<std::string> names;
   for (const auto& r : silent) names.push_back(std::to_string(r.rank));
   if (silent.size() > 1) v.evidence.push_back("silent ranks: " + joined(names));
   const auto host = host_of(first);
+  if (silent.size() == ranks.size() && ranks.size() > 1 && !first.process->on_this_host) {
+    v.rank.reset(), v.host.clear();
+    v.sentence = fmt::format("all {} ranks have been silent for {}, since step {}: their hosts or the folder's file system do not answer",
+                             ranks.size(), duration_text(static_cast<double>(first.process->quiet_us)), v.since_step);
+  }
   v.next = first.process->on_this_host ? fmt::format("kill -CONT {}", first.process->live->pid) : "ssh " + shell_word(host) + " uptime";
   out.push_back(std::move(v));
   return true;
 }
 
-void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::int64_t now_us, std::vector<Verdict>& out) {
+void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::vector<Verdict>& out) {
   std::vector<Rank> active;
   for (const auto& r : ranks)
     if (is_alive(r)) active.push_back(r);
@@ -228,7 +231,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
   if (moving.empty()) {
     // All wait, each for another one. The rank that has come least far may be the cause.
     double shortest = std::numeric_limits<double>::max();
-    for (const auto& r : active) shortest = std::min(shortest, held_us(*r.process, now_us));
+    for (const auto& r : active) shortest = std::min(shortest, held_us(*r.process));
     const bool first = std::any_of(active.begin(), active.end(), [](const Rank& r) { return in_first_steps(*r.process); });
     if (shortest < std::max(first ? kStuckFirstUs : kStuckUs, kTimesLongest * longest_wait_us(table))) return;
     const auto behind = std::min_element(active.begin(), active.end(), [](const Rank& a, const Rank& b) {
@@ -240,34 +243,33 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
       return a.step == b.step && a.place == b.place && a.unit == b.unit;
     });
     auto v = verdict_of(*behind, "hang", Health::kStopped);
-    v.since_us = now_us - static_cast<std::int64_t>(shortest);
+    for (const auto& r : active) v.since_us = std::max(v.since_us, r.process->live->since_us);
     if (same) v.rank.reset(), v.host.clear();
     const bool hosts = hosts_of(active).size() > 1;
     v.sentence = fmt::format("all ranks wait for each other since step {}, for {}: {}", v.since_step, duration_text(shortest),
                              hosts ? "a link between hosts is cut, or the ranks diverge" : "the ranks diverge");
     for (std::size_t i = 0; i < active.size() && i < kMostNames; ++i) {
       v.evidence.push_back(fmt::format("rank {}: {}, step {}, for {}", active[i].rank, where_text(*active[i].process),
-                                       active[i].process->live->step + 1, duration_text(held_us(*active[i].process, now_us))));
+                                       active[i].process->live->step + 1, duration_text(held_us(*active[i].process))));
     }
     v.next = hosts ? "shoal doctor" : "shoal stack";
     out.push_back(std::move(v));
     return;
   }
   // The rank that has been at its place for the largest multiple of what is usual there.
-  const auto over = [&](const Rank& r) { return held_us(*r.process, now_us) / limit_us(*r.process); };
+  const auto over = [&](const Rank& r) { return held_us(*r.process) / limit_us(*r.process); };
   const auto& worst = *std::max_element(moving.begin(), moving.end(), [&](const Rank& a, const Rank& b) { return over(a) < over(b); });
   if (over(worst) < 1) return;
   // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.
-  const bool others_wait =
-      std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process, now_us) >= kStuckUs; });
+  const bool others_wait = std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process) >= kStuckUs; });
   if (!others_wait && (worst.process->live->place == Place::kElsewhere || over(worst) < kTimesLongest)) return;
   auto v = verdict_of(worst, "hang", Health::kStopped);
   v.since_us = worst.process->live->since_us;
   v.sentence = fmt::format("{} is stuck {} since step {}, for {}", name_of(worst, ranks), where_text(*worst.process), v.since_step,
-                           duration_text(held_us(*worst.process, now_us)));
+                           duration_text(held_us(*worst.process)));
   if (const auto usual = longest_us(*worst.process, worst.process->live->place); usual > 0)
     v.evidence.push_back(fmt::format("the longest earlier time there: {}", duration_text(usual)));
-  add_waits(ranks, now_us, v.evidence);
+  add_waits(ranks, v.evidence);
   if (moving.size() > 1) v.evidence.push_back(fmt::format("{} ranks do not wait", moving.size()));
   v.next = stack_command(worst);
   out.push_back(std::move(v));
@@ -330,10 +332,10 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
 }  // namespace
 
 void find_stuck(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::int64_t now_us, std::vector<Verdict>& out) {
-  const bool dead = add_dead(run, ranks, now_us, out);
+  const bool dead = add_dead(run, ranks, out);
   add_end(run, ranks, out);
   if (dead || add_dead_driver(run, out)) return;
-  if (!add_silent(run, ranks, now_us, out)) add_hang(run, ranks, table, now_us, out);
+  if (!add_silent(run, ranks, now_us, out)) add_hang(run, ranks, table, out);
 }
 
 }  // namespace shoal::scheduler::runs

@@ -199,6 +199,17 @@ TEST(VerdictTest, EndsOfRunsDiffer) {
   EXPECT_EQ(diagnose(run, kNow)[0].code, "lost");
 }
 
+TEST(VerdictTest, PagesThatArriveLateAreNoHang) {
+  auto run = trained();
+  for (auto& p : run.processes) p.held_polls = 20, p.live->place = runtime::Place::kGather, p.live->since_us = kNow - 100'000;
+  run.processes[1].live->place = runtime::Place::kForward;
+  EXPECT_EQ(diagnose(run, kNow + 3'000'000)[0].code, "ok");
+  for (auto& p : run.processes) p.live->beat_us = kNow + 3'000'000;
+  const auto v = diagnose(run, kNow - 3'600'000'000)[0];  // another host's clock
+  EXPECT_EQ(v.code, "hang");
+  EXPECT_EQ(v.rank, 1);
+}
+
 TEST(VerdictTest, NamesInCommandsAreQuoted) {
   auto run = trained();
   run.processes[1].facts.host = "b; rm -rf /";
