@@ -1,6 +1,6 @@
 // Actors & shards: the cluster's actors, nodes, workers and jobs, a page of the head's list at a time.
 import { useRef, useState } from "preact/hooks";
-import { count } from "../format";
+import { bytes, count } from "../format";
 import { amend, route, source, usePageKeys, usePolled } from "../store";
 import { Rows, type Field } from "../table";
 import { Card, Empty, Loaded, Pill } from "../ui";
@@ -47,7 +47,7 @@ const reason: Field<Row> = { name: "why pending or dead", cell: (row) => <span c
 const amounts = (row: Row, key: string): string =>
   Object.entries((row[key] ?? {}) as Record<string, number>)
     .filter(([name]) => !name.startsWith("node:"))
-    .map(([name, value]) => `${name} ${count(value)}`)
+    .map(([name, value]) => `${name} ${name.endsWith("memory") ? bytes(value) : count(value)}`)
     .join(", ");
 
 const LISTS: Record<string, Field<Row>[]> = {
