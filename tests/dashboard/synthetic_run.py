@@ -54,6 +54,8 @@ class Process:
         }
         (self.folder / "process.json").write_text(json.dumps(who))
         self.append("events.0-0", {"t": run.start, "kind": "begin"})
+        kinds = {"weights": 310 << 20, "gradients": 310 << 20, "optimizer": 620 << 20}
+        self.append("events.0-0", {"t": run.start + 1_000_000, "kind": "memory", "kinds": kinds, "predicted": kinds | {"unit": 64 << 20}})
         self.live()
 
     def append(self, name: str, row: dict[str, Any]) -> None:

@@ -124,6 +124,17 @@ json chart(const Continued& from, const Buckets& buckets, std::int64_t last_buck
   return {{"reset", from.reset}, {"since", buckets.first + from.from * buckets.width}, {"width", buckets.width}, {"cursor", next.text()}};
 }
 
+// The numbers of an object in an event, a few of them.
+json amounts(const json& fields, const char* key) {
+  json out = json::object();
+  const auto at = fields.find(key);
+  if (at == fields.end() || !at->is_object()) return out;
+  for (const auto& [name, value] : at->items()) {
+    if (value.is_number() && out.size() < 12) out[name] = integer(*at, name.c_str());
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<json> steps_view(const Run& run, const json& verdicts, Query& query) {
@@ -251,6 +262,11 @@ Result<json> memory_view(const Run& run, Query& query) {
     if (static_cast<std::int64_t>(i) >= offset && static_cast<std::int64_t>(series.size()) < limit) {
       series.push_back({{{"id", p.folder}, {"rank", p.rank()}, {"host", p.facts.host}, {"role", p.facts.role}},
                         collect(p, &runtime::SampleRow::rss, true)});
+      const auto measured = std::find_if(p.events.rows.rbegin(), p.events.rows.rend(), [](const Event& e) { return e.kind == "memory"; });
+      for (const char* key : {"kinds", "predicted"}) {
+        const json kinds = measured == p.events.rows.rend() ? json() : amounts(measured->fields, key);
+        if (!kinds.empty()) series.back().first[key] = kinds;
+      }
     }
     if (hosts.size() < kMostMemorySeries && seen.insert(p.facts.host).second) {
       hosts.push_back({{{"host", p.facts.host}, {"total", newest.host_total}}, collect(p, &runtime::SampleRow::host_free, false)});

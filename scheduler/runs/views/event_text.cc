@@ -53,6 +53,7 @@ std::string event_text(const Event& event) {
     return fmt::format("{} the checkpoint of step {} ({}, {}): {}", kind == "save" ? "saved" : "loaded", word(f, "step", "?"),
                        bytes_text(number(f, "bytes")), duration_text(number(f, "us")), word(f, "path"));
   }
+  if (kind == "memory") return "the rank has measured its memory by kind, after its first step";
   if (kind == "not_finite") return fmt::format("{} is no finite number in step {}", word(f, "what", "a number"), word(f, "step", "?"));
   if (kind == "clock")
     return fmt::format("the time of day jumped by {}", (number(f, "us") < 0 ? "-" : "") + duration_text(std::abs(number(f, "us"))));

@@ -48,7 +48,7 @@ json unchanged(const std::string& version);
 std::uint64_t readings_of(const Run& run);
 std::uint64_t last_step(const Process& p);
 std::int64_t last_time(const Process& p);
-inline bool trains(const Process& p) { return p.rank() >= 0; }
+inline bool trains(const Process& p) { return p.rank() >= 0 && p.facts.role != "driver" && p.facts.role != "launcher"; }
 inline bool lives(const Process& p) { return p.life == Life::kAlive || p.life == Life::kSilent; }
 // The process with the most step rows, whose time of day stands for the run's; null without steps.
 const Process* timekeeper(const Run& run);

@@ -167,6 +167,19 @@ TEST(Views, MemoryTakesTheMostResidentAndTheLeastFreeBytes) {
   EXPECT_TRUE(view(run, "memory", {{"points", "10"}, {"limit", "1"}, {"cursor", out["cursor"]}})["reset"].get<bool>());
 }
 
+TEST(Views, MemoryByKindStandsBesideItsPrediction) {
+  runs::Run run = two_ranks(1);
+  runtime::SampleRow sample;
+  sample.t_us = kBegin;
+  for (auto& p : run.processes) p.samples.rows.push_back(sample);
+  happens(run.processes[1],
+          {{"t", kBegin}, {"kind", "memory"}, {"kinds", {{"weights", 10}, {"x", "y"}}}, {"predicted", {{"weights", 12}, {"unit", 3}}}});
+  const json series = view(run, "memory")["series"];
+  EXPECT_FALSE(series[0].contains("kinds"));
+  EXPECT_EQ(series[1]["kinds"], json({{"weights", 10}}));
+  EXPECT_EQ(series[1]["predicted"], json({{"weights", 12}, {"unit", 3}}));
+}
+
 TEST(Views, WorkersShowTheStragglerFirstIfSortedByScore) {
   const json out = view(two_ranks(100), "workers", {{"sort", "score"}});
   ASSERT_EQ(out["rows"].size(), 2u);

@@ -146,7 +146,7 @@ export function Chart(options: Options) {
         width: Math.max(element.clientWidth, 50),
         height: latest.current.height ?? 190,
         legend: { show: false },
-        padding: [16, 12, 0, 0],
+        padding: [16, time ? 28 : 12, 0, 0],
         cursor: {
           ...(sync ? { sync: { key: sync } } : {}),
           drag: { x: Boolean(latest.current.onZoom), y: false, setScale: false },

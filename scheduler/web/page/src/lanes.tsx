@@ -9,7 +9,7 @@ import type { StepDetail } from "./types";
 const LABEL = 112;
 const AXIS = 26;
 const WAIT_KEYS = new Set(WAITS.map((place) => place.key));
-const KINDS = [...WORK.filter((place) => place.key !== "out"), ...WAITS].map((place) => place.key);
+const KINDS = [...WORK.filter((place) => place.key !== "out"), ...WAITS.filter((place) => place.key !== "sync")].map((place) => place.key);
 
 interface Props {
   detail: StepDetail;
@@ -60,7 +60,8 @@ class Drawing {
   }
   private trackOf(place: string): number {
     if (!this.props.byKind) return WAIT_KEYS.has(place) ? 1 : 0;
-    return Math.max(KINDS.indexOf(place), 0);
+    const kind = KINDS.indexOf(place);
+    return kind >= 0 ? kind : KINDS.length - 1; // waits without a track of their own
   }
 
   draw(canvas: HTMLCanvasElement, width: number, from: number, to: number): void {

@@ -22,6 +22,7 @@ export const WAITS: Place[] = [
   { key: "gather", name: "gather", colour: EXPOSED },
   { key: "reduce", name: "reduce", colour: EXPOSED },
   { key: "window", name: "window", colour: EXPOSED },
+  { key: "sync", name: "sync", colour: EXPOSED },
 ];
 
 export const PLACES = new Map([...WORK, ...WAITS].map((place) => [place.key, place]));

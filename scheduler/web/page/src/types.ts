@@ -65,7 +65,8 @@ export interface Metrics extends ChartAnswer {
 type Values = { values: (number | null)[] };
 export interface Memory extends ChartAnswer {
   t: number[];
-  series: ({ id: string; rank: number; host: string; role: string } & Values)[];
+  // kinds and predicted: bytes by kind after the first step
+  series: ({ id: string; rank: number; host: string; role: string; kinds?: Record<string, number>; predicted?: Record<string, number> } & Values)[];
   hosts: ({ host: string; total: number } & Values)[];
   total: number;
   offset: number;

@@ -12,6 +12,42 @@ import { Card, Empty, Legend, Loaded } from "../ui";
 const LIMIT = 16;
 const newest = (values: (number | null)[]): number | null => values.findLast((value) => value !== null) ?? null;
 
+// What was measured after the first step, beside the prediction.
+function Kinds({ memory }: { memory: Memory }) {
+  const rows = memory.series.filter((one) => one.kinds);
+  if (rows.length === 0)
+    return (
+      <p class="note">
+        This run records memory per process, not by kind. <code>shoal memory</code> lists the objects of a running cluster.
+      </p>
+    );
+  const names = [...new Set(rows.flatMap((one) => [...Object.keys(one.kinds!), ...Object.keys(one.predicted ?? {})]))];
+  const sum = (kinds: Record<string, number> | undefined): number => Object.values(kinds ?? {}).reduce((all, value) => all + value, 0);
+  const most = Math.max(...rows.flatMap((one) => [sum(one.kinds), sum(one.predicted)]), 1);
+  const bar = (kinds: Record<string, number>, what: string) => (
+    <div class="kinds">
+      <span>{what}</span>
+      <div class="bar">
+        {names.map((name, i) => (
+          <i key={name} style={{ background: colour(i), width: `${(100 * (kinds[name] ?? 0)) / most}%` }} title={`${name}: ${bytes(kinds[name])}`} />
+        ))}
+      </div>
+      <b>{bytes(sum(kinds))}</b>
+    </div>
+  );
+  return (
+    <Card title="Memory by kind" aside="after the first step">
+      <Legend items={names.map((name, i) => ({ name, colour: colour(i), value: bytes(rows[0]!.kinds![name]) }))} />
+      {rows.map((one) => (
+        <div key={one.id}>
+          {bar(one.kinds!, `rank ${one.rank}`)}
+          {one.predicted && bar(one.predicted, "predicted")}
+        </div>
+      ))}
+    </Card>
+  );
+}
+
 function Charts({ memory, offset, go }: { memory: Memory; offset: number; go: (offset: number) => void }) {
   const [off, setOff] = useState<Record<string, boolean>>({});
   if (memory.total === 0)
@@ -61,9 +97,7 @@ function Charts({ memory, offset, go }: { memory: Memory; offset: number; go: (o
           sync="memory"
         />
       </Card>
-      <p class="note">
-        This run records memory per process, not by kind. <code>shoal memory</code> lists the objects of a running cluster.
-      </p>
+      <Kinds memory={memory} />
     </>
   );
 }

@@ -2,7 +2,7 @@
 import { Chart } from "../chart";
 import { mergeMetrics, mergeSteps } from "../charts";
 import { duration, percent, plain, plural } from "../format";
-import { EXPOSED, MARKS, WORK, seriesColour } from "../palette";
+import { EXPOSED, MARKS, WAITS, WORK, seriesColour } from "../palette";
 import { amend, route, summary, usePolled } from "../store";
 import type { Mark, Metrics, Steps, Summary } from "../types";
 import { Card, Empty, Legend, Loaded, Tile } from "../ui";
@@ -60,7 +60,7 @@ function StepTime({ steps }: { steps: Steps }) {
   const columns = steps.columns;
   const x = columns["step"]!;
   if (x.length === 0) return <Empty title="No step has ended yet">A step appears here once its optimizer has run.</Empty>;
-  const exposed = x.map((_, i) => columns["gather"]![i]! + columns["reduce"]![i]! + columns["window"]![i]!);
+  const exposed = x.map((_, i) => WAITS.reduce((sum, place) => sum + (columns[place.key]?.[i] ?? 0), 0));
   const last = x.length - 1;
   const total = columns["us"]!.reduce((sum, us) => sum + us, 0) || 1;
   const work = WORK.filter((place) => columns[place.key]!.some((us) => us > 0));

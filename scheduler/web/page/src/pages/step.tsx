@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { duration, percent } from "../format";
 import { Lanes } from "../lanes";
-import { EXPOSED, PLACES, WORK } from "../palette";
+import { EXPOSED, PLACES, WAITS, WORK } from "../palette";
 import { amend, route, source, usePageKeys, usePolled } from "../store";
 import type { StepDetail } from "../types";
 import { Card, Empty, Legend, Loaded } from "../ui";
@@ -16,7 +16,7 @@ function trace(detail: StepDetail): string {
     events.push({ ph: "M", pid: rank, tid: 1, name: "thread_name", args: { name: "waits" } });
     for (const [place, unit, from, length] of spans) {
       const name = unit >= 0 ? `${place} ${detail.units[unit] || "root"}` : place;
-      const tid = ["gather", "reduce", "window"].includes(place) ? 1 : 0;
+      const tid = WAITS.some((wait) => wait.key === place) ? 1 : 0;
       events.push({ ph: "X", pid: rank, tid, name, cat: place, ts: detail.begin + from, dur: length, args: { step: detail.step } });
     }
   }
@@ -124,7 +124,7 @@ function Detail({ detail, chosen }: { detail: StepDetail; chosen: number }) {
       >
         <Legend
           items={[
-            { name: "exposed communication (gather, reduce, window)", colour: EXPOSED },
+            { name: "exposed communication", colour: EXPOSED },
             ...WORK.filter((place) => place.key !== "out").map(({ name, colour }) => ({ name, colour })),
           ]}
         />
