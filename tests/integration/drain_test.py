@@ -75,6 +75,17 @@ assert shoal.get(late, timeout=60) == {second!r}
     assert "no living node nonsense" in done.stderr
 
 
+def test_a_hosts_name_means_its_node(shoal_command):
+    cluster = shoal_command.start()
+    (node,) = (n["id"] for n in shoal_command.rows("nodes"))
+    assert shoal_command.json("cordon", "localhost") == {"schema": "shoal.duty/1", "node": node, "now": "cordoned"}
+    shoal_command.json("start", "--address", cluster.address, "--num-cpus", "1")
+    done = shoal_command("uncordon", "localhost")
+    assert done.returncode == 1, done
+    assert "2 nodes have this host" in done.stderr
+    shoal_command.json("stop")
+
+
 def test_actors_move_away_from_a_drained_node_which_leaves(shoal_command, two_nodes):
     first, second = two_nodes
     shoal_command.json("cordon", first)

@@ -4,7 +4,9 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <netdb.h>
 
+#include "runtime/net/socket/address.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
@@ -27,6 +29,7 @@ struct SchedulingOptions {
 };
 
 constexpr const char* kIdleTermination = "DRAIN_NODE_REASON_IDLE_TERMINATION";
+constexpr std::size_t kLongId = 8;  // so many hexadecimal digits are an id: no name server is needed
 constexpr double kLongestDrainS = 7 * 24 * 3600.0;
 
 Result<std::vector<NodeRow>> nodes_of(Client& head) {
@@ -34,12 +37,29 @@ Result<std::vector<NodeRow>> nodes_of(Client& head) {
   return std::move(reply.nodes);
 }
 
-// The living node whose id starts with `id`, or whose host has that name.
+// The addresses of the host with this name, as nodes' rows have them.
+std::vector<std::string> addresses_of(const std::string& host) {
+  std::vector<std::string> out;
+  runtime::Endpoint endpoint;
+  endpoint.host = host;
+  const auto found = runtime::resolve(endpoint);
+  if (!found) return out;
+  for (const auto& address : *found) {
+    char text[NI_MAXHOST] = {};
+    if (getnameinfo(address.get(), address.length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) out.emplace_back(text);
+  }
+  return out;
+}
+
+// The living node whose id starts with `id`, or whose host has that address or name. A name such as "b" may be both, of two nodes.
 Result<NodeRow> find_node(Client& head, const std::string& id) {
   SHOAL_TRY(const auto nodes, nodes_of(head));
+  const bool long_id = id.size() >= kLongId && id.find_first_not_of("0123456789abcdef") == std::string::npos;
+  const auto addresses = id.empty() || long_id ? std::vector<std::string>() : addresses_of(id);
   std::vector<NodeRow> found;
   for (const auto& n : nodes) {
-    if (n.state == NodeState::kAlive && (to_string(n.id).starts_with(id) || n.host == id)) found.push_back(n);
+    const bool there = std::find(addresses.begin(), addresses.end(), n.host) != addresses.end();
+    if (n.state == NodeState::kAlive && (there || to_string(n.id).starts_with(id))) found.push_back(n);
   }
   if (id.empty() && found.size() > 1)
     return fail(invalid_argument(fmt::format("there are {} nodes: name one with --node-id", found.size())));
