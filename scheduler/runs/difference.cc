@@ -13,7 +13,7 @@
 namespace shoal::scheduler::runs {
 
 using nlohmann::json;
-using runtime::Place;
+using runtime::Activity;
 using runtime::StepRow;
 
 namespace {
@@ -45,8 +45,8 @@ Measured measured(const Values& by_rank) {
   return out;
 }
 
-Compared compared(std::string place, std::string unit, const Measured& before, const Measured& after, double step_us) {
-  Compared out{std::move(place), std::move(unit), before.us, after.us, std::min(before.steps, after.steps), false};
+Compared compared(std::string activity, std::string unit, const Measured& before, const Measured& after, double step_us) {
+  Compared out{std::move(activity), std::move(unit), before.us, after.us, std::min(before.steps, after.steps), false};
   const double error = std::sqrt(before.error * before.error + after.error * after.error);
   out.differs = std::abs(out.change_us()) > std::max(kDeviations * error, kLeastPart * step_us);
   return out;
@@ -64,17 +64,17 @@ Values of_steps(const Run& run, const std::function<double(const StepRow&)>& tim
   return out;
 }
 
-// By place and unit, then by rank: the time of each detailed step.
-std::map<std::pair<Place, std::string>, Values> of_units(const Run& run) {
-  std::map<std::pair<Place, std::string>, Values> out;
+// By activity and unit, then by rank: the time of each detailed step.
+std::map<std::pair<Activity, std::string>, Values> of_units(const Run& run) {
+  std::map<std::pair<Activity, std::string>, Values> out;
   const auto ranks = present_ranks(run);
   for (std::size_t k = 0; k < ranks.size(); ++k) {
     const auto& p = *ranks[k].process;
     for (const auto& row : p.spans.rows) {
       if (row.step <= static_cast<std::uint64_t>(kWarmUpSteps)) continue;
-      std::map<std::pair<Place, std::string>, double> sums;
+      std::map<std::pair<Activity, std::string>, double> sums;
       for (const auto& s : row.spans)
-        if (s.unit >= 0) sums[{s.place, p.unit_name(s.unit)}] += static_cast<double>(s.length_us);
+        if (s.unit >= 0) sums[{s.activity, p.unit_name(s.unit)}] += static_cast<double>(s.length_us);
       for (const auto& [key, us] : sums) {
         auto& values = out[key];
         values.resize(ranks.size());
@@ -85,7 +85,7 @@ std::map<std::pair<Place, std::string>, Values> of_units(const Run& run) {
   return out;
 }
 
-std::string place_name(const Compared& c) {
+std::string activity_name(const Compared& c) {
   static const std::map<std::string, std::string> kNames = {{"out", "the program outside of the step"},
                                                             {"load", "the data loader"},
                                                             {"fwd", "forward"},
@@ -95,9 +95,9 @@ std::string place_name(const Compared& c) {
                                                             {"gather", "waits for parameters"},
                                                             {"reduce", "waits for gradients"},
                                                             {"window", "waits for readers of parameters"}};
-  const auto name = kNames.find(c.place);
-  const std::string place = name == kNames.end() ? c.place : name->second;
-  return c.unit.empty() ? place : place + " of " + c.unit;
+  const auto name = kNames.find(c.activity);
+  const std::string activity = name == kNames.end() ? c.activity : name->second;
+  return c.unit.empty() ? activity : activity + " of " + c.unit;
 }
 
 std::string sentence_of(const Difference& d) {
@@ -105,23 +105,24 @@ std::string sentence_of(const Difference& d) {
   const std::string steps = fmt::format("a step takes {}, before {}", duration_text(d.step.after_us), duration_text(d.step.before_us));
   if (!d.step.differs) return steps + ": no difference above the noise";
   std::string out = fmt::format("{}: {:.0f} % {}", steps, std::abs(part) * 100, part > 0 ? "longer" : "shorter");
-  // The place that changed most in the same direction; then its unit that did.
+  // The activity that changed most in the same direction; then its unit that did.
   const auto same = [&](const Compared& c) { return c.differs && (c.change_us() > 0) == (part > 0); };
   const auto less = [&](const Compared& a, const Compared& b) {
     return std::abs(a.change_us()) * same(a) < std::abs(b.change_us()) * same(b);
   };
-  const auto place = std::max_element(d.places.begin(), d.places.end(), [&](const Compared& a, const Compared& b) {
-    return a.place == "own" || (b.place != "own" && less(a, b));
+  const auto activity = std::max_element(d.activities.begin(), d.activities.end(), [&](const Compared& a, const Compared& b) {
+    return a.activity == "own" || (b.activity != "own" && less(a, b));
   });
-  if (place == d.places.end() || !same(*place)) return out;
-  const auto unit = std::find_if(d.units.begin(), d.units.end(), [&](const Compared& c) { return c.place == place->place && same(c); });
-  const auto& most = unit == d.units.end() ? *place : *unit;
-  return out + fmt::format(", most in {} ({}{}, before {})", place_name(most), most.change_us() > 0 ? "+" : "-",
+  if (activity == d.activities.end() || !same(*activity)) return out;
+  const auto unit =
+      std::find_if(d.units.begin(), d.units.end(), [&](const Compared& c) { return c.activity == activity->activity && same(c); });
+  const auto& most = unit == d.units.end() ? *activity : *unit;
+  return out + fmt::format(", most in {} ({}{}, before {})", activity_name(most), most.change_us() > 0 ? "+" : "-",
                            duration_text(std::abs(most.change_us())), duration_text(most.before_us));
 }
 
 json to_json(const Compared& c) {
-  return {{"place", c.place},       {"unit", c.unit},   {"before_us", c.before_us},
+  return {{"activity", c.activity}, {"unit", c.unit},   {"before_us", c.before_us},
           {"after_us", c.after_us}, {"steps", c.steps}, {"differs", c.differs}};
 }
 
@@ -129,16 +130,17 @@ json to_json(const Compared& c) {
 
 Difference difference(const Run& before, const Run& after) {
   Difference out;
-  const auto both = [&](std::string place, const std::function<double(const StepRow&)>& time, double step_us) {
-    return compared(std::move(place), "", measured(of_steps(before, time)), measured(of_steps(after, time)), step_us);
+  const auto both = [&](std::string activity, const std::function<double(const StepRow&)>& time, double step_us) {
+    return compared(std::move(activity), "", measured(of_steps(before, time)), measured(of_steps(after, time)), step_us);
   };
   out.step = both("step", [](const StepRow& r) { return static_cast<double>(r.total_us); }, 0);
   const double step_us = std::max(out.step.before_us, 1.0);
   out.step.differs = out.step.differs && std::abs(out.step.change_us()) > kLeastPart * step_us;
-  out.places.push_back(both("own", [](const StepRow& r) { return static_cast<double>(r.own_us()); }, step_us));
-  for (int i = 0; i < runtime::kNumPlaces; ++i) {
-    const auto place = static_cast<Place>(i);
-    out.places.push_back(both(runtime::key_of(place), [place](const StepRow& r) { return static_cast<double>(r.in(place)); }, step_us));
+  out.activities.push_back(both("own", [](const StepRow& r) { return static_cast<double>(r.own_us()); }, step_us));
+  for (int i = 0; i < runtime::kNumActivities; ++i) {
+    const auto activity = static_cast<Activity>(i);
+    out.activities.push_back(
+        both(runtime::key_of(activity), [activity](const StepRow& r) { return static_cast<double>(r.in(activity)); }, step_us));
   }
   const auto units_before = of_units(before), units_after = of_units(after);
   for (const auto& [key, values] : units_after) {
@@ -157,10 +159,10 @@ Difference difference(const Run& before, const Run& after) {
 }
 
 json to_json(const Difference& d) {
-  json places = json::array(), units = json::array();
-  for (const auto& c : d.places) places.push_back(to_json(c));
+  json activities = json::array(), units = json::array();
+  for (const auto& c : d.activities) activities.push_back(to_json(c));
   for (const auto& c : d.units) units.push_back(to_json(c));
-  return {{"sentence", d.sentence}, {"step", to_json(d.step)}, {"places", std::move(places)}, {"units", std::move(units)}};
+  return {{"sentence", d.sentence}, {"step", to_json(d.step)}, {"activities", std::move(activities)}, {"units", std::move(units)}};
 }
 
 }  // namespace shoal::scheduler::runs

@@ -1,4 +1,4 @@
-// Two runs side by side: what takes longer in the second one, by place and by unit of the model.
+// Two runs side by side: what takes longer in the second one, by activity and by unit of the model.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace shoal::scheduler::runs {
 
 // Microseconds per step: the median over ranks of their medians over steps. The first steps of a run are left out.
 struct Compared {
-  std::string place, unit;  // a key of docs/runs.md, "step" or "own"; a unit's name, or ""
+  std::string activity, unit;  // a key of docs/runs.md, "step" or "own"; a unit's name, or ""
   double before_us = 0, after_us = 0;
   std::size_t steps = 0;  // the smaller number of steps behind the two
   bool differs = false;   // by more than the noise of both, and more than 2 %
@@ -22,8 +22,8 @@ struct Compared {
 
 struct Difference {
   Compared step;
-  std::vector<Compared> places;  // in the order of docs/runs.md; "own" first
-  std::vector<Compared> units;   // those that differ in steps in detail, the largest growth first
+  std::vector<Compared> activities;  // in the order of docs/runs.md; "own" first
+  std::vector<Compared> units;       // those that differ in steps in detail, the largest growth first
   std::string sentence;
 };
 

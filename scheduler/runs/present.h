@@ -33,7 +33,7 @@ inline constexpr int kWarmUpSteps = 5;
 inline constexpr std::size_t kMostTableSteps = 512;
 StepTable step_table(const std::vector<Rank>& ranks);
 
-// How long the process had been at its place at its last beat, 0 without a live page. Both times are of its own clock and were read
+// How long the process had been at its activity at its last beat, 0 without a live page. Both times are of its own clock and were read
 // together, so a page that arrives late, another host's clock or a process that is gone makes no wait long.
 double held_us(const Process& process);
 

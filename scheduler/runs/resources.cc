@@ -10,7 +10,7 @@
 
 namespace shoal::scheduler::runs {
 
-using runtime::Place;
+using runtime::Activity;
 using runtime::SampleRow;
 
 namespace {
@@ -196,7 +196,7 @@ void find_slow_disk(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
       const char* const what = *kind == 's' ? "a save" : "a load";
 
       // One that runs.
-      const bool runs = *kind == 's' && p.life == Life::kAlive && p.live && p.live->place == Place::kSave && p.held_polls >= 2;
+      const bool runs = *kind == 's' && p.life == Life::kAlive && p.live && p.live->activity == Activity::kSave && p.held_polls >= 2;
       if (runs) {
         if (!all.empty()) took.push_back(static_cast<double>(number(*all.back(), "us")));
         const double held = held_us(p);

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/ledger/rows.h"
+#include "runtime/telemetry/rows.h"
 
 namespace shoal::scheduler::runs {
 
@@ -44,7 +44,7 @@ struct LiveState {
   std::int64_t pid = 0, start_us = 0, beat_us = 0, since_us = 0;
   std::uint64_t step = 0;  // steps that have ended
   int rank = 0, world = 1, generation = 1;
-  runtime::Place place = runtime::Place::kElsewhere;
+  runtime::Activity activity = runtime::Activity::kElsewhere;
   int unit = -1, thread = 0;
 };
 
@@ -73,7 +73,7 @@ struct Process {
   Life life = Life::kUnknown;
   bool on_this_host = false;
   std::int64_t quiet_us = 0;  // since the last beat, by this host's clock
-  int held_polls = 0;         // polls in a row, the last one included, that saw the live page at the same place since the same time
+  int held_polls = 0;         // polls in a row, the last one included, that saw the live page at the same activity since the same time
   Series<runtime::StepRow> steps;
   Series<runtime::SpansRow> spans;
   Series<runtime::SampleRow> samples;

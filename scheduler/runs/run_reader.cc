@@ -173,14 +173,15 @@ std::optional<LiveState> live_of(const Fd& folder) {
   out.beat_us = SHOAL_FIELD(beat_us, std::int64_t), out.since_us = SHOAL_FIELD(since_us, std::int64_t);
   out.step = SHOAL_FIELD(step, std::uint64_t);
   const auto rank = SHOAL_FIELD(rank, std::uint32_t), world = SHOAL_FIELD(world, std::uint32_t);
-  const auto generation = SHOAL_FIELD(generation, std::uint32_t), place = SHOAL_FIELD(place, std::uint32_t);
+  const auto generation = SHOAL_FIELD(generation, std::uint32_t), activity = SHOAL_FIELD(activity, std::uint32_t);
   out.unit = SHOAL_FIELD(unit, std::int32_t), out.thread = SHOAL_FIELD(thread, std::int32_t);
 #undef SHOAL_FIELD
   if (!within(out.beat_us, kMostTime) || !within(out.since_us, kMostTime) || !within(out.start_us, kMostTime) || !within(rank, kMostRank) ||
       !within(world, kMostRank) || !within(generation, kMostRank) || out.step > static_cast<std::uint64_t>(kMostAmount))
     return {};
   out.rank = static_cast<int>(rank), out.world = static_cast<int>(world), out.generation = static_cast<int>(generation);
-  out.place = place > static_cast<std::uint32_t>(runtime::Place::kEnded) ? runtime::Place::kElsewhere : static_cast<runtime::Place>(place);
+  out.activity = activity > static_cast<std::uint32_t>(runtime::Activity::kEnded) ? runtime::Activity::kElsewhere
+                                                                                  : static_cast<runtime::Activity>(activity);
   return out;
 }
 
@@ -308,7 +309,7 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
   }
   if (const auto live = live_of(folder)) {
     const bool held = process.live && process.live->since_us == live->since_us && process.live->step == live->step &&
-                      process.live->place == live->place && process.live->unit == live->unit;
+                      process.live->activity == live->activity && process.live->unit == live->unit;
     process.held_polls = held ? process.held_polls + 1 : 1;
     process.live = live;
   }
@@ -391,7 +392,7 @@ void RunReader::judge_life(Process& process, Followed& followed, std::int64_t no
   const bool ended = std::any_of(process.events.rows.begin(), process.events.rows.end(), [](const Event& e) { return e.kind == "end"; });
   const auto pid = process.live ? process.live->pid : process.facts.pid;
   const auto start_us = process.live ? process.live->start_us : process.facts.start_us;
-  if (ended || (process.live && process.live->place == runtime::Place::kEnded)) {
+  if (ended || (process.live && process.live->activity == runtime::Activity::kEnded)) {
     process.life = Life::kEnded;
   } else if (pid == 0 || (beat_us == 0 && !process.on_this_host)) {
     process.life = Life::kUnknown;

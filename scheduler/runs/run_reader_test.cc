@@ -13,9 +13,9 @@ namespace shoal::scheduler::runs {
 namespace {
 
 namespace fs = std::filesystem;
+using runtime::Activity;
 using runtime::LivePage;
 using runtime::MetricsRow;
-using runtime::Place;
 using runtime::SampleRow;
 using runtime::SpansRow;
 using runtime::StepRow;
@@ -25,7 +25,7 @@ constexpr std::int64_t kNow = 1'700'000'000'000'000;
 StepRow step(std::uint64_t number, std::int64_t us = 1000) {
   StepRow out;
   out.step = number, out.world = 2, out.end_us = kNow + static_cast<std::int64_t>(number) * us, out.total_us = us, out.longest_us = us;
-  out.in(Place::kForward) = us;
+  out.in(Activity::kForward) = us;
   return out;
 }
 StepRow steps(std::uint64_t from, std::uint64_t to) {
@@ -45,10 +45,10 @@ class RunReaderTest : public ::testing::Test {
     append("process.json", R"({"schema":"shoal.process/1","role":"rank","rank":1,"world":2,"host":")" + host + R"(","pid":)" +
                                std::to_string(pid) + R"(,"start":5,"units":["","layers.0"],"device":"cpu","argv":["a.py"]})");
   }
-  void write_live(std::int64_t beat_us, Place place = Place::kForward) {
+  void write_live(std::int64_t beat_us, Activity activity = Activity::kForward) {
     LivePage page{};
     page.pid = 17, page.start_us = 5, page.beat_us = beat_us, page.since_us = beat_us, page.step = 3, page.rank = 1, page.world = 2,
-    page.generation = 1, page.place = static_cast<std::uint32_t>(place), page.unit = 1, page.magic = LivePage::kMagic;
+    page.generation = 1, page.activity = static_cast<std::uint32_t>(activity), page.unit = 1, page.magic = LivePage::kMagic;
     char bytes[sizeof page];
     std::memcpy(bytes, static_cast<const void*>(&page), sizeof page);
     std::ofstream(process_ / "live", std::ios::binary).write(bytes, sizeof bytes);
@@ -82,7 +82,7 @@ TEST_F(RunReaderTest, AFolderIsReadAsItWasWritten) {
   write_facts("a");
   write_live(kNow);
   append("steps.0-0.jsonl", step(1));
-  append("spans.0-0.jsonl", to_line(SpansRow{1, 1, kNow, {{Place::kGather, 1, 3, 4}}}) + "\n");
+  append("spans.0-0.jsonl", to_line(SpansRow{1, 1, kNow, {{Activity::kGather, 1, 3, 4}}}) + "\n");
   SampleRow sample;
   sample.t_us = kNow, sample.rss = 99;
   append("samples.0-0.jsonl", to_line(sample) + "\n");
@@ -99,7 +99,7 @@ TEST_F(RunReaderTest, AFolderIsReadAsItWasWritten) {
   EXPECT_EQ(p.facts.host, "a");
   EXPECT_EQ(p.rank(), 1);
   EXPECT_EQ(p.unit_name(1), "layers.0");
-  EXPECT_EQ(p.live->place, Place::kForward);
+  EXPECT_EQ(p.live->activity, Activity::kForward);
   EXPECT_EQ(p.live->step, 3u);
   EXPECT_EQ(p.steps.rows.size(), 1u);
   EXPECT_EQ(p.spans.rows.at(0).spans.at(0).length_us, 4);

@@ -87,7 +87,7 @@ class SimulatedRun {
 
  private:
   struct Phase {
-    runtime::Place place;
+    runtime::Activity activity;
     int unit;
     double us;
   };
@@ -164,9 +164,9 @@ class SimulatedRun {
         save = uniform(6e4, 3e5);
         if (is(Trouble::kSlowSave) && mine) save *= 30;
       }
-      set(row, runtime::Place::kLoader, load), set(row, runtime::Place::kElsewhere, out), set(row, runtime::Place::kSave, save);
-      set(row, runtime::Place::kForward, compute * 0.3), set(row, runtime::Place::kBackward, compute * 0.6);
-      set(row, runtime::Place::kOptimizer, compute * 0.1);
+      set(row, runtime::Activity::kLoader, load), set(row, runtime::Activity::kElsewhere, out), set(row, runtime::Activity::kSave, save);
+      set(row, runtime::Activity::kForward, compute * 0.3), set(row, runtime::Activity::kBackward, compute * 0.6);
+      set(row, runtime::Activity::kOptimizer, compute * 0.1);
       row.cpu_us = static_cast<std::int64_t>(cpu);
       own.push_back(load + out + save + compute);
     }
@@ -178,8 +178,8 @@ class SimulatedRun {
     for (int k = 0; k < world_; ++k) {
       auto& row = rows_[static_cast<std::size_t>(k)];
       const double waits = total - own[static_cast<std::size_t>(k)];
-      set(row, runtime::Place::kGather, waits * 0.5), set(row, runtime::Place::kReduce, waits * 0.4),
-          set(row, runtime::Place::kWindow, waits * 0.1);
+      set(row, runtime::Activity::kGather, waits * 0.5), set(row, runtime::Activity::kReduce, waits * 0.4),
+          set(row, runtime::Activity::kWindow, waits * 0.1);
       row.step = step_, row.rank = k, row.world = world_, row.generation = generation_;
       row.end_us = step_end_us_, row.total_us = row.longest_us = static_cast<std::int64_t>(total);
     }
@@ -188,7 +188,7 @@ class SimulatedRun {
     stands_ = stops;
   }
 
-  static void set(runtime::StepRow& row, runtime::Place place, double us) { row.in(place) = static_cast<std::int64_t>(us); }
+  static void set(runtime::StepRow& row, runtime::Activity activity, double us) { row.in(activity) = static_cast<std::int64_t>(us); }
 
   void change_workers() {
     ++generation_;
@@ -209,11 +209,11 @@ class SimulatedRun {
       auto& p = run_.processes[static_cast<std::size_t>(k)];
       auto row = rows_[static_cast<std::size_t>(k)];
       row.end_us += jumped_us_;
-      if (row.in(runtime::Place::kSave) > 0) {
+      if (row.in(runtime::Activity::kSave) > 0) {
         p.events.rows.push_back(
             {row.end_us,
              "save",
-             {{"t", row.end_us}, {"kind", "save"}, {"step", step_}, {"bytes", 100'000'000}, {"us", row.in(runtime::Place::kSave)}}});
+             {{"t", row.end_us}, {"kind", "save"}, {"step", step_}, {"bytes", 100'000'000}, {"us", row.in(runtime::Activity::kSave)}}});
       }
       cpu_us_[static_cast<std::size_t>(k)] += static_cast<double>(row.cpu_us);
       runqueue_us_[static_cast<std::size_t>(k)] += 0.02 * static_cast<double>(row.total_us);
@@ -266,25 +266,25 @@ class SimulatedRun {
   }
 
   // Where rank k is in its step at the present time.
-  LiveState place(int k) {
+  LiveState activity(int k) {
     LiveState out = *run_.processes[static_cast<std::size_t>(k)].live;
     const auto& row = rows_[static_cast<std::size_t>(k)];
-    using runtime::Place;
+    using runtime::Activity;
     std::vector<Phase> phases = {
-        {Place::kSave, -1, 1.0 * row.in(Place::kSave)},          {Place::kElsewhere, -1, 1.0 * row.in(Place::kElsewhere)},
-        {Place::kLoader, -1, 1.0 * row.in(Place::kLoader)},      {Place::kGather, 1, 1.0 * row.in(Place::kGather)},
-        {Place::kForward, 1, 1.0 * row.in(Place::kForward)},     {Place::kBackward, 2, 1.0 * row.in(Place::kBackward)},
-        {Place::kReduce, 1, 1.0 * row.in(Place::kReduce)},       {Place::kWindow, -1, 1.0 * row.in(Place::kWindow)},
-        {Place::kOptimizer, -1, 1.0 * row.in(Place::kOptimizer)}};
-    const Place stuck = is(Trouble::kStuckInLoader) ? Place::kLoader : Place::kForward;
-    const Place last = k == trouble_rank_ && how_.trouble != Trouble::kCutLink ? stuck
-                       : how_.trouble == Trouble::kStuckInForward              ? Place::kReduce
-                                                                               : Place::kGather;
+        {Activity::kSave, -1, 1.0 * row.in(Activity::kSave)},          {Activity::kElsewhere, -1, 1.0 * row.in(Activity::kElsewhere)},
+        {Activity::kLoader, -1, 1.0 * row.in(Activity::kLoader)},      {Activity::kGather, 1, 1.0 * row.in(Activity::kGather)},
+        {Activity::kForward, 1, 1.0 * row.in(Activity::kForward)},     {Activity::kBackward, 2, 1.0 * row.in(Activity::kBackward)},
+        {Activity::kReduce, 1, 1.0 * row.in(Activity::kReduce)},       {Activity::kWindow, -1, 1.0 * row.in(Activity::kWindow)},
+        {Activity::kOptimizer, -1, 1.0 * row.in(Activity::kOptimizer)}};
+    const Activity stuck = is(Trouble::kStuckInLoader) ? Activity::kLoader : Activity::kForward;
+    const Activity last = k == trouble_rank_ && how_.trouble != Trouble::kCutLink ? stuck
+                          : how_.trouble == Trouble::kStuckInForward              ? Activity::kReduce
+                                                                                  : Activity::kGather;
     double at = static_cast<double>(step_begin_us_);
     for (const auto& phase : phases) {
       out.since_us = static_cast<std::int64_t>(at) + jumped_us_;
-      out.place = phase.place, out.unit = phase.unit;
-      if ((stands_ && phase.place == last) || at + phase.us > static_cast<double>(now_us_)) break;
+      out.activity = phase.activity, out.unit = phase.unit;
+      if ((stands_ && phase.activity == last) || at + phase.us > static_cast<double>(now_us_)) break;
       at += phase.us;
     }
     out.beat_us = now_us() - now_us() % 250'000;
@@ -298,7 +298,7 @@ class SimulatedRun {
       if (p.life != Life::kAlive && p.life != Life::kSilent) continue;
       const bool mine = k == trouble_rank_;
       const bool first = step_ == trouble_step_ && p.live->step + 1 < trouble_step_;
-      if (mine && first && (is(Trouble::kDead) || is(Trouble::kSilent) || is(Trouble::kStopped))) p.live = place(k);
+      if (mine && first && (is(Trouble::kDead) || is(Trouble::kSilent) || is(Trouble::kStopped))) p.live = activity(k);
       if (mine && is(Trouble::kDead)) {
         p.quiet_us = since_trouble_us();
         if (p.quiet_us > kGoneAfterUs) p.life = Life::kGone;
@@ -310,8 +310,8 @@ class SimulatedRun {
         if (p.quiet_us > kSilentAfterUs) p.life = Life::kSilent;
         continue;
       }
-      const auto live = place(k);
-      const bool held = p.live->since_us == live.since_us && p.live->step == live.step && p.live->place == live.place;
+      const auto live = activity(k);
+      const bool held = p.live->since_us == live.since_us && p.live->step == live.step && p.live->activity == live.activity;
       p.held_polls = held ? p.held_polls + 1 : 1;
       p.live = live;
     }

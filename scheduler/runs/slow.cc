@@ -10,7 +10,7 @@
 
 namespace shoal::scheduler::runs {
 
-using runtime::Place;
+using runtime::Activity;
 using runtime::StepRow;
 
 namespace {
@@ -50,9 +50,9 @@ constexpr double kSharedPart = 0.5;       // so much of the excess is time witho
 constexpr double kFaultsPerSecond = 20;
 
 double compute_us(const StepRow& r) {
-  return static_cast<double>(r.in(Place::kForward) + r.in(Place::kBackward) + r.in(Place::kOptimizer));
+  return static_cast<double>(r.in(Activity::kForward) + r.in(Activity::kBackward) + r.in(Activity::kOptimizer));
 }
-double feed_us(const StepRow& r) { return static_cast<double>(r.in(Place::kLoader) + r.in(Place::kElsewhere)); }
+double feed_us(const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader) + r.in(Activity::kElsewhere)); }
 
 using Values = std::vector<double>;
 
@@ -303,8 +303,10 @@ double median_of_last(const StepTable& table, std::size_t rank, std::size_t n, d
 }
 
 void describe_loader(const StepTable& table, std::size_t rank, const Part& found, const std::string& who, Verdict& v) {
-  const auto load = median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Place::kLoader)); });
-  const auto out = median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Place::kElsewhere)); });
+  const auto load =
+      median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
+  const auto out =
+      median_of_last(table, rank, found.window, [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
   const bool in_loader = load >= out;
   v.cost = std::clamp(found.level, 0.0, 1.0);
   v.sentence = fmt::format("{} {:.0f} % of {} {}", in_loader ? "the data loader takes" : "the program outside of the training step takes",
@@ -329,9 +331,9 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
     all.push_back(quantile(std::move(parts), 0.25));  // not one rank of two
   }
   const auto load_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
-                                      [](const StepRow& r) { return static_cast<double>(r.in(Place::kLoader)); });
+                                      [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
   const auto out_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
-                                     [](const StepRow& r) { return static_cast<double>(r.in(Place::kElsewhere)); });
+                                     [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
   // The rank in the middle.
   std::size_t middle = 0;
   for (std::size_t k = 0; k < part.size(); ++k)
@@ -371,13 +373,13 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
 
 // The unit with the longest waits in the detailed steps since `since_step`.
 std::string longest_wait(const StepTable& table, std::uint64_t since_step) {
-  std::map<std::pair<Place, std::string>, Values> waits;
+  std::map<std::pair<Activity, std::string>, Values> waits;
   for (const auto& r : table.ranks) {
     for (const auto& row : r.process->spans.rows) {
       if (row.step < since_step) continue;
-      std::map<std::pair<Place, std::string>, double> sums;
+      std::map<std::pair<Activity, std::string>, double> sums;
       for (const auto& s : row.spans)
-        if (is_wait(s.place)) sums[{s.place, r.process->unit_name(s.unit)}] += static_cast<double>(s.length_us);
+        if (is_wait(s.activity)) sums[{s.activity, r.process->unit_name(s.unit)}] += static_cast<double>(s.length_us);
       for (const auto& [key, us] : sums) waits[key].push_back(us);
     }
   }
@@ -388,9 +390,9 @@ std::string longest_wait(const StepTable& table, std::uint64_t since_step) {
     if (us <= most) continue;
     most = us;
     out = fmt::format("the longest wait is {} per step for {} of {}", duration_text(us),
-                      key.first == Place::kGather   ? "parameters"
-                      : key.first == Place::kReduce ? "gradients"
-                                                    : "the window",
+                      key.first == Activity::kGather   ? "parameters"
+                      : key.first == Activity::kReduce ? "gradients"
+                                                       : "the window",
                       key.second.empty() ? "the model" : key.second);
   }
   return out;

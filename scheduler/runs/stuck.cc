@@ -9,12 +9,12 @@
 
 namespace shoal::scheduler::runs {
 
-using runtime::Place;
+using runtime::Activity;
 using runtime::StepRow;
 
 namespace {
 
-// A rank is stuck once it is at a place this long, and this many times as long as in its longest step there.
+// A rank is stuck once it is at a activity this long, and this many times as long as in its longest step there.
 constexpr double kStuckUs = 650'000;  // and up to 250 ms until the next beat
 constexpr double kTimesLongest = 5;
 // In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
@@ -26,45 +26,45 @@ constexpr int kLeastPolls = 2;                // a clock that jumps makes a mome
 constexpr std::int64_t kStoppedUs = 900'000;  // without a beat on this host: a signal has stopped the process, or it gets no CPU
 constexpr std::size_t kMostNames = 4;
 
-const char* place_text(Place place) {
-  switch (place) {
-    case Place::kElsewhere:
+const char* activity_text(Activity activity) {
+  switch (activity) {
+    case Activity::kElsewhere:
       return "in the program, outside of the training step";
-    case Place::kLoader:
+    case Activity::kLoader:
       return "in the data loader";
-    case Place::kForward:
+    case Activity::kForward:
       return "in forward";
-    case Place::kBackward:
+    case Activity::kBackward:
       return "in backward";
-    case Place::kOptimizer:
+    case Activity::kOptimizer:
       return "in the optimizer";
-    case Place::kSave:
+    case Activity::kSave:
       return "in a checkpoint";
-    case Place::kGather:
+    case Activity::kGather:
       return "in the wait for parameters";
-    case Place::kReduce:
+    case Activity::kReduce:
       return "in the wait for gradients";
-    case Place::kWindow:
+    case Activity::kWindow:
       return "in the wait for readers of its parameters";
-    case Place::kEnded:
+    case Activity::kEnded:
       break;
   }
   return "behind its end";
 }
 
 std::string where_text(const Process& p) {
-  std::string out = place_text(p.live->place);
+  std::string out = activity_text(p.live->activity);
   const auto unit = p.unit_name(p.live->unit);
   return unit.empty() ? out : out + " of " + unit;
 }
 
-// The longest time of a step that rows show at the place, the first steps aside.
-double longest_us(const Process& p, Place place) {
+// The longest time of a step that rows show at the activity, the first steps aside.
+double longest_us(const Process& p, Activity activity) {
   double out = 0;
   for (const auto& row : p.steps.rows) {
     if (row.step <= kFirstSteps) continue;
-    const auto us = is_wait(place) ? row.exposed_us() : row.in(place);
-    // A row of several steps has only their sum; its longest step bounds the place.
+    const auto us = is_wait(activity) ? row.exposed_us() : row.in(activity);
+    // A row of several steps has only their sum; its longest step bounds the activity.
     out = std::max(out, static_cast<double>(row.steps == 1 ? us : std::min(us, row.longest_us)));
   }
   return out;
@@ -81,14 +81,14 @@ bool in_first_steps(const Process& p) {
 double limit_us(const Process& p) {
   double least = kStuckUs;
   if (in_first_steps(p)) return kStuckFirstUs;
-  if (p.live->place == Place::kElsewhere) least = kStuckElsewhereUs;
-  if (p.live->place == Place::kLoader) least = kStuckLoaderUs;
-  if (p.live->place == Place::kSave) least = kStuckSaveUs;
-  return std::max(least, kTimesLongest * longest_us(p, p.live->place));
+  if (p.live->activity == Activity::kElsewhere) least = kStuckElsewhereUs;
+  if (p.live->activity == Activity::kLoader) least = kStuckLoaderUs;
+  if (p.live->activity == Activity::kSave) least = kStuckSaveUs;
+  return std::max(least, kTimesLongest * longest_us(p, p.live->activity));
 }
 
 bool is_alive(const Rank& r) { return r.process->life == Life::kAlive && r.process->live.has_value(); }
-bool is_waiting(const Rank& r) { return is_alive(r) && is_wait(r.process->live->place); }
+bool is_waiting(const Rank& r) { return is_alive(r) && is_wait(r.process->live->activity); }
 
 // The longest time of a step in which all ranks waited: even the one that waited least.
 double longest_wait_us(const StepTable& table) {
@@ -240,7 +240,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
     });
     const bool same = std::all_of(active.begin(), active.end(), [&](const Rank& r) {
       const auto &a = *r.process->live, &b = *behind->process->live;
-      return a.step == b.step && a.place == b.place && a.unit == b.unit;
+      return a.step == b.step && a.activity == b.activity && a.unit == b.unit;
     });
     auto v = verdict_of(*behind, "hang", Health::kStopped);
     for (const auto& r : active) v.since_us = std::max(v.since_us, r.process->live->since_us);
@@ -256,18 +256,18 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
     out.push_back(std::move(v));
     return;
   }
-  // The rank that has been at its place for the largest multiple of what is usual there.
+  // The rank that has been at its activity for the largest multiple of what is usual there.
   const auto over = [&](const Rank& r) { return held_us(*r.process) / limit_us(*r.process); };
   const auto& worst = *std::max_element(moving.begin(), moving.end(), [&](const Rank& a, const Rank& b) { return over(a) < over(b); });
   if (over(worst) < 1) return;
   // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.
   const bool others_wait = std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process) >= kStuckUs; });
-  if (!others_wait && (worst.process->live->place == Place::kElsewhere || over(worst) < kTimesLongest)) return;
+  if (!others_wait && (worst.process->live->activity == Activity::kElsewhere || over(worst) < kTimesLongest)) return;
   auto v = verdict_of(worst, "hang", Health::kStopped);
   v.since_us = worst.process->live->since_us;
   v.sentence = fmt::format("{} is stuck {} since step {}, for {}", name_of(worst, ranks), where_text(*worst.process), v.since_step,
                            duration_text(held_us(*worst.process)));
-  if (const auto usual = longest_us(*worst.process, worst.process->live->place); usual > 0)
+  if (const auto usual = longest_us(*worst.process, worst.process->live->activity); usual > 0)
     v.evidence.push_back(fmt::format("the longest earlier time there: {}", duration_text(usual)));
   add_waits(ranks, v.evidence);
   if (moving.size() > 1) v.evidence.push_back(fmt::format("{} ranks do not wait", moving.size()));

@@ -21,8 +21,8 @@ RankSummary summary_of(const Rank& r, std::int64_t now_us) {
   out.rank = r.rank, out.host = p.facts.host, out.pid = p.live ? p.live->pid : p.facts.pid, out.life = p.life;
   if (p.live) {
     out.step = p.live->step;
-    out.place = runtime::key_of(p.life == Life::kEnded ? runtime::Place::kEnded : p.live->place);
-    if (p.life != Life::kEnded && p.live->place != runtime::Place::kEnded) out.unit = p.unit_name(p.live->unit);
+    out.activity = runtime::key_of(p.life == Life::kEnded ? runtime::Activity::kEnded : p.live->activity);
+    if (p.life != Life::kEnded && p.live->activity != runtime::Activity::kEnded) out.unit = p.unit_name(p.live->unit);
     out.held_us = std::max<std::int64_t>(now_us - p.live->since_us, 0);
   }
   std::vector<double> total, own, exposed, load, cpu;
@@ -33,7 +33,7 @@ RankSummary summary_of(const Rank& r, std::int64_t now_us) {
     const auto n = static_cast<double>(row.steps), us = std::max(static_cast<double>(row.total_us), 1.0);
     total.push_back(us / n), own.push_back(static_cast<double>(row.own_us()) / n);
     exposed.push_back(static_cast<double>(row.exposed_us()) / us);
-    load.push_back(static_cast<double>(row.in(runtime::Place::kLoader)) / us);
+    load.push_back(static_cast<double>(row.in(runtime::Activity::kLoader)) / us);
     cpu.push_back(static_cast<double>(row.cpu_us) / us);
   }
   out.step_us = median(std::move(total)), out.own_us = median(std::move(own)), out.exposed = median(std::move(exposed));
@@ -81,7 +81,7 @@ json to_json(const Summary& s) {
                      {"pid", r.pid},
                      {"life", life_text(r.life)},
                      {"step", r.step},
-                     {"place", r.place},
+                     {"activity", r.activity},
                      {"unit", r.unit},
                      {"held_us", r.held_us},
                      {"step_us", r.step_us},

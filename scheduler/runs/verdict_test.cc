@@ -117,7 +117,7 @@ Run trained() {
       runtime::StepRow row;
       row.step = step, row.rank = rank, row.world = 2, row.total_us = row.longest_us = 10'000;
       row.end_us = kNow - static_cast<std::int64_t>(40 - step) * 10'000;
-      row.in(runtime::Place::kForward) = 9'000, row.in(runtime::Place::kGather) = 1'000;
+      row.in(runtime::Activity::kForward) = 9'000, row.in(runtime::Activity::kGather) = 1'000;
       p.steps.rows.push_back(row);
     }
     p.live.emplace();
@@ -201,8 +201,8 @@ TEST(VerdictTest, EndsOfRunsDiffer) {
 
 TEST(VerdictTest, PagesThatArriveLateAreNoHang) {
   auto run = trained();
-  for (auto& p : run.processes) p.held_polls = 20, p.live->place = runtime::Place::kGather, p.live->since_us = kNow - 100'000;
-  run.processes[1].live->place = runtime::Place::kForward;
+  for (auto& p : run.processes) p.held_polls = 20, p.live->activity = runtime::Activity::kGather, p.live->since_us = kNow - 100'000;
+  run.processes[1].live->activity = runtime::Activity::kForward;
   EXPECT_EQ(diagnose(run, kNow + 3'000'000)[0].code, "ok");
   for (auto& p : run.processes) p.live->beat_us = kNow + 3'000'000;
   const auto v = diagnose(run, kNow - 3'600'000'000)[0];  // another host's clock

@@ -101,7 +101,7 @@ Table rank_table(const runs::Summary& s, std::size_t most) {
   }
   for (const auto& r : ranks) {
     const bool timed = r.step_us > 0;
-    const auto now = r.place + (r.unit.empty() ? "" : " " + r.unit);
+    const auto now = r.activity + (r.unit.empty() ? "" : " " + r.unit);
     out.rows.push_back({std::to_string(r.rank), r.host, std::to_string(r.pid), runs::life_text(r.life), std::to_string(r.step),
                         now.empty() ? "-" : now,
                         now.empty() || r.life == runs::Life::kEnded ? "-" : duration_text(static_cast<double>(r.held_us)),
@@ -120,8 +120,8 @@ Table difference_table(const std::vector<runs::Compared>& compared) {
     const std::string change =
         !c.differs ? "-"
                    : fmt::format("{}{} ({:+.0f} %)", c.change_us() < 0 ? "-" : "+", duration_text(std::abs(c.change_us())), part * 100);
-    out.rows.push_back(
-        {c.place, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change, std::to_string(c.steps)});
+    out.rows.push_back({c.activity, c.unit.empty() ? "-" : c.unit, duration_text(c.before_us), duration_text(c.after_us), change,
+                        std::to_string(c.steps)});
   }
   return out;
 }

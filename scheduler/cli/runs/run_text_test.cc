@@ -64,13 +64,13 @@ TEST(RunTextTest, ADifferenceNamesThePlaceThatGrew) {
   for (int i = 0; i < 50; ++i) after.advance(100'000);
   auto slower = after.run();
   for (auto& p : slower.processes) {
-    for (auto& row : p.steps.rows) row.in(runtime::Place::kBackward) += 4'000, row.total_us += 4'000;
+    for (auto& row : p.steps.rows) row.in(runtime::Activity::kBackward) += 4'000, row.total_us += 4'000;
   }
   const auto same = runs::difference(before.run(), after.run());
   EXPECT_NE(same.sentence.find("no difference above the noise"), std::string::npos) << same.sentence;
   const auto d = runs::difference(before.run(), slower);
   EXPECT_NE(d.sentence.find("% longer, most in backward (+4.0 ms"), std::string::npos) << d.sentence;
-  for (const auto& c : d.places) EXPECT_EQ(c.differs, c.place == "own" || c.place == "bwd") << c.place;
+  for (const auto& c : d.activities) EXPECT_EQ(c.differs, c.activity == "own" || c.activity == "bwd") << c.activity;
 }
 
 TEST(RunTextTest, ADifferenceNamesTheUnitThatGrew) {
@@ -79,10 +79,10 @@ TEST(RunTextTest, ADifferenceNamesTheUnitThatGrew) {
     for (auto& p : run->processes) {
       for (std::uint64_t step = 8; step < 80; step += 8) {
         const std::int64_t us = run == &after ? 3'000 : 1'000;
-        p.spans.rows.push_back({step, 0, 0, {{runtime::Place::kForward, 1, 0, us}, {runtime::Place::kForward, 2, us, 1'000}}});
+        p.spans.rows.push_back({step, 0, 0, {{runtime::Activity::kForward, 1, 0, us}, {runtime::Activity::kForward, 2, us, 1'000}}});
       }
       if (run == &after)
-        for (auto& row : p.steps.rows) row.in(runtime::Place::kForward) += 2'000, row.total_us += 2'000;
+        for (auto& row : p.steps.rows) row.in(runtime::Activity::kForward) += 2'000, row.total_us += 2'000;
     }
   }
   const auto d = runs::difference(before, after);

@@ -229,7 +229,8 @@ void add_show(CommandLine& line) {
 
 void add_diff(CommandLine& line) {
   auto& options = line.own<RunsOptions>();
-  auto* verb = line.add_verb_without_cluster("diff", "Compare the steps of two runs: what got slower, by place and by unit of the model");
+  auto* verb =
+      line.add_verb_without_cluster("diff", "Compare the steps of two runs: what got slower, by activity and by unit of the model");
   verb->add_option("before", options.run, kRunName)->required()->check(not_empty());
   verb->add_option("after", options.other, kRunName)->required()->check(not_empty());
   line.on_run(verb, [&options](const Common& common) { return diff_runs(common, options); });

@@ -11,9 +11,9 @@
 
 namespace shoal::scheduler::runs::views {
 
+using runtime::Activity;
 using runtime::key_of;
-using runtime::kNumPlaces;
-using runtime::Place;
+using runtime::kNumActivities;
 using runtime::StepRow;
 
 namespace {
@@ -67,7 +67,7 @@ Continued continued(const Query& query, const Buckets& buckets, std::uint64_t re
 // Microseconds of rows, added up.
 struct PlaceSums {
   std::int64_t steps = 0, end_us = 0, total_us = 0, longest_us = 0;
-  std::array<std::int64_t, kNumPlaces> at = {};
+  std::array<std::int64_t, kNumActivities> at = {};
   int world = 0;
   void add(const StepRow& row) {
     steps += row.steps;
@@ -155,14 +155,15 @@ Result<json> steps_view(const Run& run, const json& verdicts, Query& query) {
   json out = chart(from, buckets, buckets.of(std::max(range.first, range.last)), readings_of(run));
   json columns = json::object();
   for (const char* name : {"step", "end", "us", "max", "world"}) columns[name] = json::array();
-  for (int i = 0; i < kNumPlaces; ++i) columns[key_of(static_cast<Place>(i))] = json::array();
+  for (int i = 0; i < kNumActivities; ++i) columns[key_of(static_cast<Activity>(i))] = json::array();
   for (const auto& [bucket, sum] : sums) {
     columns["step"].push_back(std::min(buckets.first + (bucket + 1) * buckets.width - 1, range.last));
     columns["end"].push_back(sum.end_us);
     columns["us"].push_back(sum.total_us / sum.steps);
     columns["max"].push_back(sum.longest_us);
     columns["world"].push_back(sum.world);
-    for (int i = 0; i < kNumPlaces; ++i) columns[key_of(static_cast<Place>(i))].push_back(sum.at[static_cast<std::size_t>(i)] / sum.steps);
+    for (int i = 0; i < kNumActivities; ++i)
+      columns[key_of(static_cast<Activity>(i))].push_back(sum.at[static_cast<std::size_t>(i)] / sum.steps);
   }
   out["columns"] = std::move(columns);
   out["first"] = range.first, out["last"] = range.last;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/ledger/rows.h"
+#include "runtime/telemetry/rows.h"
 
 namespace shoal::scheduler::runs {
 
@@ -16,10 +16,10 @@ struct Lane {
 struct PathPart {
   std::size_t lane = 0;
   std::int64_t from_us = 0, length_us = 0;
-  runtime::Place place = runtime::Place::kElsewhere;
+  runtime::Activity activity = runtime::Activity::kElsewhere;
 };
 
-// From the step's begin to its end. A rank that waits hands the path to the rank that came last to the same exchange (place and unit);
+// From the step's begin to its end. A rank that waits hands the path to the rank that came last to the same exchange (activity and unit);
 // a wait for which no rank came later is the exchange itself, and stays in the path.
 std::vector<PathPart> critical_path(const std::vector<Lane>& lanes);
 

@@ -67,14 +67,14 @@ Result<json> step_view(const Run& run, Query& query) {
     const auto at = static_cast<std::int64_t>(i);
     if (at >= page.offset && at < page.offset + page.limit) {
       json spans = json::array();
-      for (const auto& s : lane.spans) spans.push_back({key_of(s.place), s.unit, s.from_us, s.length_us});
+      for (const auto& s : lane.spans) spans.push_back({key_of(s.activity), s.unit, s.from_us, s.length_us});
       lanes_json.push_back({{"rank", row->rank}, {"host", p->facts.host}, {"lane", i}, {"spans", std::move(spans)}});
     }
     if (lanes.size() < kMostLanes) lanes.push_back(std::move(lane));
   }
   json critical = json::array();
   if (rows.size() <= kMostLanes) {
-    for (const auto& part : critical_path(lanes)) critical.push_back({part.lane, part.from_us, part.length_us, key_of(part.place)});
+    for (const auto& part : critical_path(lanes)) critical.push_back({part.lane, part.from_us, part.length_us, key_of(part.activity)});
   }
   return json{{"step", chosen},
               {"steps", std::move(numbers)},

@@ -10,7 +10,7 @@
 namespace shoal::scheduler::runs {
 
 using nlohmann::json;
-using runtime::Place;
+using runtime::Activity;
 
 namespace {
 
@@ -24,7 +24,7 @@ json goodput(const Run& run, std::int64_t begin, std::int64_t end) {
   const Process* const keeper = views::timekeeper(run);
   if (!keeper || end <= begin) return {};
   std::int64_t good = 0;
-  for (const auto& row : keeper->steps.rows) good += row.total_us - row.in(Place::kSave);
+  for (const auto& row : keeper->steps.rows) good += row.total_us - row.in(Activity::kSave);
   for (const auto& [p, e] : events_of(run, [](const Process&, const Event& event) { return event.kind == "generation"; }))
     good -= views::integer(e->fields, "pause_us");
   return std::clamp(static_cast<double>(good) / static_cast<double>(end - begin), 0.0, 1.0);

@@ -26,7 +26,7 @@ struct ViewRequest {
 using Verdicts = nlohmann::json;
 
 //   summary      state, step, speed, goodput, last metrics and verdicts
-//   steps        mean microseconds of a rank at each place. points, from, to (steps), cursor
+//   steps        mean microseconds of a rank at each activity. points, from, to (steps), cursor
 //   metrics      numbers of `report`, by step. points, from, to, cursor
 //   memory       resident and free bytes, by time. points, offset and limit (of processes), cursor
 //   workers      a row per process of a rank. offset, limit, sort, cursor

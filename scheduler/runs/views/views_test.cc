@@ -9,7 +9,7 @@ namespace shoal::scheduler::runs {
 namespace {
 
 using nlohmann::json;
-using runtime::Place;
+using runtime::Activity;
 
 constexpr std::int64_t kBegin = 1'790'000'000'000'000, kSecond = 1'000'000;
 
@@ -24,7 +24,7 @@ Process rank_process(int rank, int world, const std::string& host) {
 runtime::StepRow step_row(std::uint64_t step, int rank, std::int64_t forward, std::int64_t gather) {
   runtime::StepRow out;
   out.step = step, out.rank = rank, out.world = 2;
-  out.in(Place::kForward) = forward, out.in(Place::kGather) = gather;
+  out.in(Activity::kForward) = forward, out.in(Activity::kGather) = gather;
   out.total_us = out.longest_us = forward + gather;
   out.end_us = kBegin + static_cast<std::int64_t>(step) * kSecond;
   return out;
@@ -194,7 +194,7 @@ TEST(Views, WorkersShowTheStragglerFirstIfSortedByScore) {
 TEST(Views, WorkersShowWhereARankIsAndSinceWhen) {
   runs::Run run = two_ranks(2);
   LiveState live;
-  live.rank = 1, live.world = 2, live.place = Place::kReduce, live.unit = 1, live.since_us = kBegin + 3590 * kSecond, live.step = 7;
+  live.rank = 1, live.world = 2, live.activity = Activity::kReduce, live.unit = 1, live.since_us = kBegin + 3590 * kSecond, live.step = 7;
   run.processes[1].live = live;
   const json row = view(run, "workers")["rows"][1];
   EXPECT_EQ(row["place"], "reduce");
@@ -263,7 +263,7 @@ TEST(Views, GoodputLeavesOutPausesSavesAndTheTimeBeforeTheFirstStep) {
   for (std::uint64_t s = 1; s <= 10; ++s) {
     auto row = step_row(s, 0, kSecond, 0);
     row.end_us = kBegin + 10 * kSecond + static_cast<std::int64_t>(s) * kSecond;
-    if (s == 5) row.in(Place::kForward) = kSecond / 2, row.in(Place::kSave) = kSecond / 2;
+    if (s == 5) row.in(Activity::kForward) = kSecond / 2, row.in(Activity::kSave) = kSecond / 2;
     run.processes[0].steps.rows.push_back(row);
   }
   happens(run.processes[0], {{"t", kBegin}, {"kind", "generation"}, {"pause_us", kSecond}});
@@ -292,8 +292,8 @@ TEST(Views, AVerdictIsMarkedWhereItsTroubleBegan) {
 
 TEST(Views, AStepHasTheLanesOfAllRanksInOneTime) {
   runs::Run run = two_ranks(4);
-  run.processes[0].spans.rows.push_back({4, 0, kBegin + 10, {{Place::kForward, 1, 0, 100}, {Place::kGather, 1, 0, 40}}});
-  run.processes[1].spans.rows.push_back({4, 1, kBegin, {{Place::kForward, 1, 0, 90}, {Place::kGather, 1, 45, 5}}});
+  run.processes[0].spans.rows.push_back({4, 0, kBegin + 10, {{Activity::kForward, 1, 0, 100}, {Activity::kGather, 1, 0, 40}}});
+  run.processes[1].spans.rows.push_back({4, 1, kBegin, {{Activity::kForward, 1, 0, 90}, {Activity::kGather, 1, 45, 5}}});
   run.processes[1].facts.units = {"", "other", "layers.0"};
   const json out = view(run, "step");
   EXPECT_EQ(out["step"], 4);
@@ -307,7 +307,7 @@ TEST(Views, AStepHasTheLanesOfAllRanksInOneTime) {
 
 TEST(Views, ASnapshotHasEachDetailedStep) {
   runs::Run run = two_ranks(60);
-  for (std::uint64_t s = 1; s <= 60; ++s) run.processes[0].spans.rows.push_back({s, 0, kBegin, {{Place::kForward, 0, 0, 100}}});
+  for (std::uint64_t s = 1; s <= 60; ++s) run.processes[0].spans.rows.push_back({s, 0, kBegin, {{Activity::kForward, 0, 0, 100}}});
   const json out = snapshot_of(run, json::array(), kBegin);
   EXPECT_EQ(out["steps"].size(), 40u);
   EXPECT_TRUE(out["steps"].contains("60") && out["steps"].contains("21"));
@@ -329,22 +329,24 @@ TEST(Views, HostileTextStaysTextAndNumbersStayBounded) {
   }
 }
 
-std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t, Place>> path(const std::vector<Lane>& lanes) {
-  std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t, Place>> out;
-  for (const auto& part : critical_path(lanes)) out.emplace_back(part.lane, part.from_us, part.length_us, part.place);
+std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t, Activity>> path(const std::vector<Lane>& lanes) {
+  std::vector<std::tuple<std::size_t, std::int64_t, std::int64_t, Activity>> out;
+  for (const auto& part : critical_path(lanes)) out.emplace_back(part.lane, part.from_us, part.length_us, part.activity);
   return out;
 }
 
 TEST(CriticalPath, AWaitHandsItToTheRankThatCameLast) {
   // Rank 0 waits from 10 to 35 for the gradients of unit 2, to which rank 1 comes at 30.
-  const std::vector<Lane> lanes = {{{{Place::kBackward, 2, 0, 35}, {Place::kReduce, 2, 10, 25}, {Place::kOptimizer, -1, 35, 10}}},
-                                   {{{Place::kBackward, 2, 0, 35}, {Place::kReduce, 2, 30, 5}, {Place::kOptimizer, -1, 35, 8}}}};
-  EXPECT_EQ(path(lanes), (decltype(path(lanes)){{1, 0, 30, Place::kBackward}, {0, 30, 5, Place::kReduce}, {0, 35, 10, Place::kOptimizer}}));
+  const std::vector<Lane> lanes = {{{{Activity::kBackward, 2, 0, 35}, {Activity::kReduce, 2, 10, 25}, {Activity::kOptimizer, -1, 35, 10}}},
+                                   {{{Activity::kBackward, 2, 0, 35}, {Activity::kReduce, 2, 30, 5}, {Activity::kOptimizer, -1, 35, 8}}}};
+  EXPECT_EQ(path(lanes),
+            (decltype(path(lanes)){{1, 0, 30, Activity::kBackward}, {0, 30, 5, Activity::kReduce}, {0, 35, 10, Activity::kOptimizer}}));
 }
 
 TEST(CriticalPath, AWaitWithoutALaterRankIsTheExchangeItself) {
-  const std::vector<Lane> lanes = {{{{Place::kForward, 0, 0, 20}, {Place::kGather, 0, 5, 6}}}};
-  EXPECT_EQ(path(lanes), (decltype(path(lanes)){{0, 0, 5, Place::kForward}, {0, 5, 6, Place::kGather}, {0, 11, 9, Place::kForward}}));
+  const std::vector<Lane> lanes = {{{{Activity::kForward, 0, 0, 20}, {Activity::kGather, 0, 5, 6}}}};
+  EXPECT_EQ(path(lanes),
+            (decltype(path(lanes)){{0, 0, 5, Activity::kForward}, {0, 5, 6, Activity::kGather}, {0, 11, 9, Activity::kForward}}));
   EXPECT_TRUE(critical_path({}).empty());
   EXPECT_TRUE(critical_path({Lane{}, Lane{}}).empty());
 }
@@ -357,7 +359,7 @@ TEST(CriticalPath, SpansThatOverlapInAnyWayEndIt) {
   };
   for (auto& lane : lanes) {
     for (int i = 0; i < 200; ++i)
-      lane.spans.push_back({static_cast<Place>(next(9)), static_cast<int>(next(4)), next(1000) - 100, next(100) - 10});
+      lane.spans.push_back({static_cast<Activity>(next(9)), static_cast<int>(next(4)), next(1000) - 100, next(100) - 10});
   }
   EXPECT_LE(critical_path(lanes).size(), 4000u);
 }
