@@ -58,10 +58,12 @@ Result<std::unique_ptr<Http>> Http::start(RoleProcess& process, const HttpRole& 
   std::unique_ptr<Http> out(new Http(process, role, head));
   web::HttpServer::Options o;
   o.port = role.port;
+  o.open_paths = {"/"};
   const auto listen = [&] {
     return web::HttpServer::listen(process.loop, *process.clock, process.log, out->token_, o,
                                    [http = out.get()](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
                                      if (request.path == "/metrics") return http->metrics(request, std::move(reply));
+                                     if (http->runs_.handle(request, reply)) return;
                                      http->api_.handle(request, std::move(reply));
                                    });
   };

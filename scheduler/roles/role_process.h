@@ -6,6 +6,7 @@
 #include <asio/io_context.hpp>
 #include <asio/signal_set.hpp>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <set>
@@ -26,6 +27,7 @@
 #include "scheduler/web/exposition.h"
 #include "scheduler/web/jobs_api.h"
 #include "scheduler/web/metrics.h"
+#include "scheduler/web/runs_api.h"
 
 namespace shoal::scheduler {
 
@@ -108,7 +110,7 @@ class State {
   runtime::SideWork side_;  // destroyed first
 };
 
-// The HTTP interface: a client of the head, on the same loop. A side thread makes the text of metrics.
+// The HTTP interface: a client of the head, on the same loop. Side threads make the text of metrics, and read the folders of runs.
 class Http {
  public:
   static Result<std::unique_ptr<Http>> start(RoleProcess& process, const HttpRole& role, const runtime::Endpoint& head);
@@ -119,14 +121,26 @@ class Http {
       : gateway_(*process.clock, process.network, {.head = head, .logs = process.folder.logs()}),
         api_(gateway_, role.around, process.folder.name()),
         metrics_(gateway_, *process.clock, {.aside = [this](auto work, auto then) { side_.run(std::move(work), std::move(then)); }}),
-        side_(process.loop) {}
+        runs_({.folders = runs_folders(process.folder.path()),
+               .cluster = true,
+               .session = process.folder.name(),
+               .now_us = [&process] { return process.clock->unix_millis() * 1000; },
+               .aside = [this](auto work, auto then) { runs_side_.run(std::move(work), std::move(then)); }}),
+        side_(process.loop),
+        runs_side_(process.loop) {}
+  // The runs of trainers are beside the sessions, in SHOAL_HOME, and those of `shoal run` where it was started.
+  static std::vector<std::string> runs_folders(const std::string& session) {
+    std::error_code gone;
+    return {std::filesystem::path(session).parent_path() / "runs", std::filesystem::current_path(gone) / "shoal-run"};
+  }
   void metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply);
 
   runtime::Token token_;
   web::Gateway gateway_;
   web::JobsApi api_;
   web::Metrics metrics_;
-  runtime::SideWork side_;
+  web::RunsApi runs_;
+  runtime::SideWork side_, runs_side_;       // two threads: a slow disk of runs holds up no scrape
   std::unique_ptr<web::HttpServer> server_;  // destroyed first
 };
 

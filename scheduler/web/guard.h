@@ -20,8 +20,8 @@ class Guard {
   Guard(const runtime::Token& token, const std::string& host, std::uint16_t port);
 
   // The status is 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), and 401 without http_token(token). The
-  // time of the comparison does not depend on the token that was sent.
-  std::optional<Refusal> check(const HttpRequest& request) const;
+  // time of the comparison does not depend on the token that was sent. `needs_token`: false for what everyone may read.
+  std::optional<Refusal> check(const HttpRequest& request, bool needs_token = true) const;
 
  private:
   const std::string token_;

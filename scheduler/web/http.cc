@@ -187,10 +187,13 @@ std::optional<Refusal> HttpParser::judge_body() {
   return std::nullopt;
 }
 
-std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks) {
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks,
+                          std::string_view policy) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason_phrase(status), content_type);
   out += body_bytes ? fmt::format("Content-Length: {}\r\n", *body_bytes) : takes_chunks ? "Transfer-Encoding: chunked\r\n" : "";
   if (status == 401) out += "WWW-Authenticate: Bearer\r\n";
+  if (!policy.empty())
+    out += fmt::format("Content-Security-Policy: {}\r\nX-Frame-Options: DENY\r\nReferrer-Policy: no-referrer\r\n", policy);
   out += "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\r\n";
   return out;
 }

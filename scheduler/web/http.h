@@ -58,7 +58,9 @@ class HttpParser {
 };
 
 // Without a size, the body is sent in chunks, or ends with the connection if the client takes none.
-std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks = true);
+// `policy`: the Content-Security-Policy of a page.
+std::string response_head(int status, std::string_view content_type, std::optional<std::size_t> body_bytes, bool takes_chunks = true,
+                          std::string_view policy = {});
 std::string chunk(std::string_view bytes);  // an empty one ends the body
 
 // Decodes %XX, and + as a space in queries. Returns nullopt if the text is malformed or contains a NUL.

@@ -82,9 +82,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     read();
   }
 
-  void send(int status, std::string_view content_type, const std::string& body) {
+  void send(int status, std::string_view content_type, const std::string& body, const std::string& policy = "") {
     if (!server_) return;
-    unsent_ += response_head(status, content_type, body.size()) + body;
+    unsent_ += response_head(status, content_type, body.size(), true, policy) + body;
     finish();
   }
   void begin_pieces(const std::string& content_type) {
@@ -200,9 +200,9 @@ class Connection::Reply final : public HttpReply {
     if (std::exchange(answered_, true)) return;
     connection_->send(status, "application/json", text_of(body));
   }
-  void send_text(const std::string& content_type, const std::string& text) override {
+  void send_text(const std::string& content_type, const std::string& text, const std::string& policy) override {
     if (std::exchange(answered_, true)) return;
-    connection_->send(200, content_type, text);
+    connection_->send(200, content_type, text, policy);
   }
   void begin(const std::string& content_type) override {
     if (std::exchange(answered_, true)) return;
@@ -228,7 +228,8 @@ class Connection::Reply final : public HttpReply {
 void Connection::handle_request() {
   received_ = true;
   limit_ = {};
-  if (const auto refusal = server_->guard->check(parser_.request())) {
+  const bool open = parser_.request().method == "GET" && server_->options.open_paths.contains(parser_.request().path);
+  if (const auto refusal = server_->guard->check(parser_.request(), !open)) {
     server_->log->warn("http refused status={} why='{}'", refusal->status, refusal->why);
     return refuse(*refusal);
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -25,7 +26,8 @@ class HttpReply {
   virtual ~HttpReply() = default;
   virtual void send(int status, const nlohmann::json& body) = 0;
   void fail(const Error& error);
-  virtual void send_text(const std::string& content_type, const std::string& text) = 0;
+  // `policy`: the Content-Security-Policy of a page.
+  virtual void send_text(const std::string& content_type, const std::string& text, const std::string& policy = "") = 0;
 
   // Begins an answer in pieces.
   virtual void begin(const std::string& content_type) = 0;
@@ -51,6 +53,7 @@ class HttpServer {
     std::size_t max_unsent_bytes = 8u << 20;                    // for answers in pieces; beyond it the connection is closed
     runtime::Duration request_time = std::chrono::seconds(10);  // for the whole request to arrive
     runtime::Duration write_time = std::chrono::seconds(30);    // for the client to read the pending output
+    std::set<std::string> open_paths = {};                      // which need no token: they contain no data
   };
   using Handler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;
 

@@ -147,5 +147,23 @@ TEST_F(GuardTest, APageOfAnotherSiteIsRefusedEvenWithTheToken) {
   }
 }
 
+TEST_F(GuardTest, AnOpenPathNeedsOurNameAndNoOtherSite) {
+  const auto open = [&](std::map<std::string, std::string> headers) {
+    HttpRequest request;
+    request.headers = std::move(headers);
+    const auto refusal = guard_.check(request, false);
+    return refusal ? refusal->status : 200;
+  };
+  EXPECT_EQ(open({{"host", "localhost:8265"}}), 200);
+  EXPECT_EQ(open({{"host", "evil.example:8265"}}), 403);
+  EXPECT_EQ(open({{"host", "localhost:8265"}, {"origin", "http://evil.example"}}), 403);
+}
+
+TEST(ResponseHead, HasAPolicyForAPage) {
+  EXPECT_NE(response_head(200, "text/html", 3, true, "default-src 'none'").find("\r\nContent-Security-Policy: default-src 'none'\r\n"),
+            std::string::npos);
+  EXPECT_EQ(response_head(200, "text/plain", 3).find("Policy"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace shoal::scheduler::web

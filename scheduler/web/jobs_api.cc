@@ -1,5 +1,7 @@
 #include "scheduler/web/jobs_api.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -33,6 +35,28 @@ void no_such_path(const std::shared_ptr<HttpReply>& reply, const std::string& pa
 
 // Sends rows as the head lists them. It asks for a page once the client has read the one before, and converts no more than a page at once:
 // neither a long list nor a slow client holds up the head's loop or fills its memory.
+// Which rows of a list a request wants: those of a state, and with a text in one of their values.
+struct RowFilter {
+  std::string state, contains;
+  bool any() const { return !state.empty() || !contains.empty(); }
+  bool wants(const json& row) const {
+    const auto same = [](char a, char b) {
+      return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+    };
+    if (!state.empty()) {
+      const std::string actual = row.value("state", "");
+      if (!std::equal(actual.begin(), actual.end(), state.begin(), state.end(), same)) return false;
+    }
+    return contains.empty() || has(row);
+  }
+
+ private:
+  bool has(const json& value) const {
+    if (value.is_string()) return value.get_ref<const std::string&>().find(contains) != std::string::npos;
+    return value.is_structured() && std::any_of(value.begin(), value.end(), [this](const json& part) { return has(part); });
+  }
+};
+
 class Listing final : public std::enable_shared_from_this<Listing> {
  public:
   // The text around the rows, and the JSON array of a page's rows.
@@ -40,6 +64,8 @@ class Listing final : public std::enable_shared_from_this<Listing> {
     std::string before;
     json (*rows)(const ListReply& page);
     std::string (*after)(const Listing& sent);
+    RowFilter filter = {};
+    bool counts = true;  // reads on to the last row, for their number
   };
   Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
       : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}
@@ -51,8 +77,8 @@ class Listing final : public std::enable_shared_from_this<Listing> {
   // True if rows follow the last one that was sent, whose id is last().
   bool more() const { return total() ? num_rows_ > num_sent_ : more_; }
   const std::string& last() const { return last_; }
-  // The number of all rows; nothing if the request began in their middle.
-  std::optional<std::size_t> total() const { return first_ == 0 ? std::optional(num_rows_) : std::nullopt; }
+  // The number of all rows; nothing if the request began in their middle, or does not want it.
+  std::optional<std::size_t> total() const { return first_ == 0 && shape_.counts ? std::optional(num_rows_) : std::nullopt; }
 
  private:
   void take(Result<ListReply> page) {
@@ -74,12 +100,18 @@ class Listing final : public std::enable_shared_from_this<Listing> {
   }
 
   void send(const ListReply& page) {
-    const std::size_t size = page.actors.size() + page.nodes.size() + page.workers.size() + page.jobs.size() + page.groups.size();
+    std::size_t size = page.actors.size() + page.nodes.size() + page.workers.size() + page.jobs.size() + page.groups.size();
+    json rows;
+    if (shape_.filter.any()) {
+      rows = shape_.rows(page);
+      std::erase_if(rows.get_ref<json::array_t&>(), [this](const json& row) { return !shape_.filter.wants(row); });
+      size = rows.size();
+    }
     num_rows_ += size;
     const std::size_t room = std::min(size, limit_ - num_sent_);
     more_ = more_ || room < size || (num_sent_ + room == limit_ && page.last != 0);
     if (room == 0) return;
-    json rows = shape_.rows(page);
+    if (!shape_.filter.any()) rows = shape_.rows(page);
     rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(room), rows.end());
     const std::string text = printable_json(rows.dump(-1, ' ', false, json::error_handler_t::replace));
     reply_->write((num_sent_ > 0 ? "," : "") + text.substr(1, text.size() - 2));
@@ -102,6 +134,8 @@ class Listing final : public std::enable_shared_from_this<Listing> {
 struct Page {
   std::size_t limit = JobsApi::kDefaultRows;
   std::uint64_t after = 0;  // id of the last row of the page before
+  RowFilter filter = {};
+  bool counts = true;
 };
 Result<Page> page_of(const HttpRequest& request) {
   Page out;
@@ -114,8 +148,12 @@ Result<Page> page_of(const HttpRequest& request) {
       const auto id = parse_hex(value);
       if (!id) return fail(invalid_argument("after is the id in `next` of the page before, not '" + value + "'"));
       out.after = *id;
+    } else if (name == "state" || name == "contains") {
+      (name == "state" ? out.filter.state : out.filter.contains) = value;
+    } else if (name == "total") {
+      out.counts = value != "0";
     } else {
-      return fail(invalid_argument("a list takes limit and after, not '" + name + "'"));
+      return fail(invalid_argument("a list takes limit, after, state, contains and total, not '" + name + "'"));
     }
   }
   return out;
@@ -232,7 +270,7 @@ void JobsApi::list(const std::string& what, const HttpRequest& request, Reply re
     return "],\"next\":" + next.dump() + ",\"total\":" + all.dump() + "}";
   };
   std::make_shared<Listing>(gateway_, ListRequest{kind->second, {}, page->after}, page->limit,
-                            Listing::Shape{"{\"rows\":[", rows_json, rest}, std::move(reply))
+                            Listing::Shape{"{\"rows\":[", rows_json, rest, page->filter, page->counts}, std::move(reply))
       ->request_page();
 }
 

@@ -101,7 +101,7 @@ class ReadReply final : public HttpReply {
     status = s;
     text = body.dump();
   }
-  void send_text(const std::string&, const std::string&) override {}
+  void send_text(const std::string&, const std::string&, const std::string&) override {}
   void begin(const std::string&) override { status = 200; }
   void write(std::string_view piece) override { text += piece; }
   void when_sent(std::function<void()> next) override {
@@ -204,6 +204,29 @@ TEST_F(JobsApiTest, WorkersOfFunctionsAreNoActors) {
   EXPECT_EQ(page["rows"].size(), 4u);
   EXPECT_EQ(page["total"], 4);
   EXPECT_EQ(page["next"], json());
+}
+
+TEST_F(JobsApiTest, AListHasTheRowsOfAStateOrWithAText) {
+  for (std::uint64_t i : {2, 5, 6}) head_.jobs[i].state = actors::JobState::kFailed;
+  const json failed = json::parse(get("/api/v0/jobs", {{"state", "failed"}, {"limit", "2"}})->text);
+  ASSERT_EQ(failed["rows"].size(), 2u);
+  EXPECT_EQ(failed["rows"][1]["submission_id"], "job-6");
+  EXPECT_EQ(failed["total"], 3);
+  EXPECT_EQ(failed["next"], "0000000000000006");
+  const json rest = json::parse(get("/api/v0/jobs", {{"state", "FAILED"}, {"after", "0000000000000006"}})->text);
+  ASSERT_EQ(rest["rows"].size(), 1u);
+  EXPECT_EQ(rest["next"], json());
+  head_.jobs[3].cause = unavailable("its node is gone");
+  EXPECT_EQ(json::parse(get("/api/v0/jobs", {{"contains", "node is"}})->text)["rows"][0]["submission_id"], "job-4");
+  EXPECT_EQ(json::parse(get("/api/v0/jobs", {{"contains", "job-"}, {"state", "failed"}})->text)["total"], 3);
+  EXPECT_EQ(json::parse(get("/api/v0/jobs", {{"contains", "submission_id"}})->text)["rows"].size(), 0u);  // a key is no value
+}
+
+TEST_F(JobsApiTest, AListWithoutATotalEndsWithItsLastRow) {
+  const json first = json::parse(get("/api/v0/jobs", {{"limit", "2"}, {"total", "0"}})->text);
+  EXPECT_EQ(first["total"], json());
+  EXPECT_EQ(first["next"], "0000000000000002");
+  EXPECT_EQ(head_.pages, 1);
 }
 
 TEST_F(JobsApiTest, AnAnswerThatTheHeadDoesNotFinishHasNoEnd) {

@@ -284,7 +284,10 @@ PATHS = [
     ("GET", "/api/jobs/x/logs"),
     ("GET", "/api/jobs/x/logs/tail"),
     ("GET", "/api/v0/actors"),
-    ("GET", "/"),
+    ("POST", "/"),
+    ("GET", "/api/v1/about"),
+    ("GET", "/api/v1/runs"),
+    ("GET", "/api/v1/runs/x/summary"),
     ("GET", "/nonsense"),
     ("OPTIONS", "/api/jobs/"),
 ]
@@ -312,6 +315,10 @@ def test_every_path_needs_token_known_host_and_same_origin(cluster):
         assert status(method, path, Authorization=right, Host="evil.example:" + str(url.port)) == 403, (method, path)
         assert status(method, path, Authorization=right, Origin="http://evil.example") == 403, (method, path)
         assert status(method, path, Authorization=right) not in (401, 403), (method, path)
+    # The page of the dashboard contains no data.
+    assert status("GET", "/") == 200
+    assert status("GET", "/", Host="evil.example:" + str(url.port)) == 403
+    assert status("GET", "/", Origin="http://evil.example") == 403
     assert status("GET", f"/api/version?token={token}") == 401
     assert status("GET", "/api/version", Cookie=f"token={token}") == 401
     assert status("PUT", "/api/jobs/", Authorization=right) == 405

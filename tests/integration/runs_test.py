@@ -74,7 +74,7 @@ def test_show_has_the_verdict_first_and_then_the_ranks(shoal_command, run):
     said = shoal_command.json("show", run)
     assert said["schema"] == "shoal.run/1"
     assert said["metrics"] == {"loss": 2.5, "nan": "nan"}
-    assert [rank["place"] for rank in said["ranks"]] == ["ended", "ended"]
+    assert [rank["activity"] for rank in said["ranks"]] == ["ended", "ended"]
 
 
 def test_a_slow_rank_is_named(shoal_command):
@@ -100,12 +100,12 @@ def test_a_dead_rank_is_named_while_another_one_lives(shoal_command):
     assert shoal_command.json("ls")["runs"][0]["state"] == "running"
 
 
-def test_a_difference_names_the_place(shoal_command, run):
+def test_a_difference_names_the_activity(shoal_command, run):
     for rank in range(2):
         write_process(run.parent / "second", rank, pid=100 + rank, forward_us=25_000, step_us=30_000)
     said = shoal_command.json("diff", "first", "second")
     assert said["schema"] == "shoal.diff/1"
-    grown = {c["place"]: c["after_us"] - c["before_us"] for c in said["places"] if c["differs"]}
+    grown = {c["activity"]: c["after_us"] - c["before_us"] for c in said["activities"] if c["differs"]}
     assert grown == {"own": 10_000, "fwd": 10_000}
     done = shoal_command("diff", run, "second")
     assert done.returncode == 0, done
