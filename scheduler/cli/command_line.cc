@@ -141,6 +141,14 @@ void CommandLine::on_run(CLI::App* verb, Action action) {
   verb->callback([this, action = std::move(action)] { code_ = action(common_); });
 }
 
+Completions CommandLine::completions(std::vector<std::string> words) const {
+  CompletionFacts facts{choices_, {}};
+  for (const auto& [verb, command] : with_command_) {
+    if (command == Command::kProgramOrScript) facts.with_script.insert(verb);
+  }
+  return complete(app_, std::move(words), facts);
+}
+
 int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char** argv) {
   char** const end = argv + argc;
   char** begin = argv + first_argument(verb, argc, argv);

@@ -1,8 +1,14 @@
-"""Commands that need no cluster: explain, which prints docs/errors.md."""
+"""Commands that need no cluster: explain, which prints docs/errors.md, and completion in real shells."""
 
 import json
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from internals.core import binary
 
 
 def printed(done):
@@ -46,3 +52,74 @@ def test_an_unknown_error_is_refused_with_the_one_that_may_be_meant(shoal_comman
     assert done.returncode == 3
     assert "did you mean `shoal explain ActorDied`?" in done.stderr
     assert json.loads(shoal_command("explain", "ActorDeid", "--json").stdout)["code"] == "NotFound"
+
+
+# ---- completion
+
+
+def shell(name, script, folder, home):
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed: its completion is not tested (apt-get install {name})")
+    env = {**os.environ, "SHOAL_HOME": str(home), "HOME": str(folder), "PATH": f"{Path(binary()).parent}:{os.environ['PATH']}"}
+    flags = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[name]
+    done = subprocess.run([name, *flags, "-c", script], env=env, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout.splitlines()
+
+
+def in_bash(words, folder, home):
+    quoted = " ".join(shlex.quote(word) for word in ["shoal", *words])
+    call = f'COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _shoal; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    return shell("bash", f'eval "$(shoal completion bash)"; complete -p shoal > /dev/null; {call}', folder, home)
+
+
+def in_zsh(words, folder, home):
+    """The functions that draw the list print it."""
+    quoted = " ".join(shlex.quote(word) for word in ["shoal", *words])
+    drawn = "_describe() { print -l -- ${(@)${(P)4}%%:*} }; _files() { print -l -- ${words[-1]}*(N) }; compdef() { : }"
+    call = f"words=({quoted}); CURRENT={len(words) + 1}; _shoal"
+    return shell("zsh", f'{drawn}; eval "$(shoal completion zsh)"; {call}', folder, home)
+
+
+def in_fish(words, folder, home):
+    line = " ".join(["shoal", *words])
+    lines = shell("fish", f"shoal completion fish | source; complete -C {shlex.quote(line)}", folder, home)
+    return [line.partition("\t")[0] for line in lines]
+
+
+SHELLS = pytest.mark.parametrize("completed", [in_bash, in_zsh, in_fish], ids=["bash", "zsh", "fish"])
+
+
+@SHELLS
+def test_a_shell_completes_commands_options_and_values(completed, home, tmp_path):
+    def words(*line):
+        return completed(line, tmp_path, home)
+
+    assert words("expl") == ["explain"]
+    assert {"status", "run", "submit"} <= set(words(""))
+    assert words("job", "li") == ["list"]
+    assert words("status", "--addr") == ["--address"]
+    assert words("list", "--format", "t") == ["table"]
+    assert words("list", "act") == ["actors"]
+    assert words("explain", "ActorD") == ["ActorDied"]
+    assert words("completion", "f") == ["fish"]
+
+
+@SHELLS
+def test_a_shell_completes_files_for_scripts(completed, home, tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "two words.py").touch()
+    assert set(completed(("run", "--nproc", "2", ""), tmp_path, home)) >= {"train.py"}
+    assert completed(("submit", "tra"), tmp_path, home) == ["train.py"]
+
+
+def test_a_value_behind_an_equals_sign_is_completed(home, tmp_path):
+    assert in_bash(("list", "--format", "=", "y"), tmp_path, home) == ["yaml"]
+    assert in_bash(("list", "--format", "="), tmp_path, home) == ["json", "table", "yaml"]
+
+
+def test_each_listed_command_is_completed(shoal_command, home, tmp_path):
+    listed = printed(shoal_command("--help")).partition("Subcommands:")[2]
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith("  ") and not line.startswith("   ")]
+    assert len(names) > 25
+    assert set(in_bash(("",), tmp_path, home)) == set(names)

@@ -81,7 +81,11 @@ int explain_error(const Common& common, const std::string& text) {
 void add_explain(CommandLine& line) {
   auto& text = line.own<std::string>();
   auto* verb = line.add_verb_without_cluster("explain", "Print what an error or exit code means, and what to do");
-  verb->add_option("code", text, "A code, a reason, CODE/REASON as an error shows it, or an exit code; without one all are listed");
+  auto* code =
+      verb->add_option("code", text, "A code, a reason, CODE/REASON as an error shows it, or an exit code; without one all are listed");
+  std::vector<std::string> names;
+  for (const auto& entry : all_explanations()) names.emplace_back(entry.name);
+  line.set_choices(code, std::move(names));
   line.on_run(verb, [&text](const Common& common) { return explain_error(common, text); });
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/process/standard_streams.h"
 #include "scheduler/cli/command_line.h"
+#include "scheduler/cli/completion/completion.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/role.h"
 #include "scheduler/cli/verbs/verbs.h"
@@ -36,6 +37,14 @@ Result<Common> common_of(const Environment& environment, const char* argv0) {
   return common;
 }
 
+// Each word on a line, with its description behind a tab.
+int print_completions(const CommandLine& line, const std::vector<std::string>& words) {
+  const Completions found = line.completions(words);
+  for (const auto& word : found.words) print(stdout, "{}\t{}\n", word.text, word.about);
+  if (found.files) print(stdout, "{}\n", kFilesLine);
+  return kOk;
+}
+
 int run(int argc, char** argv) {
   runtime::open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
@@ -48,6 +57,7 @@ int run(int argc, char** argv) {
   }
   CommandLine line(*std::move(common));
   for (const auto add : kVerbs) add(line);
+  if (argc > 1 && std::string(argv[1]) == kCompleteWords) return print_completions(line, {argv + 2, argv + argc});
   return line.run(argc, argv);
 }
 
