@@ -13,6 +13,7 @@
 
 #include "scheduler/cli/cluster.h"
 #include "scheduler/cli/completion/completion.h"
+#include "scheduler/cli/configuration/configuration.h"
 
 namespace shoal::scheduler::cli {
 
@@ -59,10 +60,17 @@ class CommandLine {
   // The words that may stand in place of the last one of `words`, which are those behind `shoal`.
   Completions completions(std::vector<std::string> words) const;
 
+  // Options of files, which count unless the command line has them. run() refuses those that no verb has.
+  void set_configuration(Configuration configuration) { configuration_ = std::move(configuration); }
+  const Configuration& configuration() const { return configuration_; }
+
   // Parses, runs the action of the verb and returns its exit code. Wrong usage is printed.
   int run(int argc, char** argv);
 
  private:
+  int run_words(int argc, char** argv);
+  // The words of files for options of `verb` that these words lack.
+  Result<std::vector<std::string>> configured_words(const CLI::App& verb, int argc, char** argv) const;
   // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
@@ -70,6 +78,7 @@ class CommandLine {
 
   CLI::App app_;
   Common common_;
+  Configuration configuration_;
   std::vector<std::shared_ptr<void>> owned_;
   std::map<const CLI::App*, Command> with_command_;
   std::map<const CLI::Option*, std::vector<std::string>> choices_;

@@ -1,10 +1,11 @@
-"""Commands that need no cluster: explain, which prints docs/errors.md, and completion in real shells."""
+"""Commands that need no cluster: explain, which prints docs/errors.md, completion in real shells, and settings of files."""
 
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,88 @@ def test_each_listed_command_is_completed(shoal_command, home, tmp_path):
     names = [line.split()[0] for line in listed.splitlines() if line.startswith("  ") and not line.startswith("   ")]
     assert len(names) > 25
     assert set(in_bash(("",), tmp_path, home)) == set(names)
+
+
+# ---- config
+
+
+@pytest.fixture
+def configured(shoal_command, tmp_path):
+    """Runs a command in a folder, with files of settings and variables."""
+    project = tmp_path / "project" / "inner"
+    project.mkdir(parents=True)
+    (tmp_path / "config" / "shoal").mkdir(parents=True)
+
+    def run(*words, toml="", of_user="", **variables):
+        (project.parent / "shoal.toml").write_text(toml)
+        (tmp_path / "config" / "shoal" / "config.toml").write_text(of_user)
+        env = shoal_command.env(XDG_CONFIG_HOME=str(tmp_path / "config"), **variables)
+        return subprocess.run([binary(), *words], env=env, cwd=project, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+def settings(done):
+    return {s["name"]: (s["value"], s["origin"]) for s in json.loads(printed(done))["settings"]}
+
+
+def test_option_variable_project_user_and_default_count_in_this_order(configured, tmp_path):
+    files = {"toml": 'transport = "tcp"\naddress = "p:1"\n', "of_user": 'transport = "ucx"\ntimeout = 5\naddress = "u:1"\n'}
+    show = ("config", "show", "--json")
+    said = settings(configured(*show, **files))
+    assert said["SHOAL_TRANSPORT"] == ("tcp", "file")
+    assert said["SHOAL_TIMEOUT"] == ("5", "file")
+    assert said["SHOAL_HEAD_ABSENCE_LIMIT"] == ("600", "default")
+    assert said["SHOAL_ADDRESS"] == ("p:1", "file")
+    assert settings(configured(*show, SHOAL_ADDRESS="v:1", **files))["SHOAL_ADDRESS"] == ("v:1", "variable")
+    assert settings(configured(*show, "--address", "o:1", SHOAL_ADDRESS="v:1", **files))["SHOAL_ADDRESS"] == ("o:1", "option")
+    assert settings(configured(*show, SHOAL_CONFIG="none", **files))["SHOAL_TRANSPORT"] == (None, "default")
+    lines = printed(configured("config", "show", "--origin", **files)).splitlines()
+    assert any(line.split() == ["SHOAL_TRANSPORT", "tcp", str(tmp_path / "project" / "shoal.toml")] for line in lines)
+
+
+def test_no_secret_is_printed_or_read_from_a_file(configured):
+    secret = "5ec2e7" * 10 + "abcd"
+    for more in ((), ("--origin",), ("--json",)):
+        done = configured("config", "show", *more, SHOAL_TOKEN=secret)
+        assert secret not in printed(done) + done.stderr
+    assert settings(configured("config", "show", "--json", SHOAL_TOKEN=secret))["SHOAL_TOKEN"] == ("(secret)", "variable")
+    done = configured("config", "show", toml=f'token = "{secret}"\n')
+    assert done.returncode == 2
+    assert "is a secret" in done.stderr
+    assert secret not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("toml", "hint"),
+    [
+        ('transprot = "tcp"', "did you mean `transport`?"),
+        ("[run]\nnprc = 2", "did you mean `nproc`?"),
+        ("[rnu]\nnproc = 2", "did you mean `run`?"),
+        ("[start]\nhead-absence-limit = 2", "above all sections"),
+        ("[status]\naddress = 'a:1'", "above all sections"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_one_that_may_be_meant(configured, toml, hint):
+    done = configured("health-check", toml=toml + "\n")
+    assert done.returncode == 2
+    assert hint in done.stderr
+    assert json.loads(configured("health-check", "--json", toml=toml + "\n").stdout)["reason"] == "Usage"
+    assert configured("--version", SHOAL_CONFIG="none", toml=toml + "\n").returncode == 0
+
+
+def test_a_section_sets_options_that_the_command_line_lacks(configured):
+    toml = "[run]\nnproc = 3\n[explain]\njson = true\n"
+    dry = ("run", "--dry-run", "--json")
+    assert json.loads(printed(configured(*dry, "x.py", toml=toml)))["ranks_per_host"] == 3
+    assert json.loads(printed(configured(*dry, "--nproc", "2", "x.py", toml=toml)))["ranks_per_host"] == 2
+    assert json.loads(printed(configured(*dry, "--nproc=2", "x.py", "--nproc", "9", toml=toml)))["ranks_per_host"] == 2
+    assert json.loads(printed(configured("explain", "93", toml=toml)))["entries"]
+    assert ("[run] nproc", ("3", "file")) in settings(configured("config", "show", "--json", toml=toml)).items()
+
+
+def test_variables_of_files_reach_jobs_and_sections_do_not_reach_further_commands(configured):
+    code = "import os; print(os.environ['SHOAL_TIMEOUT'], os.environ.get('SHOAL_CONFIG'))"
+    done = configured("run", "--", sys.executable, "-c", code, toml="timeout = 77\n[submit]\nname = 'of the file'\n")
+    assert done.returncode == 0, done
+    assert "77 None" in done.stdout

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "scheduler/cli/suggestion.h"
+#include "scheduler/cli/suggestion/suggestion.h"
 
 namespace shoal::scheduler::cli {
 
