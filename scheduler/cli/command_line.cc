@@ -1,14 +1,17 @@
 #include "scheduler/cli/command_line.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <sstream>
 
+#include <fmt/format.h>
+
 #include "runtime/core/version.h"
 #include "scheduler/cli/output.h"
-#include "scheduler/cli/suggestion.h"
+#include "scheduler/cli/suggestion/suggestion.h"
 
 namespace shoal::scheduler::cli {
 
@@ -41,6 +44,59 @@ std::string command_of(const CLI::App& app, int argc, char** argv) {
   const CLI::App* at = &app;
   for (int i = 1; i < argc && (at = verb_of(*at, argv[i])) != nullptr; ++i) out += " " + at->get_name();
   return out;
+}
+
+std::vector<std::string> option_names(const CLI::App& verb) {
+  std::vector<std::string> out;
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const auto& name : option->get_lnames()) out.push_back(name);
+  }
+  return out;
+}
+
+// The verb of a file's section.
+Result<const CLI::App*> configured_verb(const CLI::App& app, const Configured& key) {
+  const CLI::App* at = &app;
+  for (const auto& word : key.verb) {
+    const CLI::App* const next = verb_of(*at, word);
+    if (next == nullptr) {
+      std::vector<std::string> names;
+      for (const CLI::App* verb : verbs_of(*at)) names.push_back(verb->get_name());
+      const std::string meant = nearest(word, names);
+      return fail(invalid_argument(fmt::format("{}: there is no command of the section [{}]", key.file, fmt::join(key.verb, ".")))
+                      .with_reason("Usage")
+                      .with_hint(meant.empty() ? "`shoal --help` lists the commands" : "did you mean `" + meant + "`?"));
+    }
+    at = next;
+  }
+  return at;
+}
+
+// The option of a key in that section.
+Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configured& key) {
+  const CLI::Option* const option = verb.get_option_no_throw("--" + key.name);
+  if (option == nullptr) return fail(unknown_key(key, option_names(verb)));
+  // A section would count more than the variable.
+  const auto& about = option->get_description();
+  for (const auto& setting : all_settings()) {
+    const std::string named = "$" + std::string(setting.name);
+    if (const auto at = about.find(named);
+        at != std::string::npos && !std::isalnum(about[at + named.size()]) && about[at + named.size()] != '_') {
+      return fail(invalid_argument(fmt::format("{}: the key '{}' in [{}] is the variable {}", key.file, key.name, fmt::join(key.verb, "."),
+                                               setting.name))
+                      .with_reason("Usage")
+                      .with_hint("write it above all sections, by the variable's name in lower case and without SHOAL_"));
+    }
+  }
+  return option;
+}
+
+// True if one of these words is the option.
+bool is_given(const CLI::Option& option, int argc, char** argv) {
+  return std::any_of(argv, argv + argc, [&](const std::string& word) {
+    return word.size() > 1 && word.front() == '-' &&
+           option.check_name(word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2));
+  });
 }
 
 // The position of the first word after the verb's name that is neither an option nor an option's value; argc if there is none.
@@ -141,6 +197,14 @@ void CommandLine::on_run(CLI::App* verb, Action action) {
   verb->callback([this, action = std::move(action)] { code_ = action(common_); });
 }
 
+Completions CommandLine::completions(std::vector<std::string> words) const {
+  CompletionFacts facts{choices_, {}};
+  for (const auto& [verb, command] : with_command_) {
+    if (command == Command::kProgramOrScript) facts.with_script.insert(verb);
+  }
+  return complete(app_, std::move(words), facts);
+}
+
 int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char** argv) {
   char** const end = argv + argc;
   char** begin = argv + first_argument(verb, argc, argv);
@@ -152,7 +216,37 @@ int CommandLine::take_command(const CLI::App& verb, Command what, int argc, char
   return static_cast<int>(begin - argv);
 }
 
+Result<std::vector<std::string>> CommandLine::configured_words(const CLI::App& verb, int argc, char** argv) const {
+  std::vector<std::string> out;
+  for (const auto& key : configuration_.settings) {
+    if (key.verb.empty()) continue;
+    SHOAL_TRY(const auto* const its_verb, configured_verb(app_, key));
+    SHOAL_TRY(const auto* const option, configured_option(*its_verb, key));
+    if (its_verb != &verb || is_given(*option, argc, argv)) continue;
+    for (const auto& value : key.values) out.push_back("--" + key.name + "=" + value);
+  }
+  return out;
+}
+
 int CommandLine::run(int argc, char** argv) {
+  const CLI::App& verb = named_verb(app_, argc, argv);
+  const int options_end = with_command_.contains(&verb) ? first_argument(verb, argc, argv) : argc;
+  auto more = configured_words(verb, options_end, argv);
+  if (!more) {
+    print_error(more.error(), std::find(argv, argv + options_end, std::string("--json")) != argv + options_end);
+    return kUsage;
+  }
+  int at = 1;  // behind the verb's name
+  for (const CLI::App* app = &app_; app != &verb && at < argc; ++at) app = verb_of(*app, argv[at]);
+  std::vector<char*> words(argv, argv + argc);
+  std::vector<char*> inserted;
+  for (auto& word : *more) inserted.push_back(word.data());
+  words.insert(words.begin() + std::min(at, argc), inserted.begin(), inserted.end());
+  words.push_back(nullptr);
+  return run_words(static_cast<int>(words.size()) - 1, words.data());
+}
+
+int CommandLine::run_words(int argc, char** argv) {
   const CLI::App& verb = named_verb(app_, argc, argv);
   if (const auto found = with_command_.find(&verb); found != with_command_.end()) argc = take_command(verb, found->second, argc, argv);
   try {

@@ -12,6 +12,8 @@
 #include <CLI/CLI.hpp>
 
 #include "scheduler/cli/cluster.h"
+#include "scheduler/cli/completion/completion.h"
+#include "scheduler/cli/configuration/configuration.h"
 
 namespace shoal::scheduler::cli {
 
@@ -37,6 +39,8 @@ class CommandLine {
   // that is neither an option nor an option's value, and all words after it, -- included. A word behind -- is a script if it ends with .py.
   enum class Command { kProgram, kProgramOrScript };
   void takes_command(CLI::App* verb, Command command = Command::kProgram) { with_command_[verb] = command; }
+  // The valid values of an option or argument, for completion. Values that a check lists need no such call.
+  void set_choices(const CLI::Option* option, std::vector<std::string> values) { choices_[option] = std::move(values); }
   const std::vector<std::string>& command() const { return command_; }
   bool command_is_script() const { return command_is_script_; }
   // The verb's exit code is that of a program of the user. A full disk under this command's output changes nothing in it.
@@ -53,10 +57,20 @@ class CommandLine {
   }
   const Environment& environment() const { return common_.environment; }
 
+  // The words that may stand in place of the last one of `words`, which are those behind `shoal`.
+  Completions completions(std::vector<std::string> words) const;
+
+  // Options of files, which count unless the command line has them. run() refuses those that no verb has.
+  void set_configuration(Configuration configuration) { configuration_ = std::move(configuration); }
+  const Configuration& configuration() const { return configuration_; }
+
   // Parses, runs the action of the verb and returns its exit code. Wrong usage is printed.
   int run(int argc, char** argv);
 
  private:
+  int run_words(int argc, char** argv);
+  // The words of files for options of `verb` that these words lack.
+  Result<std::vector<std::string>> configured_words(const CLI::App& verb, int argc, char** argv) const;
   // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);
   int refuse(const CLI::ParseError& error, int argc, char** argv);
@@ -64,8 +78,10 @@ class CommandLine {
 
   CLI::App app_;
   Common common_;
+  Configuration configuration_;
   std::vector<std::shared_ptr<void>> owned_;
   std::map<const CLI::App*, Command> with_command_;
+  std::map<const CLI::Option*, std::vector<std::string>> choices_;
   std::map<const CLI::App*, int> usage_exits_;
   std::set<const CLI::App*> keep_code_;
   std::vector<std::string> command_;

@@ -23,6 +23,7 @@ const std::set<std::string> kNotForJobs = {
     "SHOAL_ADDRESS",
     "SHOAL_BUILD_ID",
     "SHOAL_CA_FINGERPRINT",
+    "SHOAL_CONFIG",
     "SHOAL_GROUP",
     "SHOAL_GROUP_CAPTURES",
     "SHOAL_HOME",

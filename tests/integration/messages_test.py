@@ -51,7 +51,7 @@ def fails(done, code, *texts):
         (("stauts",), ("no command `shoal stauts`", "did you mean `shoal status`?")),
         (("job", "lst"), ("no command `shoal job lst`", "did you mean `shoal job list`?")),
         (("kubernetes",), ("no command `shoal kubernetes`", "`shoal --help` lists")),
-        ((), ("A subcommand is required",)),
+        ((), ("`shoal` lacks a command", "`shoal --help` lists")),
     ],
 )
 def test_an_unknown_command_suggests_a_similar_one(shoal_command, words, texts):

@@ -55,7 +55,8 @@ def _takes_output() -> bool:
 
 def print_error(error: ShoalError, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema": "shoal.error/1", "code": error.code, "message": error.message, "hint": error.hint}))
+        facts = {"code": error.code, "reason": error.reason, "message": error.message, "hint": error.hint, "in": list(error.context)}
+        print(json.dumps({"schema": "shoal.error/1", **facts}))
     else:
         say(f"shoal: {error}")
 

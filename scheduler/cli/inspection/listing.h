@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -31,5 +32,9 @@ std::string text_of(const nlohmann::json& row, const char* key);
 
 // The description of the argument that names a kind.
 inline constexpr const char* kKindsOfRows = "actors, nodes, workers, jobs, groups, tasks, objects or runtime-envs";
+// These kinds, for completion.
+inline std::vector<std::string> kinds_of_rows() {
+  return {"actors", "nodes", "workers", "jobs", "groups", "tasks", "objects", "runtime-envs"};
+}
 
 }  // namespace shoal::scheduler::cli

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "scheduler/cli/suggestion.h"
+#include "scheduler/cli/suggestion/suggestion.h"
 #include "scheduler/runs/run_reader.h"
 
 namespace shoal::scheduler::cli {

@@ -61,7 +61,7 @@ int get_rows(const Common& common, const GetOptions& o, const Listed& listed) {
 
 CLI::App* add_row_verb(CommandLine& line, const char* name, const char* about, GetOptions& options) {
   auto* verb = line.add_verb(name, about);
-  verb->add_option("what", options.what, kKindsOfRows)->required();
+  line.set_choices(verb->add_option("what", options.what, kKindsOfRows)->required(), kinds_of_rows());
   verb->add_option("id", options.id, "Its id, or the unique beginning of the id; `shoal list` shows ids, as in `shoal list actors`")
       ->required()
       ->check(not_empty());

@@ -200,7 +200,7 @@ int list(const Common& common, const ListOptions& o) {
 void add_list(CommandLine& line) {
   auto& options = line.own<ListOptions>();
   auto* verb = line.add_verb("list", "List actors, nodes, workers, jobs, placement groups, tasks, objects or environments, one per row");
-  verb->add_option("what", options.what, kKindsOfRows)->required();
+  line.set_choices(verb->add_option("what", options.what, kKindsOfRows)->required(), kinds_of_rows());
   verb->add_option("-f,--filter", options.filters, "Show only rows with KEY=VALUE or KEY!=VALUE; may be repeated")->allow_extra_args(false);
   verb->add_option("--limit", options.limit, "Maximum number of rows; 0 shows all (default: 100 for tasks and objects, else all)");
   verb->add_flag("--detail", options.detail, "Show all fields of each row");

@@ -45,7 +45,7 @@ int summary(const Common& common, const std::string& name) {
 void add_summary(CommandLine& line) {
   auto& what = line.own<std::string>();
   auto* verb = line.add_verb("summary", "Count actors, nodes, jobs or other rows by state");
-  verb->add_option("what", what, kKindsOfRows)->required();
+  line.set_choices(verb->add_option("what", what, kKindsOfRows)->required(), kinds_of_rows());
   line.on_run(verb, [&what](const Common& common) { return summary(common, what); });
 }
 

@@ -40,12 +40,16 @@ void add_cpp(CommandLine& line);
 void add_migrate(CommandLine& line);
 void add_check(CommandLine& line);
 void add_doctor(CommandLine& line);
+void add_explain(CommandLine& line);
+void add_completion(CommandLine& line);
+void add_config(CommandLine& line);
 
 inline constexpr void (*kVerbs[])(CommandLine&) = {
-    add_run,    add_launch,       add_ls,         add_show,   add_top,      add_diff,     add_dashboard,      add_start,  add_stop,
-    add_status, add_health_check, add_stack,      add_memory, add_metrics,  add_timeline, add_microbenchmark, add_cordon, add_uncordon,
-    add_drain,  add_drain_node,   add_list,       add_get,    add_describe, add_summary,  add_logs,           add_submit, add_job,
-    add_scale,  add_chaos,        add_checkpoint, add_cpp,    add_migrate,  add_check,    add_doctor,
+    add_run,    add_launch,   add_ls,           add_show,       add_top,    add_diff,       add_dashboard, add_start,
+    add_stop,   add_status,   add_health_check, add_stack,      add_memory, add_metrics,    add_timeline,  add_microbenchmark,
+    add_cordon, add_uncordon, add_drain,        add_drain_node, add_list,   add_get,        add_describe,  add_summary,
+    add_logs,   add_submit,   add_job,          add_scale,      add_chaos,  add_checkpoint, add_cpp,       add_migrate,
+    add_check,  add_doctor,   add_explain,      add_completion, add_config,
 };
 
 }  // namespace shoal::scheduler::cli

@@ -1,4 +1,4 @@
-#include "scheduler/cli/suggestion.h"
+#include "scheduler/cli/suggestion/suggestion.h"
 
 #include <gtest/gtest.h>
 
