@@ -78,7 +78,7 @@ class Root:
         self.prefetch_depth = 1  # how many forwards or backwards a unit is unsharded ahead
         for index, s in enumerate(states):
             s.root, s.index = self, index
-        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry())
+        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry(opens=True))
         try:
             self._make_models()
         except BaseException:
