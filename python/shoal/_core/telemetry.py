@@ -39,10 +39,10 @@ state = State()
 
 
 def telemetry(opens: bool = False) -> _native.Telemetry | None:
-    """Returns this rank's telemetry, or None if nothing is recorded. ``opens``: this process trains, so the first call opens it. A forked
-    child has no part in the run of its parent."""
+    """Returns this rank's telemetry, or None if nothing is recorded. ``opens``: this process trains, so the first call opens it, unless it
+    records as a driver. A forked child has no part in the run of its parent."""
     pid = os.getpid()
-    if opens and not state.pid and not _records_as_driver() and (folder := variable("SHOAL_RUN_FOLDER")):
+    if opens and not state.pid and not state.owners and (folder := variable("SHOAL_RUN_FOLDER")):
         state.pid = pid
         state.telemetry = open_telemetry(folder, "rank", variable("SHOAL_RUN_FIT"), obeys=True)
         if state.telemetry is not None:
@@ -92,10 +92,6 @@ def recording_driver(folder: str, fit: str) -> Iterator[_native.Telemetry | None
         close(opened=opened)
     finally:
         state.drivers = [*filter(_is_own, state.drivers)]
-
-
-def _records_as_driver() -> bool:
-    return any(map(_is_own, state.drivers))
 
 
 def _is_own(opened: _native.Telemetry) -> bool:
