@@ -175,6 +175,18 @@ def test_secrets_of_texts_are_masked(text, shown):
     assert masked(text) == shown
 
 
+@pytest.mark.parametrize("part", ["-", "a", "://", "--token", "?key", "token=", "-a"])
+def test_a_long_text_takes_linear_time(part):
+    text = part * 100_000
+    assert len(masked(text)) <= len(text) + 3
+
+
+def test_a_step_without_a_sound_number_keeps_that_of_the_record(opened):
+    for number in (3, 0, None, 10**30):
+        t.number_step(number)
+    assert opened.step == 2
+
+
 def test_an_event_masks_its_texts(opened, tmp_path):
     t.event("save", path="s3://me:abc@host/run")
     t.close(ValueError("s3://me:abc@host"))

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable
 
 _MASK = "***"
-_SECRET = r"[\w.-]*(?:token|key|secret|password|passwd|credential)[\w.-]*"
+# Each repetition has a bound, so that a long text takes linear time.
+_SECRET = r"[\w.-]{0,64}(?:token|key|secret|password|passwd|credential)[\w.-]{0,64}"
 _OPTION = re.compile(rf"-{{0,2}}{_SECRET}", re.IGNORECASE)
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&,;)\]}]+)"""
-_ASSIGNED = re.compile(rf"((?:--?|[?&]){_SECRET}=){_VALUE}", re.IGNORECASE)  # also in an address
+_ASSIGNED = re.compile(rf"((?:(?<![\w-])--?|[?&]){_SECRET}=){_VALUE}", re.IGNORECASE)  # also in an address
 _GIVEN = re.compile(rf"((?<![\w-])--?{_SECRET}[ \t]+)(?!-){_VALUE}", re.IGNORECASE)
-_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s?#]*@")
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,32}://)[^/\s?#]{0,1000}@")
 
 
 def masked(text: str) -> str:

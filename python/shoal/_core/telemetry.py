@@ -178,6 +178,13 @@ def waiting() -> Iterator[None]:
             opened.wait_end()
 
 
+def number_step(number: int) -> None:
+    """The step under way has this number, that of the State."""
+    with contextlib.suppress(Exception):  # the program may set the State's to anything
+        if (opened := telemetry()) is not None:
+            opened.step = number - 1
+
+
 def record_metrics(metrics: dict[str, Any]) -> None:
     """Records the numbers among ``metrics``: Python's and NumPy's, and plain CPU tensors of one element. Reading a tensor of a device would
     make the training wait for it, and reading one of several ranks may need all of them."""
