@@ -1,16 +1,21 @@
 """A run's folder (docs/runs.md): what ranks and driver record there."""
 
+import os
+import pathlib
 import time
 
 import pytest
 import recovery_loops as r
 import training_loops as loops
+from internals.core import process
 from recorded import recorded
 
+from shoal.exceptions import ResourceExhausted
 from shoal.train import ScalingConfig, Trainer, get_context, steps
 
 ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync")
 NAP_S = 0.02
+ANSWER_S, CALL_S = 0.6, 0.2  # seconds of the driver's answer after a death, and of on_change
 STEPS = 30  # 6 epochs of training_loops
 
 
@@ -76,9 +81,27 @@ def test_the_others_wait_for_a_slow_rank(folder):
     assert sum(s["us"] for s in fast) - sum(waits) < sum(s["us"] - s["gather"] - s["reduce"] - s["window"] - s["sync"] for s in slow)
 
 
+def slow_recovery(config):
+    """The driver's answer after a death takes ANSWER_S, and the function that the user passes as on_change CALL_S."""
+    from internals.train import _elastic_gang
+
+    def build_with_a_call(config):
+        state, loader = build(config)
+        state.on_change = lambda change: time.sleep(CALL_S)
+        return state, loader
+
+    def get_late(reference):
+        time.sleep(ANSWER_S)
+        return get(reference)
+
+    build, get = loops.build, _elastic_gang.get
+    loops.build, _elastic_gang.get = build_with_a_call, get_late
+    return r.steps_form(config)
+
+
 def test_a_change_and_a_death_are_events_and_no_step_is_missing(folder, tmp_path):
     config = {"epochs": r.EPOCHS, "deaths": [(1, 7, "backward")], "folder": str(tmp_path)}
-    Trainer(r.steps_form, train_loop_config=config, scaling_config=ScalingConfig((1, 3))).fit()
+    Trainer(slow_recovery, train_loop_config=config, scaling_config=ScalingConfig((1, 3))).fit()
     (driver,) = recorded(folder, "driver")
     first, second = driver.events("generation")
     (death,) = driver.events("death")
@@ -95,6 +118,65 @@ def test_a_change_and_a_death_are_events_and_no_step_is_missing(folder, tmp_path
             rows = p.rows("steps")
             assert sorted({s["step"] for s in rows}) == list(range(1, rows[-1]["step"] + 1))
             assert {(s["gen"], s["world"]) for s in rows} == {(1, 3), (2, 2)}
+            of_change = next(s for s in rows if s["gen"] == 2)
+            assert of_change["sync"] >= ANSWER_S * 1e6
+            assert of_change["out"] >= CALL_S * 1e6
+
+
+def test_each_fit_of_a_folder_has_an_id(folder):
+    for _ in range(2):
+        fit(loops.loop, 1, epochs=1)
+    ids = [[begin["fit"] for p in recorded(folder, role) for begin in p.events("begin")] for role in ("driver", "rank")]
+    assert sorted(ids[0]) == sorted(ids[1])
+    assert len({*ids[0]}) == 2
+
+
+def test_the_driver_obeys_a_runtime_env(folder, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    given = {"SHOAL_RUN_FOLDER": str(other), "SHOAL_RECORD": "0"}
+    monkeypatch.setattr(process.state, "runtime_env", {"env_vars": given})
+    fit(loops.loop, 1, epochs=1)
+    assert not [*tmp_path.iterdir()]
+    del given["SHOAL_RECORD"]
+    fit(loops.loop, 1, epochs=1)
+    assert [len(recorded(other, role)) for role in ("driver", "rank")] == [1, 1]
+    assert not folder.exists()
+
+
+def two_models(config):
+    import torch
+
+    from shoal.fsdp import fully_shard
+
+    models = [fully_shard(torch.nn.Linear(n, n, bias=False)) for n in (4, 16)]
+    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], momentum=0.9)
+    optimizer.state["of the user"] = 3
+    for n, m in zip((4, 16), models, strict=True):
+        m(torch.ones(1, n)).sum().backward()
+    optimizer.step()
+    model = fully_shard(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    odd = torch.optim.SGD(model.parameters(), lr=0.1)
+    odd.state = None
+    odd.step()
+
+
+def test_memory_is_counted_for_each_model(folder):
+    fit(two_models, 1)
+    (rank,) = recorded(folder)
+    kinds = [e["kinds"] for e in rank.events("memory")]
+    assert kinds == [{"weights": 4 * n * n, "gradients": 4 * n * n, "optimizer": 4 * n * n} for n in (4, 16)]
+
+
+def test_a_training_that_cannot_begin_leaves_no_folder(module_cluster, module_home, monkeypatch):
+    monkeypatch.delenv("SHOAL_RUN_FOLDER", raising=False)
+    runs = pathlib.Path(os.environ["SHOAL_HOME"], "runs")
+    with pytest.raises(ResourceExhausted):
+        Trainer(loops.loop, scaling_config=ScalingConfig(1, resources_per_worker={"CPU": 1000})).fit()
+    assert not [*runs.iterdir()]
+    Trainer(loops.loop, train_loop_config={"epochs": 1}).fit()
+    (made,) = runs.iterdir()
+    assert [len(recorded(made, role)) for role in ("driver", "rank")] == [1, 1]
 
 
 def test_recording_is_switched_off_by_a_variable(module_cluster, folder, monkeypatch):

@@ -1,22 +1,24 @@
-"""This process's telemetry: its part of the run's folder, which ``shoal show`` and the dashboard read (docs/runs.md)."""
+"""This process's telemetry: its part of the run's folder, which ``shoal show`` and the dashboard read (docs/runs.md).
+
+A recording must not change the training: no function here raises, waits for other ranks, or reads a value of a device.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import json
+import numbers
 import os
-import re
-import shutil
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
+from shoal._core.masks import masked, masked_arguments
 from shoal._core.process import state as process
 from shoal._core.variables import switch, variable
 from shoal._printable import say
@@ -24,35 +26,36 @@ from shoal._printable import say
 Activity = _native.Activity
 
 
-_KEPT_RUNS = 50  # folders of runs that got none from their launcher
-_LONG_AGO_S = 86400
-
-
 @dataclass
-class _State:
-    telemetry: _native.Telemetry | None = None
+class State:
+    telemetry: _native.Telemetry | None = None  # this rank's
     pid: int = 0  # the process that has tried to open it
+    drivers: list[_native.Telemetry] = field(default_factory=list)  # those of the ``fit`` calls that run here
+    # Those not closed yet, with the process that opened each. A forked child keeps them: their end belongs to the parent.
+    owners: dict[_native.Telemetry, int] = field(default_factory=dict)
 
 
-_state = _State()
+state = State()
 
 
-def telemetry() -> _native.Telemetry | None:
-    """Returns this rank's telemetry. The first call opens it. It is None if nothing is recorded."""
-    if _state.pid != os.getpid():
-        _state.telemetry, _state.pid = None, os.getpid()  # a forked child has no part in the run of its parent
-        if folder := variable("SHOAL_RUN_FOLDER"):
-            _state.telemetry = open_telemetry(folder, "rank")
-            if _state.telemetry is not None:
-                atexit.register(_close_at_exit)
-    return _state.telemetry
+def telemetry(opens: bool = False) -> _native.Telemetry | None:
+    """Returns this rank's telemetry, or None if nothing is recorded. ``opens``: this process trains, so the first call opens it, unless it
+    records as a driver. A forked child has no part in the run of its parent."""
+    pid = os.getpid()
+    if opens and not state.pid and not state.owners and (folder := variable("SHOAL_RUN_FOLDER")):
+        state.pid = pid
+        state.telemetry = open_telemetry(folder, "rank", variable("SHOAL_RUN_FIT"), obeys=True)
+        if state.telemetry is not None:
+            atexit.register(_close_at_exit)
+    return state.telemetry if state.pid == pid else None
 
 
-def open_telemetry(folder: str, role: str) -> _native.Telemetry | None:
-    """Opens a telemetry in a run's folder. A folder that cannot be written is reported, and the training goes on without a record."""
-    if not switch("SHOAL_RECORD", True):
-        return None
+def open_telemetry(folder: str, role: str, fit: str = "", obeys: bool = False) -> _native.Telemetry | None:
+    """Opens a telemetry in a run's folder. A folder that cannot be written is reported, and the training goes on without a record.
+    ``fit``: distinguishes the trainings of one folder. ``obeys``: SHOAL_RECORD may forbid it."""
     try:
+        if obeys and not switch("SHOAL_RECORD", True):
+            return None
         opened = _native.Telemetry(
             folder,
             role,
@@ -61,56 +64,89 @@ def open_telemetry(folder: str, role: str) -> _native.Telemetry | None:
             int(variable("LOCAL_RANK", 0)),
             socket.gethostname(),
             _device(),
-            [] if process.is_worker else sys.argv,  # a worker has its zygote's
+            [] if process.is_worker else masked_arguments(getattr(sys, "argv", [])),  # a worker has its zygote's
         )
     except Exception as error:
-        say(f"shoal: this process records nothing: {error}")
+        with contextlib.suppress(Exception):  # such as a closed stderr
+            say(f"shoal: this process records nothing: {masked(str(error))}")
         return None
-    opened.event("begin")
+    state.owners[opened] = os.getpid()
+    event("begin", opened, **({"fit": fit} if fit else {}))
     return opened
 
 
-def new_run_folder() -> str:
-    """Returns the name of a new run's folder below ``$SHOAL_HOME/runs``, and removes the oldest of many there."""
-    home = Path(variable("SHOAL_HOME", f"/tmp/shoal-{os.getuid()}"), "runs")
-    with contextlib.suppress(OSError):
-        earlier = sorted(home.iterdir(), key=lambda f: f.stat().st_mtime)
-        for folder in earlier[: max(len(earlier) - _KEPT_RUNS, 0)]:
-            if folder.joinpath("processes").is_dir() and time.time() - folder.stat().st_mtime > _LONG_AGO_S:
-                shutil.rmtree(folder, ignore_errors=True)
-    script = re.sub(r"[^A-Za-z0-9._-]", "_", Path(sys.argv[0]).stem)[:64] or "run"
-    return str(home / f"{script}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
+@contextlib.contextmanager
+def recording_driver(folder: str, fit: str) -> Iterator[_native.Telemetry | None]:
+    """Records the driver's side of a training, for the time of a block."""
+    opened = open_telemetry(folder, "driver", fit) if folder else None
+    if opened is None:
+        yield None
+        return
+    state.drivers.append(opened)
+    try:
+        yield opened
+    except BaseException as error:
+        close(error, opened)
+        raise
+    else:
+        close(opened=opened)
+    finally:
+        state.drivers = [*filter(_is_own, state.drivers)]
+
+
+def _is_own(opened: _native.Telemetry) -> bool:
+    """Returns True in the process that has opened it, until it is closed. In a forked child its locks may be held for ever."""
+    return state.owners.get(opened) == os.getpid()
 
 
 def _device() -> str:
+    # Asking for devices that nothing has used yet would start the driver, and a process that forks later could not use them.
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cuda"
+    return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
 def _close_at_exit() -> None:
-    error = getattr(sys, "last_value", None)  # the interpreter has printed it
-    if _state.telemetry is not None and _state.pid == os.getpid():
-        _close(_state.telemetry, None if error is None else 1, error)  # an exit handler does not learn the code of sys.exit(CODE)
+    error = None if _is_interactive() else getattr(sys, "last_value", None)  # the interpreter has printed it
+    if state.telemetry is not None:
+        _close(state.telemetry, None if error is None else 1, error)  # an exit handler does not learn the code of sys.exit(CODE)
+
+
+def _is_interactive() -> bool:
+    """Returns True in a session that goes on after exceptions."""
+    with contextlib.suppress(Exception):
+        ipython = sys.modules.get("IPython")
+        return hasattr(sys, "ps1") or bool(sys.flags.interactive) or (ipython is not None and ipython.get_ipython() is not None)
+    return False
 
 
 def close(error: BaseException | None = None, opened: _native.Telemetry | None = None) -> None:
     """Ends this rank's telemetry, or ``opened``. ``error``: it ended the training."""
-    if opened is None and _state.pid == os.getpid():
-        opened = _state.telemetry
+    if opened is None:
+        opened = state.telemetry
     if opened is not None:
         _close(opened, 0 if error is None else 1, error)
 
 
 def _close(opened: _native.Telemetry, code: int | None, error: BaseException | None) -> None:
-    opened.close(code, "" if error is None else f"{type(error).__name__}: {error}"[:2000])
+    if not _is_own(opened):
+        return
+    cause = ""
+    if error is not None:
+        cause = type(error).__name__
+        with contextlib.suppress(Exception):  # the exception's own __str__ may raise
+            cause = masked(f"{cause}: {error}")[:2000]
+    with contextlib.suppress(Exception):
+        opened.close(code, cause)
+    state.owners.pop(opened, None)
 
 
 def event(kind: str, opened: _native.Telemetry | None = None, **fields: Any) -> None:
-    """Records what happens once, in this rank's telemetry or ``opened``. ``fields``: JSON's types."""
-    if (opened := opened or telemetry()) is not None:
-        opened.event(kind, json.dumps(fields, default=str))
+    """Records what happens once, in ``opened``, this rank's telemetry, or the driver's. ``fields``: JSON's types."""
+    with contextlib.suppress(Exception):
+        opened = opened or telemetry() or next(filter(_is_own, reversed(state.drivers)), None)
+        if opened is not None and _is_own(opened):
+            shown = {name: masked(value) if isinstance(value, str) else value for name, value in fields.items()}
+            opened.event(kind, json.dumps(shown, default=str))
 
 
 @contextlib.contextmanager
@@ -136,28 +172,61 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        opened.wait_end()
+        if telemetry() is opened:
+            opened.wait_end()
+
+
+def begin_batch() -> None:
+    """A loop over batches draws its next one: the step of the batch before ends."""
+    if (opened := telemetry()) is not None:
+        opened.begin_batch()
+
+
+def number_step(number: int) -> None:
+    """The step under way has this number, that of the State."""
+    with contextlib.suppress(Exception):  # the program may set the State's to anything
+        if (opened := telemetry()) is not None:
+            opened.step = number - 1
 
 
 def record_metrics(metrics: dict[str, Any]) -> None:
-    """Records the numbers among ``metrics``. Tensors of one element count; those on a device would make the training wait for it, so they
-    do not."""
-    if (opened := telemetry()) is not None and (values := list(_numbers(metrics))):
-        opened.metrics(values)
+    """Records the numbers among ``metrics``: Python's and NumPy's, and plain CPU tensors of one element. Reading a tensor of a device would
+    make the training wait for it, and reading one of several ranks may need all of them."""
+    with contextlib.suppress(Exception):
+        if (opened := telemetry()) is not None and (values := list(_numbers(metrics))):
+            opened.metrics(values)
 
 
 def _numbers(metrics: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in metrics.items():
-        if getattr(value, "numel", None) is not None:
-            if value.numel() != 1 or value.device.type != "cpu":
-                continue
-            value = value.item()
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield str(name), float(value)
+        with contextlib.suppress(Exception):  # a value may raise whatever is done with it
+            if (number := _number(value)) is not None:
+                yield _encodable(str(name)), number
+
+
+def _number(value: Any) -> float | None:
+    """Only looks at the type of a value that it does not know: attributes of objects may run any code."""
+    torch, numpy, kind = sys.modules.get("torch"), sys.modules.get("numpy"), type(value)
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        if value.is_nested or value.layout is not torch.strided or value.device.type != "cpu" or value.numel() != 1:
+            return None
+        if value.data_ptr() == 0:  # its memory is freed, such as that of a parameter between two passes
+            return None
+        value = value.item()
+        kind = type(value)
+    elif numpy is not None and (kind is numpy.ndarray or issubclass(kind, numpy.generic)):
+        return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
+    return float(value) if issubclass(kind, numbers.Real) and kind is not bool else None
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def save_event(kind: str, path: str, begin: float, num_bytes: int | None = None) -> None:
     """Records a save or load that began at ``time.perf_counter()`` ``begin``. ``num_bytes``: this rank's."""
-    if (opened := telemetry()) is not None:
+    with contextlib.suppress(Exception):
         about = {} if num_bytes is None else {"bytes": num_bytes}
-        event(kind, path=path, step=opened.step, us=int((time.perf_counter() - begin) * 1e6), **about)
+        if (opened := telemetry()) is not None:
+            about["step"] = opened.step
+        event(kind, path=path, us=int((time.perf_counter() - begin) * 1e6), **about)

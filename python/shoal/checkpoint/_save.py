@@ -77,12 +77,12 @@ def write(
             expect_alike(ranks, [digest for _, digest in begun], plan.facts)
             written = ranks.gather(ranks.agree(write_files))
             ranks.agree(commit)
-            save_event("save", str(path), began, sum(f.num_bytes for f in written[ranks.rank][0].values()))
         except Exception:
             if own and not ranks.failed:  # else others may still write: the next save deletes the rest
                 with contextlib.suppress(Exception):  # the first error counts
                     store.abandon(own, folder)
             raise
+    save_event("save", str(path), began, sum(f.num_bytes for f in written[ranks.rank][0].values()))
 
 
 def _digest(facts: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal._core.process import session
-from shoal._core.telemetry import waiting
+from shoal._core.telemetry import Activity, at, waiting
 from shoal._distributed import ranks
 from shoal._distributed.communicator import Exchange
 from shoal._distributed.saves import save_controls
@@ -34,7 +34,7 @@ from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._plan.plan import root_of
 from shoal.fsdp._protect import AdoptedRank
 from shoal.fsdp._reshard import Phases, Report, reshard
-from shoal.train._changes import Pause, Transition
+from shoal.train._changes import Change, Pause, Transition
 from shoal.train._device_groups import abort, groups_of_devices
 from shoal.train._gang import Gang, rank_and_size
 from shoal.train._meeting import Guard, begin_process_group
@@ -172,7 +172,8 @@ class ElasticGang(Gang):
         try:
             while self._record.protects and may_come_of_a_death(error):
                 phases = Phases()
-                self._stop()  # an error of it is no death
+                with waiting():
+                    self._stop()  # an error of it is no death
                 phases.end("stop")
                 try:
                     return self._recover(error, phases)
@@ -190,7 +191,8 @@ class ElasticGang(Gang):
     def _recover(self, error: Exception, phases: Phases) -> None:
         w, again = self._worker, not (self.repeats or self._joining)
         try:
-            transition = get(w.driver.interrupted.remote(w.role.number, self._record.generation, again, self._place()))
+            with waiting():
+                transition = get(w.driver.interrupted.remote(w.role.number, self._record.generation, again, self._place()))
         except InvalidArgument as refused:
             if refused.reason == "NobodyDied":
                 raise error from None
@@ -229,9 +231,14 @@ class ElasticGang(Gang):
             if self._store.guard is not None:
                 self._store.guard.end()
 
-    @waiting()
     def _change(self, transition: Transition, phases: Phases | None = None) -> None:
-        phases = phases or Phases()
+        change = self._enter_next(transition, phases or Phases())
+        if self._state.on_change is not None:
+            with at(Activity.ELSEWHERE):
+                self._state.on_change(change)
+
+    @waiting()
+    def _enter_next(self, transition: Transition, phases: Phases) -> Change:
         if not transition.recovers:
             self._record.await_step()
         self._leave_groups()
@@ -275,9 +282,7 @@ class ElasticGang(Gang):
             self._connect()
         phases.end("make the communicator")
         self._follow(Pause(phases.total, moved, phases.seconds, state.step))
-        if state.on_change is not None:
-            change = replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds, step=state.step)
-            state.on_change(change)
+        return replace(transition.change, seconds=phases.total, moved_bytes=moved, phases=phases.seconds, step=state.step)
 
     def _leave(self) -> None:
         """Unwinds the loop of this worker: the new generation has begun without it."""

@@ -51,7 +51,7 @@ class Gang:
 
     def join_telemetry(self) -> None:
         """The telemetry's rows have this worker's rank from now on."""
-        if (opened := telemetry()) is not None:
+        if (opened := telemetry(opens=True)) is not None:
             generation = 1 if self._worker is None else max(self._worker.generation, 1)
             opened.set_member(self.rank, self.size, generation)
 

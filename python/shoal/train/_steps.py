@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from shoal._core.telemetry import Activity, at, telemetry
+from shoal._core.telemetry import Activity, at, begin_batch, number_step
 from shoal.exceptions import InvalidArgument
 from shoal.train._data.batches import BatchPart, Feeder, check_loader
 from shoal.train._data.order import check_repeats
@@ -115,8 +115,8 @@ class _Loop:
             if self._relative:
                 self._until = state.epoch + 1
         self.gang = gang = state.gang
-        if not self._within and (opened := telemetry()) is not None:
-            opened.begin_batch()
+        if not self._within:
+            begin_batch()
         while self._within or not self._complete():
             if not self._within:
                 opens, self._opened = not self._opened, True
@@ -135,8 +135,7 @@ class _Loop:
                 state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, part.drawn
                 if state.batch == 1:  # the boundary of an elastic training checks the order at each batch, but behind it
                     gang.agree(0)
-                if (opened := telemetry()) is not None:
-                    opened.step = state.step - 1  # the step of this batch has the number of the State
+                number_step(state.step)
             state.samples, state.global_samples = part.samples, part.global_samples
             self._within = part.number != gang.shares.parts[-1]
             gang.begin_part(part)

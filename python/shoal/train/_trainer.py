@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _shoal_switch import ON
+
 from shoal._actors.creation import create_gang
 from shoal._actors.registry import kill
 from shoal._core.process import session, started_by_node, state
-from shoal._core.telemetry import close, new_run_folder, open_telemetry
+from shoal._core.run_folders import drop_run_folder, new_run_folder
+from shoal._core.telemetry import recording_driver
 from shoal._core.variables import variable
 from shoal._objects.refs import ObjectRef
 from shoal._runtime_env import environment
@@ -84,7 +88,18 @@ class Trainer:
         s = session()
         count = _fitting(s.list("nodes"), resources, scaling) if scaling.elastic else scaling.maximum
         settings = _settings(s.folder, scaling.use_gpu)
-        settings.setdefault("SHOAL_RUN_FOLDER", new_run_folder())
+        settings["SHOAL_RUN_FIT"] = fit = secrets.token_hex(8)
+        folder = own = ""
+        if _records(settings) and not (folder := _effective("SHOAL_RUN_FOLDER", settings)) and (own := new_run_folder()):
+            settings["SHOAL_RUN_FOLDER"] = folder = own
+        try:
+            return self._fit(s, count, settings, lambda: recording_driver(folder, fit))
+        finally:
+            drop_run_folder(own)  # if the training could not begin
+
+    def _fit(self, s: Any, count: int, settings: dict[str, str], recording: Callable[[], contextlib.AbstractContextManager]) -> Result:
+        scaling = self._scaling
+        resources = scaling.resources
         try:
             workers = create_gang(TrainWorker, count, resources=resources, torch=True, refuse_infeasible=True, env=settings)
         except ResourceExhausted as error:
@@ -104,18 +119,16 @@ class Trainer:
         setup = Setup(self._loop, self._config, self._listeners, scaling, settings)
         members = tuple(range(count))
         membership = Membership(scaling.minimum, scaling.maximum, members, scaling.first_target, protected=scaling.protected)
-        record = open_telemetry(settings["SHOAL_RUN_FOLDER"], "driver")
-        run = Run(s, setup, membership, workers, record)
-        self._listeners.begin(self._config)
-        try:
-            result = self._run(run)
-        except BaseException as error:
-            close(error, record)
-            self._listeners.end(error)
-            raise
-        close(opened=record)
-        self._listeners.end(None)
-        return result
+        with recording() as record:
+            run = Run(s, setup, membership, workers, record)
+            self._listeners.begin(self._config)
+            try:
+                result = self._run(run)
+            except BaseException as error:
+                self._listeners.end(error)
+                raise
+            self._listeners.end(None)
+            return result
 
     def scale(self, num_workers: int) -> ObjectRef:
         """Changes the number of workers of a running ``fit``, from any thread. Returns at once, with a reference to the :class:`Change`.
@@ -165,6 +178,16 @@ def _settings(session_folder: str, use_gpu: bool) -> dict[str, str]:
     if started_by_node() and network.is_file() and json.loads(network.read_text())["interface"] == found.get("SHOAL_INTERFACE"):
         del found["SHOAL_INTERFACE"]
     return found
+
+
+def _effective(name: str, settings: dict[str, str]) -> str:
+    """Returns a variable as the workers have it: ``settings`` win over a ``runtime_env``."""
+    return environment.expanded(settings.get(name) or environment.inherited().get("env_vars", {}).get(name, ""))
+
+
+def _records(settings: dict[str, str]) -> bool:
+    word = _effective("SHOAL_RECORD", settings).strip().lower()
+    return not word or word in ON  # the workers report a wrong value
 
 
 def _refuse_ranks() -> None:

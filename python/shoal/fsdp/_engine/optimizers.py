@@ -49,7 +49,8 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
     return list(roots.values())
 
 
-after_first_step: list[Callable[[Root, torch.optim.Optimizer], None]] = []  # called once per model; modules above register here
+# Called once per model, once all models of that step have ended it; modules above register here. They must not raise.
+after_first_step: list[Callable[[Root, torch.optim.Optimizer], None]] = []
 
 
 def _key(optimizer: torch.optim.Optimizer) -> int:
@@ -71,14 +72,17 @@ def _before_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args, kwargs) -> None:
+    new = []
     for root in _roots_of(optimizer):
         if root.in_backward_optimizer is not None and root.in_backward_optimizer.updating:
             continue
         root.optimizer_end(_key(optimizer))
         if not root.stepped:
             root.stepped = True
-            for call in after_first_step:
-                call(root, optimizer)
+            new.append(root)
+    for root in new:
+        for call in after_first_step:
+            call(root, optimizer)
 
 
 register_optimizer_step_pre_hook(_before_step)

@@ -82,7 +82,7 @@ class Root:
         for index, s in enumerate(states):
             s.root, s.index = self, index
         _roots.add(self)
-        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry())
+        self.step = _native.Step(self, [_native.StepUnit(s.name, s.is_root, s.settings.rules) for s in states], telemetry(opens=True))
         try:
             self._make_models()
         except BaseException:
