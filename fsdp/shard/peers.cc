@@ -32,6 +32,22 @@ auto seconds_between(runtime::TimePoint from, runtime::TimePoint to) {
   return std::chrono::duration_cast<std::chrono::seconds>(to - from).count();
 }
 
+// Reports a wait to its observer, if there is one.
+class ObservedWait {
+ public:
+  explicit ObservedWait(const std::function<void(bool)>& waits) : waits_(waits) {
+    if (waits_) waits_(true);
+  }
+  ~ObservedWait() {
+    if (waits_) waits_(false);
+  }
+  ObservedWait(const ObservedWait&) = delete;
+  ObservedWait& operator=(const ObservedWait&) = delete;
+
+ private:
+  const std::function<void(bool)>& waits_;
+};
+
 // States in this rank's words that it waits, until the wait ends.
 class WaitingWord {
  public:
@@ -157,10 +173,12 @@ Result<void> Peers::wait(const std::function<bool()>& ready, const Waiting& wait
   const auto began = clock_->now();
   Watch watch{waiting, ready, began, began + kProof, began + options_.warn_after};
   WaitingWord word(control_.rank(rank_), link_);
+  std::optional<ObservedWait> observed;
   const auto due = [&] { return ready() || first_lost() >= 0 || reducer_.can_serve(); };
   while (true) {
     SHOAL_OK(check());
     if (ready()) return {};
+    if (!observed) observed.emplace(waits_);
     SHOAL_TRY(const bool served, serve());
     if (served) continue;
     if (control_.membership_page().wait_until(due, kPollInterval, options_.spins) == runtime::MembershipPage::WaitResult::kReady) continue;

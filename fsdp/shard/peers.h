@@ -63,6 +63,8 @@ class Peers {
 
   // Sets the predicate that can interrupt waits; a wait calls it several times per second. An empty one restores Options::interrupted.
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
+  // Calls `waits(true)` before a wait that does not end at once, and `waits(false)` after it, in the thread that waits.
+  void observe_waits(std::function<void(bool)> waits) { waits_ = std::move(waits); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);
   // This rank's program no longer uses the model; it may end or continue. Ranks that still need an action of this rank fail; other ranks go
@@ -111,6 +113,7 @@ class Peers {
   const Options options_;
   const OwnerProcess owner_;
   std::function<bool()> interrupt_by_;
+  std::function<void(bool)> waits_;
   std::uint64_t num_waits_ = 0;
 };
 

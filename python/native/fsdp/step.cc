@@ -165,6 +165,11 @@ class Step {
                   int inputs) {
     std::vector<bool> open;
     for (const auto& m : models) open.push_back(m->leases().window_open());
+    if (telemetry_) {
+      // Also waits inside of actions on tensors, such as that for a slot.
+      for (const auto& m : models)
+        m->peers().observe_waits([t = telemetry_](bool waits) { waits ? t->wait_begin(Activity::kReduce, -1) : t->wait_end(); });
+    }
     executor_.arena().set_models(std::move(models));
     machine_.set_groups(std::move(groups), slots, std::move(open));
     machine_.set_inputs(inputs);
