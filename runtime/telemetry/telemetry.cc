@@ -148,7 +148,7 @@ Telemetry::Telemetry(std::string path, Fd folder, ProcessFacts facts, std::int64
       facts_(std::move(facts)),
       meter_(now_ns()),
       offset_us_(time_of_day_us() - now_ns() / 1000),
-      shown_since_ns_(now_ns()),
+      shown_since_us_(start_us_),
       thread_id_(static_cast<int>(syscall(SYS_gettid))),
       step_file_(folder_, "steps", {}, merge_rows<StepRow>(step_row, [](StepRow& sum, const StepRow& later) { sum.add(later); })),
       span_file_(folder_, "spans", {.kept = 4}),
@@ -177,7 +177,7 @@ void Telemetry::at_now(F&& change) {
 }
 
 void Telemetry::show() {
-  if (const auto activity = meter_.activity(); std::exchange(shown_, activity) != activity) shown_since_ns_ = last_event_ns_;
+  if (const auto activity = meter_.activity(); std::exchange(shown_, activity) != activity) shown_since_us_ = unix_us(last_event_ns_);
 }
 
 void Telemetry::begin(Activity activity, int key) {
@@ -331,7 +331,7 @@ void Telemetry::beat() {
   if (const auto jump = offset - offset_us_; std::abs(jump) > kClockJumpUs) add_event("clock", fmt::format(R"({{"us":{}}})", jump));
   offset_us_ = offset;
   page_.beat_us = unix_us(now);
-  page_.since_us = unix_us(shown_since_ns_);
+  page_.since_us = shown_since_us_;
   page_.activity = static_cast<std::uint32_t>(closed_ ? Activity::kEnded : shown_);
   page_.unit = meter_.unit();
   page_.step = ended_steps();

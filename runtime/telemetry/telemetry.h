@@ -124,8 +124,8 @@ class Telemetry {
   // A map of the file would end the process where the file shrinks, and would wait for the disk at a store.
   LivePage page_ = {};
   Activity shown_ = Activity::kElsewhere;
-  std::int64_t shown_since_ns_;
-  int thread_id_;  // the training thread's, as of the last step
+  std::int64_t shown_since_us_;  // time of day, the same at each beat
+  int thread_id_;                // the training thread's, as of the last step
   struct Units {
     int first;
     std::size_t size;

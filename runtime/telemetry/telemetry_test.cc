@@ -111,6 +111,8 @@ TEST_F(TelemetryTest, AReaderSeesWhatTheRankDoes) {
   EXPECT_EQ(forward->magic, LivePage::kMagic);
   EXPECT_EQ(forward->rank, 1u);
   EXPECT_EQ(forward->unit, 3);
+  const auto later = live_page(*telemetry, [&](const LivePage& p) { return p.beat_us > forward->beat_us; });
+  EXPECT_EQ(later->since_us, forward->since_us);
   telemetry->wait_begin(Activity::kGather, 3);
   const auto gather = live_page(*telemetry, is(Activity::kGather));
   EXPECT_GE(gather->since_us, forward->since_us);

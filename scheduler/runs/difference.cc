@@ -104,7 +104,14 @@ std::string activity_name(const Compared& c) {
 std::string sentence_of(const Difference& d) {
   const double part = d.step.change_us() / std::max(d.step.before_us, 1.0);
   const std::string steps = fmt::format("a step takes {}, before {}", duration_text(d.step.after_us), duration_text(d.step.before_us));
-  if (!d.step.differs) return steps + ": no difference above the noise";
+  if (!d.step.differs) {
+    const auto grown = std::max_element(d.activities.begin(), d.activities.end(), [](const Compared& a, const Compared& b) {
+      return std::make_pair(a.differs, std::abs(a.change_us())) < std::make_pair(b.differs, std::abs(b.change_us()));
+    });
+    if (grown == d.activities.end() || !grown->differs) return steps + ": no difference above the noise";
+    return steps + fmt::format(", which is within the noise; {} {} by {}", activity_name(*grown),
+                               grown->change_us() > 0 ? "grew" : "shrank", duration_text(std::abs(grown->change_us())));
+  }
   std::string out = fmt::format("{}: {:.0f} % {}", steps, std::abs(part) * 100, part > 0 ? "longer" : "shorter");
   // The activity that changed most in the same direction; then its unit that did.
   const auto same = [&](const Compared& c) { return c.differs && (c.change_us() > 0) == (part > 0); };

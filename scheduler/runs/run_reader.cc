@@ -220,7 +220,7 @@ struct RunReader::Followed {
         events("events", false, {o.most_line_bytes, std::min(o.most_file_bytes, kMostEventFile), o.tail_bytes}) {}
 
   LevelFiles steps, spans, samples, metrics, events;
-  bool has_facts = false;
+  ino_t facts_inode = 0;  // the process.json that is read
   std::vector<LevelFile> files;
   std::int64_t listed_change_us = -1;              // the folder's time of change at a listing that is complete
   std::int64_t beat_us = 0;                        // as seen last
@@ -298,12 +298,14 @@ bool RunReader::read_end() {
 bool RunReader::read_process(const Fd& all, Process& process, Followed& followed, std::int64_t now_us) {
   const Fd folder = open_folder(all, process.folder.c_str());
   if (!folder) return false;
-  if (!followed.has_facts) {
+  struct stat seen {};
+  // A process replaces the file when it knows its units.
+  if (fstatat(folder.get(), "process.json", &seen, AT_SYMLINK_NOFOLLOW) == 0 && seen.st_ino != followed.facts_inode) {
     if (const auto content = read_file(folder, "process.json", kMostRecordBytes)) {
       if (auto facts = facts_of(*content)) {
         process.facts = *std::move(facts);
         process.on_this_host = process.facts.host == options_.host;
-        followed.has_facts = true;
+        followed.facts_inode = seen.st_ino;
       }
     }
   }
@@ -409,9 +411,11 @@ void RunReader::judge_state() {
   const auto any = [&](Life life) {
     return std::any_of(run_.processes.begin(), run_.processes.end(), [&](const Process& p) { return p.life == life; });
   };
-  run_.state = any(Life::kAlive) || any(Life::kSilent) ? RunState::kRunning
-               : run_.end || any(Life::kEnded)         ? RunState::kEnded
-                                                       : RunState::kLost;
+  // `shoal run` writes its record last of all, when a rank's last beat may still be young.
+  run_.state = run_.end                                  ? RunState::kEnded
+               : any(Life::kAlive) || any(Life::kSilent) ? RunState::kRunning
+               : any(Life::kEnded)                       ? RunState::kEnded
+                                                         : RunState::kLost;
 }
 
 bool is_run_folder(const std::string& folder) {

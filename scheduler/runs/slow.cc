@@ -224,9 +224,17 @@ void explain_straggler(const StepTable& table, const Found& f, double excess_us,
     v.next = host_of(rank).empty() ? "free memory on its host" : "free memory on host " + shell_word(host_of(rank));
     return;
   }
-  const bool shared = (now && waits - waited >= kSharedRunqueue) || (counts_cpu && median(idle) - idle_usual >= kSharedPart * excess_us);
+  const bool shared = now && waits - waited >= kSharedRunqueue;
+  const bool idles = counts_cpu && median(idle) - idle_usual >= kSharedPart * excess_us;
   if (now && waits - waited >= kSharedRunqueue / 3)
     v.evidence.push_back(fmt::format("it waits for a CPU {:.0f} % of the time, {:.0f} % before", waits * 100, waited * 100));
+  if (idles && !shared) {
+    v.sentence += ": it sleeps or waits there, or its CPU is limited";
+    v.evidence.push_back(
+        fmt::format("{} of a step's computation without a CPU, usually {}", duration_text(median(idle)), duration_text(idle_usual)));
+    v.next = fmt::format("shoal stack {}", p.live ? p.live->pid : p.facts.pid);
+    return;
+  }
   if (shared) {
     v.sentence += ": its CPU is shared";
     if (counts_cpu)

@@ -1,5 +1,6 @@
 // Runs that do not go on: ranks that are gone, silent, or do not come to where the others wait.
 #include <algorithm>
+#include <csignal>
 #include <limits>
 
 #include <fmt/format.h>
@@ -143,7 +144,26 @@ bool was_there(const Rank& r, const std::vector<Rank>& ranks) {
   });
 }
 
+// The name of the signal with which a user or scheduler has ended the run; "" for another end.
+const char* ended_by(const Run& run) {
+  const int code = run.end ? run.end->exit_code : 0;
+  return code == 128 + SIGINT ? "SIGINT" : code == 128 + SIGTERM ? "SIGTERM" : code == 128 + SIGHUP ? "SIGHUP" : "";
+}
+
+// The last trouble that had stopped the run when it ended, as `shoal run` has recorded it; "": none.
+std::string before_the_end(const Run& run) {
+  const Event* last = nullptr;
+  for (const auto& p : run.processes)
+    for (const auto& e : p.events.rows)
+      if (e.kind == "verdict" && e.fields.value("state", nlohmann::json()) == "stopped" && (last == nullptr || e.t_us > last->t_us))
+        last = &e;
+  if (last == nullptr) return "";
+  const auto sentence = last->fields.find("sentence");
+  return sentence != last->fields.end() && sentence->is_string() ? sentence->get<std::string>() : "";
+}
+
 bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
+  if (*ended_by(run) != '\0') return false;  // the signal ends the ranks, too
   // The first to die comes first: others may have followed.
   std::vector<Rank> dead;
   for (const auto& r : ranks)
@@ -312,6 +332,13 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
   if (code == 0) return;
   Verdict v;
   v.code = "failed", v.state = Health::kFailed;
+  if (const std::string signal = ended_by(run); !signal.empty()) {
+    v.sentence = "the run was ended by " + signal;
+    if (const auto before = before_the_end(run); !before.empty()) v.evidence.push_back("before that: " + before);
+    if (!run.checkpoint.empty()) v.evidence.push_back("newest checkpoint: " + run.checkpoint);
+    out.push_back(std::move(v));
+    return;
+  }
   std::string cause = run.end ? run.end->cause : "";
   if (how != nullptr) {
     v.rank = failed->rank() < 0 ? std::nullopt : std::optional(failed->rank());

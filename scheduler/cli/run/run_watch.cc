@@ -46,8 +46,9 @@ void RunWatch::report(const runs::Verdict& verdict) {
     if (opened) telemetry_ = *opened;
   }
   if (telemetry_) telemetry_->event("verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  // The error of a rank that has failed comes with its exit.
-  if (verdict.state == runs::Health::kFailed) return;
+  // The error of a process that has ended comes with its exit.
+  for (const char* code : {"dead_rank", "dead_driver", "failed", "lost"})
+    if (verdict.code == code) return;
   const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);
   print(stderr, "shoal: {}\n", verdict.sentence + next);
   std::fflush(stderr);

@@ -15,6 +15,10 @@ std::vector<std::string> run_roots(const std::string& root) {
 }
 
 Result<std::string> find_run(const std::string& name, const std::vector<runs::ListedRun>& listed) {
+  if (name.empty()) {
+    if (listed.empty()) return fail(not_found("there is no run").with_hint("`shoal run train.py` makes one (docs/runs.md)"));
+    return listed[0].path;
+  }
   std::vector<std::string> found, names;
   for (const auto& run : listed) {
     names.push_back(run.name);

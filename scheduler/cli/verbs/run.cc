@@ -179,6 +179,7 @@ int run(const Common& common, const RunOptions& given) {
         "another job they join by --join --max {} --run-folder {}\n",
         allocation->max_nodes, folder->path());
   }
+  if (allocation->leads() && !common.json) print(stderr, "shoal: recorded in {}; `shoal top` shows what the ranks do\n", folder_path);
   watch_run_signals();
   return run_host({common, options, *allocation, num_ranks, *folder, resolves_to(own.host, own.addresses)});
 }

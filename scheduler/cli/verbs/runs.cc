@@ -209,6 +209,7 @@ int top_run(const Common& common, const RunsOptions& options) {
 }
 
 constexpr const char* kRunName = "Name of a run (see `shoal ls`), or its folder";
+constexpr const char* kRunOrNewest = "Name of a run (see `shoal ls`), or its folder; by default the newest run";
 
 }  // namespace
 
@@ -222,7 +223,7 @@ void add_ls(CommandLine& line) {
 void add_show(CommandLine& line) {
   auto& options = line.own<RunsOptions>();
   auto* verb = line.add_verb_without_cluster("show", "Show a run: what slows or stopped it, its ranks and its last events");
-  verb->add_option("run", options.run, kRunName)->required()->check(not_empty());
+  verb->add_option("run", options.run, kRunOrNewest)->check(not_empty());
   verb->add_option("--events", options.events, "Maximum number of events, the newest last")->capture_default_str();
   line.on_run(verb, [&options](const Common& common) { return show_run(common, options); });
 }
@@ -239,7 +240,7 @@ void add_diff(CommandLine& line) {
 void add_top(CommandLine& line) {
   auto& options = line.own<RunsOptions>();
   auto* verb = line.add_verb_without_cluster("top", "Show what the ranks of a run do now, until the run or Ctrl-C ends it");
-  verb->add_option("run", options.run, kRunName)->required()->check(not_empty());
+  verb->add_option("run", options.run, kRunOrNewest)->check(not_empty());
   verb->add_flag("--once", options.once, "Print once; so it does where the output is no terminal");
   verb->add_option("--interval", options.interval_s, "Seconds between two tables")->capture_default_str();
   line.on_run(verb, [&options](const Common& common) { return top_run(common, options); });

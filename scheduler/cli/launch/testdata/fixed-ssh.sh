@@ -116,9 +116,9 @@ for number in "${!hosts[@]}"; do
   exit 1
 done
 trap - INT TERM
-echo "shoal: the run $name has begun; Ctrl-C leaves it alone" >&2
+echo "shoal: the run $name has begun. Ctrl-C leaves it alone; on ${hosts[0]}, kill \"\$(cat $name-0.pid)\" ends it" >&2
 
 { begin 0; echo 'tail --pid="$(cat "$name-0.pid")" -n +1 -f "$name-0.log"'; } | on 0 || true
-code=$({ begin 0; echo 'sed -n "s/.*\"exit_code\": *\([0-9]*\).*/\1/p" "shoal-run/$name/exit.json"'; } | on 0) || true
+code=$({ begin 0; echo 'sed -n "s/.*\"exit_code\": *\([0-9]*\).*/\1/p" "shoal-run/$name/exit.json" 2>/dev/null'; } | on 0) || true
 [ -n "$code" ] || { echo "shoal: host ${hosts[0]} does not say how the run ends; $name-0.log there may" >&2; exit 1; }
 exit "$code"
