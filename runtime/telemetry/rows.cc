@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/core/nesting.h"
+
 namespace shoal::runtime {
 
 using Json = nlohmann::ordered_json;
@@ -32,8 +34,10 @@ std::optional<double> number_of(const Json& value) {
 
 // An object of numbers; discarded if the line is none.
 Json parsed(std::string_view line) {
+  if (nesting(line) > kMaxNesting) return Json(Json::value_t::discarded);
   auto out = Json::parse(line, nullptr, false);
-  return out.is_object() ? out : Json(Json::value_t::discarded);
+  if (!out.is_object()) return Json(Json::value_t::discarded);
+  return out;
 }
 
 template <class T>

@@ -55,6 +55,8 @@ TEST(RowsTest, OtherLinesAreNoRows) {
     EXPECT_FALSE(sample_row(line)) << line;
     EXPECT_FALSE(metrics_row(line)) << line;
   }
+  const std::string deep = R"({"step":1,"us":1,"rss":1,"values":{},"spans":)" + std::string(400'000, '[') + std::string(400'000, ']') + "}";
+  EXPECT_FALSE(step_row(deep) || spans_row(deep) || sample_row(deep) || metrics_row(deep));
   EXPECT_EQ(step_row(R"({"step":"x","us":1e300,"n":-4})")->steps, 1);
   EXPECT_TRUE(spans_row(R"({"spans":[1,["fwd"],["nowhere",0,0,0],["fwd",0.5,0,0]]})")->spans.empty());
 }

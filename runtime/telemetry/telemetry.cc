@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/core/nesting.h"
 #include "runtime/process/memory_limit.h"
 
 namespace shoal::runtime {
@@ -300,7 +301,7 @@ void Telemetry::add_event(const std::string& kind, const std::string& fields) {
     ++dropped_events_;
     return;
   }
-  auto given = Json::parse(fields, nullptr, false);
+  auto given = nesting(fields) > kMaxNesting ? Json() : Json::parse(fields, nullptr, false);
   if (!given.is_object()) given = {{"text", fields}};
   Json out = {{"t", unix_us(now_ns())}, {"kind", kind}};
   out.update(given);

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <utility>
 
+#include "runtime/core/nesting.h"
 #include "runtime/process/process.h"
 #include "scheduler/runs/files.h"
 
@@ -24,6 +25,11 @@ using runtime::SpansRow;
 using runtime::StepRow;
 
 namespace {
+
+constexpr std::int64_t kFutureUs = 10'000'000;
+
+// Reading JSON recurses once per level.
+json parsed(std::string_view text) { return nesting(text) > kMaxNesting ? json() : json::parse(text, nullptr, false); }
 
 constexpr std::size_t kMostRecordBytes = 4 << 20;   // process.json: `units` may be long
 constexpr std::size_t kMostEventBytes = 256 << 10;  // a line
@@ -135,7 +141,7 @@ std::vector<std::string> texts(const json& from, const char* key) {
 }
 
 std::optional<ProcessFacts> facts_of(const std::string& content) {
-  const json in = json::parse(content, nullptr, false);
+  const json in = parsed(content);
   if (!in.is_object()) return {};
   ProcessFacts out;
   out.role = text(in, "role"), out.host = text(in, "host"), out.device = text(in, "device");
@@ -149,7 +155,7 @@ std::optional<ProcessFacts> facts_of(const std::string& content) {
 
 std::optional<Event> event_of(std::string_view line) {
   if (line.size() > kMostEventBytes) return {};
-  json in = json::parse(line, nullptr, false);
+  json in = parsed(line);
   if (!in.is_object()) return {};
   Event out{number<std::int64_t>(in, "t", 0, kMostTime), text(in, "kind"), {}};
   if (out.kind.empty()) return {};
@@ -222,9 +228,10 @@ struct RunReader::Followed {
   LevelFiles steps, spans, samples, metrics, events;
   ino_t facts_inode = 0;  // the process.json that is read
   std::vector<LevelFile> files;
-  std::int64_t listed_change_us = -1;              // the folder's time of change at a listing that is complete
-  std::int64_t beat_us = 0;                        // as seen last
-  std::int64_t first_seen_us = 0, changed_us = 0;  // by this host's clock: the first poll; the last poll that saw another beat
+  std::int64_t listed_change_us = -1;  // the folder's time of change at a listing that is complete
+  std::int64_t beat_us = 0;            // as seen last
+  std::int64_t changed_us = 0;         // by this host's clock: the last poll that saw another beat
+  std::int64_t written_us = 0;         // the time of the file `live`
 };
 
 RunReader::RunReader(Run run, Fd folder, ReaderOptions options)
@@ -260,9 +267,9 @@ bool RunReader::poll(std::int64_t now_us) {
   if (all) {
     const auto names = names_in(all, options_.most_processes, &run_.processes_left_out);
     for (const auto& name : names) {
+      if (options_.left_out.contains(name)) continue;
       if (followed_.contains(name) || !open_folder(all, name.c_str())) continue;
       followed_[name] = std::make_unique<Followed>(options_);
-      followed_[name]->first_seen_us = now_us;
       const auto at = std::lower_bound(run_.processes.begin(), run_.processes.end(), name,
                                        [](const Process& p, const std::string& folder) { return p.folder < folder; });
       run_.processes.emplace(at)->folder = name;
@@ -277,7 +284,7 @@ bool RunReader::poll(std::int64_t now_us) {
 
 bool RunReader::read_end() {
   const auto content = read_file(folder_, "exit.json", 1 << 20);
-  const json in = content ? json::parse(*content, nullptr, false) : json();
+  const json in = content ? parsed(*content) : json();
   const bool had = run_.end.has_value();
   run_.end.reset();
   if (in.is_object()) {
@@ -314,6 +321,11 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
                       process.live->activity == live->activity && process.live->unit == live->unit;
     process.held_polls = held ? process.held_polls + 1 : 1;
     process.live = live;
+  }
+  // A file of the future is no measure.
+  if (fstatat(folder.get(), "live", &seen, AT_SYMLINK_NOFOLLOW) == 0) {
+    const auto us = seen.st_mtim.tv_sec * std::int64_t{1'000'000} + seen.st_mtim.tv_nsec / 1000;
+    followed.written_us = process.on_this_host || us > now_us + kFutureUs ? 0 : us;
   }
 
   bool changed = false;
@@ -388,9 +400,9 @@ void RunReader::judge_life(Process& process, Followed& followed, std::int64_t no
   const std::int64_t beat_us = process.live ? process.live->beat_us : process.samples.rows.empty() ? 0 : process.samples.rows.back().t_us;
   if (beat_us != followed.beat_us && followed.beat_us != 0) followed.changed_us = now_us;
   followed.beat_us = beat_us;
-  // Clocks of hosts differ: once a beat has come, this host's clock measures alone.
-  process.quiet_us = std::max<std::int64_t>(
-      followed.changed_us != 0 ? now_us - followed.changed_us : std::max(now_us - beat_us, now_us - followed.first_seen_us), 0);
+  // Clocks of hosts differ: once a beat has come, this host's clock measures alone. Until then the file's time counts, too.
+  process.quiet_us =
+      std::max<std::int64_t>(followed.changed_us != 0 ? now_us - followed.changed_us : now_us - std::max(beat_us, followed.written_us), 0);
   const bool ended = std::any_of(process.events.rows.begin(), process.events.rows.end(), [](const Event& e) { return e.kind == "end"; });
   const auto pid = process.live ? process.live->pid : process.facts.pid;
   const auto start_us = process.live ? process.live->start_us : process.facts.start_us;
@@ -409,7 +421,8 @@ void RunReader::judge_life(Process& process, Followed& followed, std::int64_t no
 
 void RunReader::judge_state() {
   const auto any = [&](Life life) {
-    return std::any_of(run_.processes.begin(), run_.processes.end(), [&](const Process& p) { return p.life == life; });
+    return std::any_of(run_.processes.begin(), run_.processes.end(),
+                       [&](const Process& p) { return p.life == life && p.facts.role != "launcher"; });
   };
   // `shoal run` writes its record last of all, when a rank's last beat may still be young.
   run_.state = run_.end                                  ? RunState::kEnded

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "runtime/core/fd.h"
@@ -20,6 +21,8 @@ struct ReaderOptions {
   std::string host = {};  // this host's name; "": gethostname()
   // True if a process of this host has that pid and began before `start_us`. Empty: /proc decides.
   std::function<bool(std::int64_t pid, std::int64_t start_us)> lives = {};
+
+  std::set<std::string> left_out = {};  // folders below processes/, such as those of an earlier run
 
   std::size_t most_processes = 20'000;
   std::size_t most_files = 256;                // per process

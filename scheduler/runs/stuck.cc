@@ -19,6 +19,7 @@ namespace {
 constexpr double kStuckUs = 650'000;  // and up to 250 ms until the next beat
 constexpr double kTimesLongest = 5;
 // In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
+constexpr double kStoppedAfterUs = 120'000'000;
 constexpr double kStuckElsewhereUs = 10'000'000, kStuckLoaderUs = 5'000'000, kStuckSaveUs = 30'000'000;
 // The first steps, also those after a change of workers, compile, allocate and connect.
 constexpr std::uint64_t kFirstSteps = 3;
@@ -285,10 +286,14 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
   // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.
   const bool others_wait = std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process) >= kStuckUs; });
   if (!others_wait && (worst.process->live->activity == Activity::kElsewhere || over(worst) < kTimesLongest)) return;
-  auto v = verdict_of(worst, "hang", Health::kStopped);
+  // An evaluation, an upload or a large save ends by itself; until it has taken long, it only costs time.
+  const auto activity = worst.process->live->activity;
+  const bool may_end = activity == Activity::kElsewhere || activity == Activity::kLoader || activity == Activity::kSave;
+  const bool stopped = !may_end || held_us(*worst.process) >= kStoppedAfterUs;
+  auto v = verdict_of(worst, "hang", stopped ? Health::kStopped : Health::kSlow);
   v.since_us = worst.process->live->since_us;
-  v.sentence = fmt::format("{} is stuck {} since step {}, for {}", name_of(worst, ranks), where_text(*worst.process), v.since_step,
-                           duration_text(held_us(*worst.process)));
+  v.sentence = fmt::format("{} {} {} since step {}, for {}", name_of(worst, ranks), stopped ? "is stuck" : "has been",
+                           where_text(*worst.process), v.since_step, duration_text(held_us(*worst.process)));
   if (const auto usual = longest_us(*worst.process, worst.process->live->activity); usual > 0)
     v.evidence.push_back(fmt::format("the longest earlier time there: {}", duration_text(usual)));
   add_waits(ranks, v.evidence);
@@ -318,15 +323,22 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
     out.push_back(std::move(v));
     return;
   }
-  // The first process that failed, and the record of the run's end.
+  // The first process of the present attempt that failed, and the record of the run's end. A driver's end is that of its attempt.
   const Process* failed = nullptr;
   const Event* how = nullptr;
-  for (const auto& p : run.processes) {
+  const Process* driver = nullptr;
+  for (const auto& p : run.processes)
+    if (p.facts.role == "driver" && (driver == nullptr || newest_us(p) > newest_us(*driver))) driver = &p;
+  const auto note = [&](const Process& p) {
     for (const auto& e : p.events.rows) {
       const auto code = e.fields.find("code");
       const bool fails = e.kind == "end" && code != e.fields.end() && code->is_number_integer() && *code != 0;
       if (fails && (how == nullptr || e.t_us < how->t_us)) failed = &p, how = &e;
     }
+  };
+  if (driver != nullptr) note(*driver);
+  if (driver == nullptr || how != nullptr) {
+    for (const auto& r : ranks) note(*r.process);
   }
   const int code = run.end ? run.end->exit_code : how != nullptr ? how->fields["code"].get<int>() : 0;
   if (code == 0) return;

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/protocol/cluster/row_bounds.h"
-#include "scheduler/web/nesting.h"
+#include "runtime/core/nesting.h"
 
 namespace shoal::scheduler::web {
 

@@ -203,7 +203,7 @@ class FirstHost final : public HostPart {
   int follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
     int stopped = 0, ended_by = 0;
-    RunWatch watch(host_.folder.path());
+    const RunWatch watch(host_.folder.path());
     std::optional<runtime::TimePoint> alone_by;  // the cluster has ended: the script's command has until then to end by itself
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
@@ -227,7 +227,6 @@ class FirstHost final : public HostPart {
         alone_by = runtime::TimePoint::max();
       }
       context_->run_until([] { return false; }, kTick);
-      watch.poll(clock_->unix_millis() * 1000);
     }
     return ended_by;
   }

@@ -2,17 +2,34 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "runtime/telemetry/telemetry.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/runs/run_reader.h"
+#include "scheduler/runs/verdict.h"
 
 namespace shoal::scheduler::cli {
 
 namespace {
 
-constexpr std::int64_t kIntervalUs = 250'000;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr auto kInterval = milliseconds(250);
+constexpr int kShare = 10;                         // it reads at most a tenth of the time
+constexpr auto kPatience = milliseconds(1000);     // at the end
 constexpr std::int64_t kForgottenUs = 60'000'000;  // a trouble that comes back later is reported again
 
 std::string host_name() {
@@ -20,38 +37,95 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
-}  // namespace
-
-void RunWatch::poll(std::int64_t now_us) {
-  if (now_us - polled_us_ < kIntervalUs && now_us >= polled_us_) return;
-  polled_us_ = now_us;
-  if (!reader_) {
-    auto opened = runs::RunReader::open(folder_);
-    if (!opened) return;  // no rank has begun
-    reader_.emplace(std::move(*opened));
-  }
-  reader_->poll(now_us);
-  for (const auto& verdict : runs::diagnose(reader_->run(), now_us)) {
-    if (verdict.state == runs::Health::kOk) continue;
-    auto& seen = seen_us_[{verdict.code, verdict.rank.value_or(-1)}];
-    if (now_us - std::exchange(seen, now_us) > kForgottenUs) report(verdict);
-  }
+std::int64_t time_of_day_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void RunWatch::report(const runs::Verdict& verdict) {
-  if (!telemetry_) {
-    runtime::ProcessFacts facts;
-    facts.role = "launcher", facts.host = host_name();
-    auto opened = runtime::Telemetry::open(folder_, std::move(facts));
-    if (opened) telemetry_ = *opened;
+std::set<std::string> present(const std::string& folder) {
+  std::set<std::string> out;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder + "/processes", error), end; !error && at != end; at.increment(error))
+    out.insert(at->path().filename());
+  return out;
+}
+
+}  // namespace
+
+class RunWatch::Work {
+ public:
+  explicit Work(std::string folder) : folder_(std::move(folder)) {}
+
+  void run() {
+    const auto earlier = present(folder_);
+    std::unique_lock lock(mutex_);
+    while (!ends_) {
+      lock.unlock();
+      const auto begin = steady_clock::now();
+      poll(earlier, time_of_day_us());
+      const auto rest = std::max<steady_clock::duration>(kInterval, kShare * (steady_clock::now() - begin));
+      lock.lock();
+      wake_.wait_for(lock, rest, [this] { return ends_; });
+    }
+    ended_ = true;
+    wake_.notify_all();
   }
-  if (telemetry_) telemetry_->event("verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  // The error of a process that has ended comes with its exit.
-  for (const char* code : {"dead_rank", "dead_driver", "failed", "lost"})
-    if (verdict.code == code) return;
-  const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);
-  print(stderr, "shoal: {}\n", verdict.sentence + next);
-  std::fflush(stderr);
+
+  // True once the thread has ended.
+  bool end() {
+    std::unique_lock lock(mutex_);
+    ends_ = true;
+    wake_.notify_all();
+    return wake_.wait_for(lock, kPatience, [this] { return ended_; });
+  }
+
+ private:
+  void poll(const std::set<std::string>& earlier, std::int64_t now_us) {
+    if (!reader_) {
+      auto opened = runs::RunReader::open(folder_, {.left_out = earlier});
+      if (!opened) return;  // no rank has begun
+      reader_.emplace(std::move(*opened));
+    }
+    reader_->poll(now_us);
+    for (const auto& verdict : runs::diagnose(reader_->run(), now_us)) {
+      if (verdict.state == runs::Health::kOk) continue;
+      auto& seen = seen_us_[{verdict.code, verdict.rank.value_or(-1)}];
+      if (now_us - std::exchange(seen, now_us) > kForgottenUs) report(verdict);
+    }
+  }
+
+  void report(const runs::Verdict& verdict) {
+    if (!telemetry_) {
+      runtime::ProcessFacts facts;
+      facts.role = "launcher", facts.host = host_name();
+      auto opened = runtime::Telemetry::open(folder_, std::move(facts));
+      if (opened) telemetry_ = *opened;
+    }
+    if (telemetry_) telemetry_->event("verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    // The error of a process that has ended comes with its exit.
+    for (const char* code : {"dead_rank", "dead_driver", "failed", "lost"})
+      if (verdict.code == code) return;
+    const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);
+    print(stderr, "shoal: {}\n", verdict.sentence + next);
+    std::fflush(stderr);
+  }
+
+  const std::string folder_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ends_ = false, ended_ = false;
+
+  // ---- the thread's
+  std::optional<runs::RunReader> reader_;
+  std::shared_ptr<runtime::Telemetry> telemetry_;                // this command's part of the folder, with its first verdict
+  std::map<std::pair<std::string, int>, std::int64_t> seen_us_;  // by code and rank: when the trouble was there last
+};
+
+RunWatch::RunWatch(const std::string& folder) : work_(std::make_shared<Work>(folder)) {
+  thread_ = std::make_unique<runtime::SideThread>([work = work_] { work->run(); });
+}
+
+RunWatch::~RunWatch() {
+  if (!work_->end()) (void)thread_.release();
 }
 
 }  // namespace shoal::scheduler::cli

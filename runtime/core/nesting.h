@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace shoal::scheduler {
+namespace shoal {
 
 inline constexpr std::size_t kMaxNesting = 64;
 
@@ -28,4 +28,4 @@ inline std::size_t nesting(std::string_view json) {
   return deepest;
 }
 
-}  // namespace shoal::scheduler
+}  // namespace shoal
