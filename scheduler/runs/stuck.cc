@@ -156,7 +156,9 @@ std::string before_the_end(const Run& run) {
   const Event* last = nullptr;
   for (const auto& p : run.processes)
     for (const auto& e : p.events.rows)
-      if (e.kind == "verdict" && e.fields.value("state", nlohmann::json()) == "stopped" && (last == nullptr || e.t_us > last->t_us))
+      if (e.kind == "verdict" &&
+          (e.fields.value("state", nlohmann::json()) == "stopped" || e.fields.value("code", nlohmann::json()) == "hang") &&
+          (last == nullptr || e.t_us > last->t_us))
         last = &e;
   if (last == nullptr) return "";
   const auto sentence = last->fields.find("sentence");
