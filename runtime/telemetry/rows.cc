@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 
 namespace shoal::runtime {
 

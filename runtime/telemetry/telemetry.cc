@@ -18,7 +18,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 #include "runtime/process/memory_limit.h"
 
 namespace shoal::runtime {

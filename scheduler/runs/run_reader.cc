@@ -11,7 +11,7 @@
 #include <fstream>
 #include <utility>
 
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 #include "runtime/process/process.h"
 #include "scheduler/runs/files.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/protocol/cluster/row_bounds.h"
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 
 namespace shoal::scheduler::web {
 

@@ -1,7 +1,7 @@
 #include "scheduler/web/rows.h"
 
 #include "actors/protocol/cluster/exit_code.h"
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 
 namespace shoal::scheduler {
 

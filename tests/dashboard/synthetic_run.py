@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLACES = ["out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window"]
+ACTIVITIES = ["out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync", "ended"]
 MAGIC = 0x31766C6C616F6873
 GIB = 1 << 30
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e\x1b[31m</script>"
@@ -66,13 +66,14 @@ class Process:
         run = self.run
         if place:
             self.place, self.since = place, run.now
-        number = 9 if not self.alive else PLACES.index(self.place)
+        number = ACTIVITIES.index(self.place if self.alive else "ended")
         page = struct.pack(
             "<QqqqqQIIIIii56x",
             *(MAGIC, self.pid, run.start, run.now, self.since, run.step),
             *(self.rank, run.world, run.generation, number, self.unit, self.pid),
         )
         (self.folder / "live").write_bytes(page)
+        os.utime(self.folder / "live", ns=(run.now * 1000, run.now * 1000))
 
 
 class SyntheticRun:
@@ -144,7 +145,7 @@ class SyntheticRun:
             p.cpu += sum(part[k] for k in ("load", "fwd", "bwd", "opt", "out"))
             p.runq += part["fwd"] // 4 if straggles and p is self.processes[-1] else 100
             row = {"step": self.step, "n": 1, "rank": p.rank, "world": self.world, "gen": self.generation, "end": self.now, "us": total}
-            p.append("steps.0-0", row | {k: part.get(k, 0) for k in PLACES} | {"cpu": sum(part.values()) - wait, "max": total})
+            p.append("steps.0-0", row | {k: part.get(k, 0) for k in ACTIVITIES[:-1]} | {"cpu": sum(part.values()) - wait, "max": total})
             if detailed:
                 p.append("spans.0-0", {"step": self.step, "rank": p.rank, "begin": begin, "spans": self.spans(part)})
         self.report()

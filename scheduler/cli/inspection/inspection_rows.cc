@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "actors/protocol/cluster/function_worker.h"
-#include "runtime/core/nesting.h"
+#include "runtime/wire/nesting.h"
 
 namespace shoal::scheduler::cli {
 
