@@ -160,6 +160,23 @@ def test_secrets_of_arguments_are_masked():
     shown = ["t.py", "--hub-token", "***", "--lr=0.1", "--api_key=***", "--PASSWORD", "***", "--use-key", "--x", "y", "secret=***"]
     assert masked_arguments(given) == shown
     assert masked_arguments(["s3://me:abc@host/a@b"]) == ["s3://***@host/a@b"]
+    given = [
+        "--api-keys",
+        "k1",
+        "k2",
+        "--x",
+        "y",
+        "--pat",
+        "abc",
+        "z",
+        "--auth=abc",
+        "--header",
+        "Authorization: Bearer abc",
+        "--path",
+        "p",
+    ]
+    shown = ["--api-keys", "***", "***", "--x", "y", "--pat", "***", "z", "--auth=***", "--header", "Authorization: ***", "--path", "p"]
+    assert masked_arguments(given) == shown
 
 
 @pytest.mark.parametrize(
@@ -169,16 +186,27 @@ def test_secrets_of_arguments_are_masked():
         ("KeyError: 'key' of --lr 3", "KeyError: 'key' of --lr 3"),
         ("Command 'x --db-password abc --token=\"a b\"' failed", "Command 'x --db-password *** --token=***' failed"),
         ("a lone \udc80", "a lone \\udc80"),
+        ("HF_TOKEN=hf_abc PATH=/a WANDB_API_KEY='a b'", "HF_TOKEN=*** PATH=/a WANDB_API_KEY=***"),
+        ("{'Authorization': 'Basic abc'} Authorization: Bearer abc", "{'Authorization': ***} Authorization: Bearer ***"),
+        ("{'api_key': 'sk-1', 'lr': 3}", "{'api_key': ***, 'lr': 3}"),
+        ("password: x\nauthor: me\npattern: y", "password: ***\nauthor: me\npattern: y"),
+        ("postgres://u:p/w@h or http://h:80/a@b", "postgres://***@h or http://h:80/a@b"),
+        ("https://h/x?X-Amz-Signature=abc&a=1", "https://h/x?X-Amz-Signature=***&a=1"),
+        ("sent Bearer hf_abc1", "sent Bearer ***"),
+        ("max_tokens=3 key: 4 monkey=2 tokenizer: gpt", "max_tokens=3 key: 4 monkey=2 tokenizer: gpt"),
     ],
 )
 def test_secrets_of_texts_are_masked(text, shown):
     assert masked(text) == shown
 
 
-@pytest.mark.parametrize("part", ["-", "a", "://", "--token", "?key", "token=", "-a"])
+@pytest.mark.parametrize(
+    "part", ["-", "a", "://", "--token", "?key", "token=", "-a", "a:", "x://a:b/", "bearer ", "_", "auth.", "api_key: "]
+)
 def test_a_long_text_takes_linear_time(part):
     text = part * 100_000
     assert len(masked(text)) <= len(text) + 3
+    assert masked_arguments([text])
 
 
 def test_a_step_without_a_sound_number_keeps_that_of_the_record(opened):

@@ -105,6 +105,22 @@ class Page(html.parser.HTMLParser):
         self.snapshot += data if self._inside else ""
 
 
+def test_an_export_replaces_a_file_and_no_link(shoal_command, tmp_path):
+    run_of(tmp_path / "run").end(0)
+    export = ("dashboard", "--run", tmp_path / "run", "--export", tmp_path / "one.html")
+    (tmp_path / "one.html").symlink_to(tmp_path / "other")
+    done = shoal_command(*export)
+    assert done.returncode != 0
+    assert "is a link" in done.stderr
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "one.html").unlink()
+    (tmp_path / "one.html").write_text("old")
+    assert shoal_command(*export).returncode == 0
+    assert (tmp_path / "one.html").stat().st_mode & 0o777 == 0o600
+    assert "<html" in (tmp_path / "one.html").read_text()
+    assert {p.name for p in tmp_path.iterdir() if p.name.startswith("one")} == {"one.html"}
+
+
 @pytest.mark.parametrize("trouble", ["", "killed", "hostile"])
 def test_an_exported_file_contains_the_run_and_no_element_of_its_names(shoal_command, home, tmp_path, trouble):
     run = run_of(home / "runs" / "run", trouble, steps=120)

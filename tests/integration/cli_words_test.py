@@ -150,13 +150,13 @@ def settings(done):
 
 
 def test_option_variable_project_user_and_default_count_in_this_order(configured, tmp_path):
-    files = {"toml": 'transport = "tcp"\naddress = "p:1"\n', "of_user": 'transport = "ucx"\ntimeout = 5\naddress = "u:1"\n'}
+    files = {"toml": 'transport = "tcp"\n', "of_user": 'transport = "ucx"\ntimeout = 5\naddress = "u:1"\n'}
     show = ("config", "show", "--json")
     said = settings(configured(*show, **files))
     assert said["SHOAL_TRANSPORT"] == ("tcp", "file")
     assert said["SHOAL_TIMEOUT"] == ("5", "file")
     assert said["SHOAL_HEAD_ABSENCE_LIMIT"] == ("600", "default")
-    assert said["SHOAL_ADDRESS"] == ("p:1", "file")
+    assert said["SHOAL_ADDRESS"] == ("u:1", "file")
     assert settings(configured(*show, SHOAL_ADDRESS="v:1", **files))["SHOAL_ADDRESS"] == ("v:1", "variable")
     assert settings(configured(*show, "--address", "o:1", SHOAL_ADDRESS="v:1", **files))["SHOAL_ADDRESS"] == ("o:1", "option")
     assert settings(configured(*show, SHOAL_CONFIG="none", **files))["SHOAL_TRANSPORT"] == (None, "default")
@@ -174,6 +174,15 @@ def test_no_secret_is_printed_or_read_from_a_file(configured):
     assert done.returncode == 2
     assert "is a secret" in done.stderr
     assert secret not in done.stderr
+
+
+def test_secrets_of_sections_are_not_printed(configured):
+    toml = '[launch.ssh]\nenv = ["WANDB_API_KEY=5ec2e7", "D=s3://me:5ec2e7@host/x", "A=b"]\n'
+    for more in ((), ("--origin",), ("--json",)):
+        done = configured("config", "show", *more, toml=toml, SHOAL_ADDRESS="x://me:5ec2e7@host:1")
+        assert "5ec2e7" not in printed(done) + done.stderr
+    shown = settings(configured("config", "show", "--json", toml=toml))
+    assert shown["[launch.ssh] env"] == ("WANDB_API_KEY=(secret), D=s3://***@host/x, A=b", "file")
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ class Completer {
   Completions out_;
 };
 
+// The scripts run the installed command, never the word on the line: ./shoal may be any program of a working directory.
 constexpr std::string_view kBash = R"sh(# Completion of shoal in bash: eval "$(shoal completion bash)"
 _shoal() {
   local word=${COMP_WORDS[COMP_CWORD]} line file
@@ -137,7 +138,7 @@ _shoal() {
     else
       COMPREPLY+=("${line%%$'\t'*}")
     fi
-  done < <("${COMP_WORDS[0]/#\~/$HOME}" complete-words "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)
+  done < <(command shoal complete-words "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)
 }
 complete -F _shoal shoal
 )sh";
@@ -147,7 +148,7 @@ constexpr std::string_view kZsh = R"sh(#compdef shoal
 _shoal() {
   local line files
   local -a found
-  for line in "${(@f)$(${~words[1]} complete-words "${(@)words[2,CURRENT]}" 2> /dev/null)}"; do
+  for line in "${(@f)$(command shoal complete-words "${(@)words[2,CURRENT]}" 2> /dev/null)}"; do
     case $line in
       '') ;;
       :files) files=1 ;;
@@ -168,8 +169,7 @@ fi
 constexpr std::string_view kFish = R"sh(# Completion of shoal in fish: shoal completion fish | source
 function __shoal_complete
     set -l words (commandline -opc) "$(commandline -ct)"
-    set -l command (string replace -r '^~' $HOME -- $words[1])
-    for line in ($command complete-words $words[2..] 2> /dev/null)
+    for line in (command shoal complete-words $words[2..] 2> /dev/null)
         if test "$line" = ":files"
             __fish_complete_path "$(commandline -ct)"
         else

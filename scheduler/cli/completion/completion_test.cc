@@ -79,5 +79,13 @@ TEST(Completion, ScriptsFilesAndTheUsersProgramAreFiles) {
   EXPECT_EQ(shoal({"list", "--token-file", ""}), Words{kFilesLine});
 }
 
+TEST(Completion, ScriptsRunTheInstalledCommandAndNeverTheTypedOne) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const std::string script = script_for(shell);
+    EXPECT_NE(script.find("(command shoal complete-words "), std::string::npos) << shell;
+    EXPECT_EQ(script.find("complete-words"), script.rfind("complete-words")) << shell;
+  }
+}
+
 }  // namespace
 }  // namespace shoal::scheduler::cli

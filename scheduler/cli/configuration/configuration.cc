@@ -1,18 +1,19 @@
 #include "scheduler/cli/configuration/configuration.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "runtime/core/fd.h"
 #include "scheduler/cli/suggestion/suggestion.h"
 
 namespace shoal::scheduler::cli {
@@ -56,23 +57,51 @@ Result<void> check_variable(Configured& key) {
 
 bool same_key(const Configured& a, const Configured& b) { return a.name == b.name && a.verb == b.verb; }
 
-// Why the user does not trust this file's settings; "" if there is no reason.
-std::string distrust(const std::string& file) {
-  struct stat info {};
-  if (stat(file.c_str(), &info) != 0) return "";
-  if (info.st_uid != geteuid() && info.st_uid != 0) return fmt::format("it belongs to another user (uid {})", info.st_uid);
-  return (info.st_mode & S_IWOTH) != 0 ? "other users can write it" : "";
+// Settings of a working directory may come with somebody's sources: they choose no program, no cluster and no secret.
+bool is_of_user_alone(const std::string& variable) {
+  const auto names = {"SHOAL_ADDRESS", "SHOAL_BINARY", "SHOAL_CA_FINGERPRINT", "SHOAL_HOME", "SHOAL_PYTHON", "SHOAL_TOKEN_FILE"};
+  return std::ranges::find(names, variable) != names.end() || variable.ends_with("_LIBRARY");
 }
 
-Result<void> add_file(Configuration& out, const std::string& file) {
-  if (const std::string why = distrust(file); !why.empty()) {
+Error cannot_be_read(const std::string& file, int why) {
+  return invalid_argument(fmt::format("{} cannot be read: {}", file, std::generic_category().message(why)))
+      .with_reason("Usage")
+      .with_hint("SHOAL_CONFIG=none reads no file");
+}
+
+Result<std::string> text_of(const Fd& in, const std::string& file) {
+  std::string out;
+  char part[4096];
+  for (;;) {
+    const ssize_t size = read(in.get(), part, sizeof part);
+    if (size == 0) return out;
+    if (size < 0 && errno != EINTR) return fail(cannot_be_read(file, errno));
+    if (size > 0) out.append(part, static_cast<std::size_t>(size));
+  }
+}
+
+enum class Place { kOfUser, kOfFolder };
+
+Result<void> add_file(Configuration& out, const std::string& file, Place place) {
+  const auto leave_out = [&](const std::string& why) -> Result<void> {
     out.warnings.push_back(fmt::format("{} is left out: {} (SHOAL_CONFIG=none reads no file)", file, why));
     return {};
-  }
-  std::ifstream in(file);
-  if (!in) return fail(invalid_argument(file + " cannot be read").with_reason("Usage").with_hint("SHOAL_CONFIG=none reads no file"));
-  SHOAL_TRY(auto keys, parse_configuration({std::istreambuf_iterator<char>(in), {}}, file));
+  };
+  // Users link their own file to one of another folder. A link in a working directory could name any file that the user owns.
+  const int links = place == Place::kOfFolder ? O_NOFOLLOW : 0;
+  const Fd in(open(file.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links));
+  if (!in && errno == ELOOP && links != 0) return leave_out("it is a link");
+  struct stat info {};
+  if (!in || fstat(in.get(), &info) != 0) return fail(cannot_be_read(file, errno));
+  if (const std::string why = distrust(info, geteuid(), getegid()); !why.empty()) return leave_out(why);
+  SHOAL_TRY(const std::string text, text_of(in, file));
+  SHOAL_TRY(auto keys, parse_configuration(text, file));
   for (auto& key : keys) {
+    if (place == Place::kOfFolder && key.verb.empty() && is_of_user_alone(key.name)) {
+      key.name = key_of(key.name);
+      return fail(refused_key(key, "chooses a program or a cluster, so that it stands in no file of a working directory")
+                      .with_hint("move it to ~/.config/shoal/config.toml, or name this file by SHOAL_CONFIG"));
+    }
     const bool known = std::ranges::any_of(out.settings, [&](const Configured& other) { return same_key(key, other); });
     if (!known) out.settings.push_back(std::move(key));
   }
@@ -86,6 +115,13 @@ bool is_file(const fs::path& path) {
 }
 
 }  // namespace
+
+std::string distrust(const struct stat& info, uid_t user, gid_t group) {
+  if (info.st_uid != user && info.st_uid != 0) return fmt::format("it belongs to another user (uid {})", info.st_uid);
+  const bool of_group_alone = info.st_gid == group && group == user;  // the group that distributions make for each user
+  if ((info.st_mode & S_IWOTH) != 0 || ((info.st_mode & S_IWGRP) != 0 && !of_group_alone)) return "other users can write it";
+  return "";
+}
 
 bool is_secret(std::string_view variable) { return variable == "SHOAL_TOKEN"; }
 
@@ -127,12 +163,12 @@ Result<Configuration> find_configuration(const Variable& variable, const std::st
     if (const auto value = variable(setting.name); !value.empty()) out.variables[std::string(setting.name)] = value;
   }
   if (const std::string only = variable("SHOAL_CONFIG"); !only.empty()) {
-    if (only != "none") SHOAL_OK(add_file(out, only));
+    if (only != "none") SHOAL_OK(add_file(out, only, Place::kOfUser));
     return out;
   }
   for (fs::path at = folder; !at.empty(); at = at.parent_path()) {
     if (is_file(at / "shoal.toml")) {
-      SHOAL_OK(add_file(out, at / "shoal.toml"));
+      SHOAL_OK(add_file(out, at / "shoal.toml", Place::kOfFolder));
       break;
     }
     if (at == at.parent_path()) break;
@@ -140,7 +176,7 @@ Result<Configuration> find_configuration(const Variable& variable, const std::st
   const std::string base = variable("XDG_CONFIG_HOME"), home = variable("HOME");
   const fs::path of_user = base.empty() ? fs::path(home) / ".config" : fs::path(base);
   if ((!base.empty() || !home.empty()) && is_file(of_user / "shoal" / "config.toml")) {
-    SHOAL_OK(add_file(out, of_user / "shoal" / "config.toml"));
+    SHOAL_OK(add_file(out, of_user / "shoal" / "config.toml", Place::kOfUser));
   }
   return out;
 }

@@ -2,6 +2,8 @@
 // both; settings.awk makes the list's source of that page's table.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <functional>
 #include <map>
 #include <span>
@@ -44,7 +46,11 @@ struct Configuration {
 // checked: the verbs know their options.
 Result<std::vector<Configured>> parse_configuration(const std::string& text, const std::string& file);
 
-// Reads the files for a command in this folder: shoal.toml there or above, and the user's, or the one of $SHOAL_CONFIG.
+// Why this user does not trust the settings of a file; "" if there is no reason.
+std::string distrust(const struct stat& info, uid_t user, gid_t group);
+
+// Reads the files for a command in this folder: shoal.toml there or above, and the user's, or the one of $SHOAL_CONFIG. The first of them
+// chooses no program and no cluster.
 // `variable`: the value of an environment variable, or "".
 using Variable = std::function<std::string(std::string_view)>;
 Result<Configuration> find_configuration(const Variable& variable, const std::string& folder);

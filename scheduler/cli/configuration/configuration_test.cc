@@ -105,5 +105,41 @@ TEST_F(Folders, AFileThatOthersCanWriteIsLeftOutWithAWarning) {
   EXPECT_NE(found->warnings[0].find("other users can write it"), std::string::npos);
 }
 
+TEST_F(Folders, AWorkingDirectoryChoosesNoProgramAndNoCluster) {
+  for (const char* key : {"python", "binary", "nccl_library", "address", "token_file", "ca_fingerprint", "home"}) {
+    write("project/shoal.toml", std::string(key) + " = \"x\"\n");
+    const auto found = find();
+    ASSERT_FALSE(found) << key;
+    EXPECT_NE(found.error().to_string().find(std::string("the key '") + key + "' chooses a program"), std::string::npos);
+    EXPECT_EQ(find(root / "project/shoal.toml")->settings.size(), 1u) << "SHOAL_CONFIG names it";
+    write("config/shoal/config.toml", std::string(key) + " = \"x\"\n");
+    fs::remove(root / "project/shoal.toml");
+    EXPECT_EQ(find()->settings.size(), 1u);
+  }
+}
+
+TEST_F(Folders, ALinkCountsAsTheUsersFileAlone) {
+  write("other.toml", "timeout = 1\n");
+  fs::create_symlink(root / "other.toml", root / "config/shoal/config.toml");
+  EXPECT_EQ(find()->settings.size(), 1u);
+  fs::create_symlink(root / "other.toml", root / "project/shoal.toml");
+  ASSERT_EQ(find()->warnings.size(), 1u);
+  EXPECT_NE(find()->warnings[0].find("shoal.toml is left out: it is a link"), std::string::npos);
+}
+
+TEST(Configuration, AGroupMayWriteOnlyIfItIsTheUsersOwn) {
+  struct stat file {};
+  file.st_uid = 1000;
+  file.st_gid = 1000;
+  file.st_mode = S_IFREG | 0664;
+  EXPECT_EQ(distrust(file, 1000, 1000), "");
+  EXPECT_EQ(distrust(file, 1000, 100), "other users can write it");
+  EXPECT_NE(distrust(file, 1001, 1000), "");
+  file.st_gid = 100;
+  EXPECT_EQ(distrust(file, 1000, 100), "other users can write it");
+  file.st_mode = S_IFREG | 0644;
+  EXPECT_EQ(distrust(file, 1000, 100), "");
+}
+
 }  // namespace
 }  // namespace shoal::scheduler::cli

@@ -4,6 +4,7 @@
 #include "scheduler/cli/launch/batch_script.h"
 #include "scheduler/cli/launch/job_set.h"
 #include "scheduler/cli/launch/request.h"
+#include "scheduler/cli/launch/secrets.h"
 #include "scheduler/cli/launch/ssh_script.h"
 
 namespace shoal::scheduler::cli {
@@ -112,6 +113,28 @@ TEST(Launch, ReadsVariables) {
   for (const char* text : {"", "=x", "1A=x", "A-B=x", "A B", "UNSET"}) EXPECT_FALSE(read_variable(text, callers)) << text;
 }
 
+TEST(Secrets, WholeWordsOfNamesAndSomeEndsSaySo) {
+  for (const char* name : {"HF_TOKEN", "APIKEY", "OPENAI_APIKEY", "DB_PASS", "GITHUB_PAT", "BASIC_AUTH", "HFTOKEN", "PGPASSWORD",
+                           "MYSECRET", "GCPCREDENTIALS", "api-key", "aws_secret_access_key"})
+    EXPECT_TRUE(names_secret(name)) << name;
+  for (const char* name : {"PATH", "PATTERN", "MONKEY", "KEYBOARD", "AUTHOR", "BYPASS", "PASSES", "TOKENIZERS_PARALLELISM", "MAX_TOKENS",
+                           "KEY_FILE", "token-file", "SSH_AUTH_SOCK", "SECRETS_DIR"})
+    EXPECT_FALSE(names_secret(name)) << name;
+}
+
+TEST(Secrets, TextsLoseSecretsAlone) {
+  EXPECT_EQ(without_secrets("WANDB_API_KEY=sk-1, and more"), "WANDB_API_KEY=(secret)");
+  EXPECT_EQ(without_secrets("--hub-token=a"), "--hub-token=(secret)");
+  EXPECT_EQ(without_secrets("export A=b HF_TOKEN='x y' C=d; PW_PASS=1;"), "export A=b HF_TOKEN=(secret) C=d; PW_PASS=(secret);");
+  EXPECT_EQ(without_secrets("A=s3://me:abc@host/a@b?token=x&n=1"), "A=s3://***@host/a@b?token=(secret)&n=1");
+  EXPECT_EQ(without_secrets("postgres://u:p/w@h and https://x@y"), "postgres://***@h and https://***@y");
+  for (const char* text : {"", "=", "A=", "A=b", "PATH=/a:/b", "http://host:80/a@b", "http://[::1]:80/a@b", "://", "a@b:c"})
+    EXPECT_EQ(without_secrets(text), text);
+  EXPECT_TRUE(has_password("A=b://u:p@h"));
+  EXPECT_TRUE(has_password("x://h x://u:p/w@h"));
+  for (const char* text : {"git://me@host", "http://h:80/a@b", "me:pw@h", "a:b@c://"}) EXPECT_FALSE(has_password(text)) << text;
+}
+
 TEST(Launch, RefusesSecretsInFiles) {
   for (const auto launcher : {LaunchTarget::kSlurm, LaunchTarget::kJobSet, LaunchTarget::kKueue, LaunchTarget::kSsh}) {
     auto request = request_of(launcher, launcher == LaunchTarget::kSsh ? "gpu1" : "1");
@@ -119,6 +142,8 @@ TEST(Launch, RefusesSecretsInFiles) {
       request.variables = {{name, "x"}};
       expect_refused(request, launcher, "its name says that it is a secret");
     }
+    request.variables = {{"DATABASE", "postgres://me:pw@host/x"}};
+    expect_refused(request, launcher, "its value has an address with a password");
     request.variables = {{"HF_TOKEN", "x", true}};
     EXPECT_EQ(bool(complete(request, launcher)), launcher == LaunchTarget::kSsh);  // through stdin
     request.variables = {{"SHOAL_TOKEN", "x", true}};

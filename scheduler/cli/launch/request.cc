@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "runtime/core/utf8.h"
+#include "scheduler/cli/launch/secrets.h"
 
 namespace shoal::scheduler::cli {
 
@@ -114,17 +115,6 @@ Result<void> check_limits(const LaunchRequest& r, LaunchTarget launcher) {
   return {};
 }
 
-// A word of the name says that the value is a secret. TOKENIZERS_PARALLELISM is none.
-bool names_secret(const std::string& name) {
-  auto words = parts_of(name, '_');
-  if (words.size() > 1 && (words.back() == "FILE" || words.back() == "PATH" || words.back() == "DIR")) return false;  // says where one is
-  for (auto& word : words) {
-    for (char& c : word) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  }
-  const auto secrets = {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "CREDENTIAL", "CREDENTIALS"};
-  return std::find_first_of(words.begin(), words.end(), secrets.begin(), secrets.end()) != words.end();
-}
-
 Result<void> check_variables(const LaunchRequest& r, LaunchTarget launcher) {
   const bool ssh = launcher == LaunchTarget::kSsh, slurm = launcher == LaunchTarget::kSlurm;
   for (std::size_t i = 0; i < r.variables.size(); ++i) {
@@ -134,8 +124,10 @@ Result<void> check_variables(const LaunchRequest& r, LaunchTarget launcher) {
       return fail(contradiction("--env names " + name + " twice", "leave one of them out"));
     if (name == "SHOAL_TOKEN" || (name == "SHOAL_TOKEN_FILE" && !slurm))
       return fail(contradiction("--env " + name + " would replace the secret by which the hosts meet", "leave it out"));
-    if (!names_secret(name) || (ssh && r.variables[i].inherited)) continue;
-    return fail(contradiction(fmt::format("--env {}: its name says that it is a secret, which would stand in {}", name,
+    const bool named = names_secret(name);
+    if ((!named && !has_password(r.variables[i].value)) || (ssh && r.variables[i].inherited)) continue;
+    return fail(contradiction(fmt::format("--env {}: its {}, which would stand in {}", name,
+                                          named ? "name says that it is a secret" : "value has an address with a password",
                                           ssh ? "the words of a command" : "the file"),
                               ssh     ? fmt::format("set {0} here and pass --env {0} alone: its value goes through stdin", name)
                               : slurm ? fmt::format("set {} here: sbatch passes the caller's environment on", name)

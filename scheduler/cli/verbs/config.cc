@@ -9,6 +9,7 @@
 
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/configuration/configuration.h"
+#include "scheduler/cli/launch/secrets.h"
 #include "scheduler/cli/output.h"
 #include "scheduler/cli/verbs/verbs.h"
 
@@ -42,11 +43,16 @@ ShownSetting shown_setting(const Setting& setting, const Configuration& files, c
 std::vector<ShownSetting> shown_settings(const CommandLine& line, const std::map<std::string, std::string>& given) {
   std::vector<ShownSetting> out;
   const Configuration& files = line.configuration();
-  for (const auto& setting : all_settings()) out.push_back(shown_setting(setting, files, given));
+  for (const auto& setting : all_settings()) {
+    out.push_back(shown_setting(setting, files, given));
+    out.back().value = without_secrets(out.back().value);
+  }
   for (const auto& key : files.settings) {
     if (key.verb.empty()) continue;
+    std::vector<std::string> values = names_secret(key.name) ? std::vector<std::string>{"(secret)"} : key.values;
+    for (auto& value : values) value = without_secrets(value);
     out.push_back(
-        {fmt::format("[{}] {}", fmt::join(key.verb, "."), key.name), fmt::format("{}", fmt::join(key.values, ", ")), "file", key.file});
+        {fmt::format("[{}] {}", fmt::join(key.verb, "."), key.name), fmt::format("{}", fmt::join(values, ", ")), "file", key.file});
   }
   return out;
 }

@@ -1,4 +1,8 @@
 // dashboard: pages in a browser, of one run or of the running cluster; or a run as one HTML file.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <asio/io_context.hpp>
 #include <asio/signal_set.hpp>
 #include <cerrno>
@@ -8,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/core/fd.h"
 #include "runtime/loop/side_work.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/output.h"
@@ -33,6 +38,29 @@ void print_address(const Common& common, const std::string& url, const std::stri
   print(stdout, "{}\n", url);
 }
 
+// A full disk leaves the earlier file as it is. The page shows a program's arguments, so that its owner alone reads it.
+Result<void> write_page(const std::string& file, const std::string& html) {
+  const auto refused = [&](int why) {
+    return fail(from_errno(why, "the page cannot be written to " + file).with_hint("name a file of a folder that you may write"));
+  };
+  struct stat seen {};
+  if (lstat(file.c_str(), &seen) == 0 && !S_ISREG(seen.st_mode))
+    return fail(invalid_argument(file + " is a link or a folder, which the page does not replace").with_hint("name another file"));
+  const std::string half = fmt::format("{}.{:016x}", file, runtime::make_real_random()->next());
+  const Fd out(open(half.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!out) return refused(errno);
+  int why = 0;
+  for (std::size_t at = 0; at < html.size() && why == 0;) {
+    const ssize_t size = write(out.get(), html.data() + at, html.size() - at);
+    if (size >= 0) at += static_cast<std::size_t>(size);
+    if (size < 0 && errno != EINTR) why = errno;
+  }
+  if (why == 0 && (fsync(out.get()) != 0 || rename(half.c_str(), file.c_str()) != 0)) why = errno;
+  if (why == 0) return {};
+  unlink(half.c_str());
+  return refused(why);
+}
+
 int export_run(const Common& common, const DashboardOptions& o, const std::string& folder, Context& context) {
   const auto now_us = [&context] { return context.clock->unix_millis() * 1000; };
   auto reader = runs::RunReader::open(folder);
@@ -43,13 +71,7 @@ int export_run(const Common& common, const DashboardOptions& o, const std::strin
     reader->poll(now_us());
   }
   const std::string html = web::page_with(runs::snapshot_of(reader->run(), web::verdicts_of(reader->run(), now_us()), now_us()));
-  errno = 0;
-  std::ofstream out(o.file, std::ios::binary);
-  out << html;
-  out.close();
-  if (!out)
-    return failed(common,
-                  from_errno(errno, "the page cannot be written to " + o.file).with_hint("name a file of a folder that you may write"));
+  if (const auto written = write_page(o.file, html); !written) return failed(common, written.error());
   if (common.json) {
     print_json({{"schema", "shoal.dashboard/1"}, {"file", o.file}, {"run", reader->run().name}, {"bytes", html.size()}});
   } else {
