@@ -18,8 +18,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/wire/nesting.h"
 #include "runtime/process/memory_limit.h"
+#include "runtime/wire/nesting.h"
 
 namespace shoal::runtime {
 

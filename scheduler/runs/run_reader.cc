@@ -11,8 +11,8 @@
 #include <fstream>
 #include <utility>
 
-#include "runtime/wire/nesting.h"
 #include "runtime/process/process.h"
+#include "runtime/wire/nesting.h"
 #include "scheduler/runs/files.h"
 
 namespace shoal::scheduler::runs {
