@@ -1,10 +1,7 @@
-// A page that shows where a rank is now. It lies in the rank's folder of the run (docs/runs.md); the rank writes in place, readers map it.
-//
-// A store costs the rank a few nanoseconds, and a reader sees what a rank that hangs does. Fields are read one by one, so a reader may see
-// two states at once for a moment; it decides only by what holds for longer.
+// A rank's activity, as its folder of the run shows it to other processes (docs/runs.md). The telemetry's thread writes it in place, so a
+// reader sees what a rank that hangs does.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 namespace shoal::runtime {
@@ -33,16 +30,16 @@ const char* key_of(Activity activity);
 struct LivePage {
   static constexpr std::uint64_t kMagic = 0x31766c6c616f6873;  // "shoallv1"
 
-  std::atomic<std::uint64_t> magic;  // written last at the begin
-  std::atomic<std::int64_t> pid;
-  std::atomic<std::int64_t> start_us;  // time of day
-  std::atomic<std::int64_t> beat_us;   // time of day when the process's recording thread has run last, about four times a second
-  std::atomic<std::int64_t> since_us;  // time of day since when the activity lasts
-  std::atomic<std::uint64_t> step;     // steps that have ended
-  std::atomic<std::uint32_t> rank, world, generation;
-  std::atomic<std::uint32_t> activity;  // an Activity
-  std::atomic<std::int32_t> unit;       // the unit, or -1
-  std::atomic<std::int32_t> thread;     // id of the training thread
+  std::uint64_t magic;
+  std::int64_t pid;
+  std::int64_t start_us;  // time of day
+  std::int64_t beat_us;   // time of day when the telemetry's thread has written it last, about four times a second
+  std::int64_t since_us;  // time of day since when the activity lasts
+  std::uint64_t step;     // steps that have ended
+  std::uint32_t rank, world, generation;
+  std::uint32_t activity;  // an Activity
+  std::int32_t unit;       // the unit, or -1
+  std::int32_t thread;     // id of the training thread
   std::uint64_t padding[7];
 };
 static_assert(sizeof(LivePage) == 128);

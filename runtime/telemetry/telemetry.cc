@@ -105,7 +105,7 @@ void count_forks() {
   (void)registered;
 }
 
-// A table of options whose values a file must not have is Python's matter; this is about the file's place only.
+// Makes RUN/processes/NAME, each of this user alone.
 Fd make_folder(const std::string& run, const std::string& name) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -436,7 +436,7 @@ std::string Telemetry::sample() {
   std::int64_t pages = 0;
   statm >> pages >> pages;
   out.rss = pages * sysconf(_SC_PAGESIZE);
-  out.runqueue_us = runqueue_us(page_.thread.load(std::memory_order_relaxed));
+  out.runqueue_us = runqueue_us(page_.thread);
   const auto memory = machine_memory();
   out.host_free = static_cast<std::int64_t>(memory.available), out.host_total = static_cast<std::int64_t>(memory.total);
   out.pressure_cpu = pressure("/proc/pressure/cpu"), out.pressure_io = pressure("/proc/pressure/io");

@@ -1,7 +1,7 @@
 // A process's part of its run's folder (docs/runs.md): its steps, samples, metrics and events.
 //
-// The training thread adds up times in memory, and stores its activity into its live page. A thread of the telemetry writes files four
-// times a second, so a disk that is slow or full stops no step. A process that trains has one.
+// The training thread adds up times in memory. A thread of the telemetry writes files four times a second, the live page first. So a disk
+// that is slow or full stops no step. A process that trains has one.
 #pragma once
 
 #include <atomic>

@@ -130,7 +130,8 @@ TEST_F(TelemetryTest, AForkedChildRecordsNothingAndEnds) {
   if (child == 0) {
     step(*telemetry);
     telemetry->event("of the child");
-    telemetry.reset();  // the parent's thread waits at the copied condition variable
+    if (telemetry->step() != 0) _exit(1);  // a lock that the parent held at the fork would never open
+    telemetry.reset();                     // the parent's thread waits at the copied condition variable
     _exit(0);
   }
   int status = 1;

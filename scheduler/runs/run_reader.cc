@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -165,29 +164,18 @@ std::optional<Event> event_of(std::string_view line) {
 
 std::optional<LiveState> live_of(const Fd& folder) {
   const Fd file = open_file(folder, "live");
-  // Not mapped: who shortens a mapped file kills its readers. A read sees the stores of a process that has mapped it all the same.
-  alignas(LivePage) char bytes[sizeof(LivePage)];
-  if (!file || pread(file.get(), bytes, sizeof bytes, 0) != sizeof bytes) return {};
-  const auto field = [&](std::size_t at, auto value) {
-    std::memcpy(&value, bytes + at, sizeof value);
-    return value;
-  };
-#define SHOAL_FIELD(name, type) field(offsetof(LivePage, name), type{})
-  if (SHOAL_FIELD(magic, std::uint64_t) != LivePage::kMagic) return {};
+  LivePage page;  // not mapped: a file that shrinks would end this process
+  if (!file || pread(file.get(), &page, sizeof page, 0) != sizeof page || page.magic != LivePage::kMagic) return {};
   LiveState out;
-  out.pid = SHOAL_FIELD(pid, std::int64_t), out.start_us = SHOAL_FIELD(start_us, std::int64_t);
-  out.beat_us = SHOAL_FIELD(beat_us, std::int64_t), out.since_us = SHOAL_FIELD(since_us, std::int64_t);
-  out.step = SHOAL_FIELD(step, std::uint64_t);
-  const auto rank = SHOAL_FIELD(rank, std::uint32_t), world = SHOAL_FIELD(world, std::uint32_t);
-  const auto generation = SHOAL_FIELD(generation, std::uint32_t), activity = SHOAL_FIELD(activity, std::uint32_t);
-  out.unit = SHOAL_FIELD(unit, std::int32_t), out.thread = SHOAL_FIELD(thread, std::int32_t);
-#undef SHOAL_FIELD
-  if (!within(out.beat_us, kMostTime) || !within(out.since_us, kMostTime) || !within(out.start_us, kMostTime) || !within(rank, kMostRank) ||
-      !within(world, kMostRank) || !within(generation, kMostRank) || out.step > static_cast<std::uint64_t>(kMostAmount))
+  out.pid = page.pid, out.start_us = page.start_us, out.beat_us = page.beat_us, out.since_us = page.since_us;
+  out.step = page.step, out.unit = page.unit, out.thread = page.thread;
+  if (!within(out.beat_us, kMostTime) || !within(out.since_us, kMostTime) || !within(out.start_us, kMostTime) ||
+      !within(page.rank, kMostRank) || !within(page.world, kMostRank) || !within(page.generation, kMostRank) ||
+      out.step > static_cast<std::uint64_t>(kMostAmount))
     return {};
-  out.rank = static_cast<int>(rank), out.world = static_cast<int>(world), out.generation = static_cast<int>(generation);
-  out.activity = activity > static_cast<std::uint32_t>(runtime::Activity::kEnded) ? runtime::Activity::kElsewhere
-                                                                                  : static_cast<runtime::Activity>(activity);
+  out.rank = static_cast<int>(page.rank), out.world = static_cast<int>(page.world), out.generation = static_cast<int>(page.generation);
+  out.activity = page.activity > static_cast<std::uint32_t>(runtime::Activity::kEnded) ? runtime::Activity::kElsewhere
+                                                                                       : static_cast<runtime::Activity>(page.activity);
   return out;
 }
 

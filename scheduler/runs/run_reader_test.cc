@@ -49,9 +49,7 @@ class RunReaderTest : public ::testing::Test {
     LivePage page{};
     page.pid = 17, page.start_us = 5, page.beat_us = beat_us, page.since_us = beat_us, page.step = 3, page.rank = 1, page.world = 2,
     page.generation = 1, page.activity = static_cast<std::uint32_t>(activity), page.unit = 1, page.magic = LivePage::kMagic;
-    char bytes[sizeof page];
-    std::memcpy(bytes, static_cast<const void*>(&page), sizeof page);
-    std::ofstream(process_ / "live", std::ios::binary).write(bytes, sizeof bytes);
+    std::ofstream(process_ / "live", std::ios::binary).write(reinterpret_cast<const char*>(&page), sizeof page);
   }
   RunReader reader(ReaderOptions options = {}) {
     options.host = "a";
@@ -110,6 +108,62 @@ TEST_F(RunReaderTest, AFolderIsReadAsItWasWritten) {
   EXPECT_EQ(run.end->rank, 1);
   EXPECT_EQ(run.checkpoint, "/c/12");
   EXPECT_FALSE(r.poll(kNow + 1));
+}
+
+TEST_F(RunReaderTest, TheRecordOfTheEndDecidesBeforeTheLastBeatIsOld) {
+  write_facts("a");
+  write_live(kNow);
+  auto r = reader();
+  r.poll(kNow);
+  EXPECT_EQ(r.run().state, RunState::kRunning);
+  std::ofstream(folder_ / "exit.json") << R"({"exit_code":137})";
+  r.poll(kNow);
+  EXPECT_EQ(r.run().state, RunState::kEnded);
+}
+
+TEST_F(RunReaderTest, AProcessNamesItsUnitsLater) {
+  std::ofstream(process_ / "process.json") << R"({"role":"rank","rank":1,"units":[]})";
+  auto r = reader();
+  r.poll(kNow);
+  EXPECT_EQ(r.run().processes[0].unit_name(1), "");
+  std::ofstream(process_ / "new") << R"({"role":"rank","rank":1,"units":["","layers.0"]})";
+  fs::rename(process_ / "new", process_ / "process.json");
+  r.poll(kNow);
+  EXPECT_EQ(r.run().processes[0].unit_name(1), "layers.0");
+}
+
+TEST_F(RunReaderTest, ProcessesOfAnEarlierRunAreLeftOut) {
+  write_facts("a");
+  auto r = reader({.left_out = {"a-17-5"}});
+  r.poll(kNow);
+  EXPECT_TRUE(r.run().processes.empty());
+}
+
+TEST_F(RunReaderTest, AHostWhoseClockIsLateIsNotLost) {
+  write_facts("b");
+  const auto written = fs::last_write_time(process_ / "process.json");
+  const auto now_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(fs::file_time_type::clock::to_sys(written).time_since_epoch()).count();
+  write_live(now_us - 120'000'000);
+  auto r = reader();
+  r.poll(now_us + 1'000'000);
+  EXPECT_EQ(r.run().processes[0].life, Life::kAlive);
+  fs::last_write_time(process_ / "live", written - std::chrono::seconds(120));
+  auto again = reader();
+  again.poll(now_us);
+  EXPECT_EQ(again.run().processes[0].life, Life::kGone);
+}
+
+TEST_F(RunReaderTest, NestedTextIsNoRow) {
+  const std::string deep = std::string(4'000, '[') + std::string(4'000, ']');
+  append("process.json", R"({"role":)" + deep + "}");
+  for (const char* file : {"steps.0-0.jsonl", "metrics.0-0.jsonl", "events.0-0.jsonl"})
+    append(file, R"({"t":1,"kind":"begin","step":1,"us":1,"values":)" + deep + "}\n");
+  std::ofstream(folder_ / "exit.json") << deep;
+  auto r = reader();
+  r.poll(kNow);
+  EXPECT_TRUE(r.run().processes[0].steps.rows.empty());
+  EXPECT_TRUE(r.run().processes[0].events.rows.empty());
 }
 
 TEST_F(RunReaderTest, OnlyWhatWasAppendedIsReadAndATornLineWaits) {

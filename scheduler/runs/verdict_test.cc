@@ -199,6 +199,47 @@ TEST(VerdictTest, EndsOfRunsDiffer) {
   EXPECT_EQ(diagnose(run, kNow)[0].code, "lost");
 }
 
+TEST(VerdictTest, ASignalThatEndsARunIsItsCauseAndNotTheRanksThatItKills) {
+  auto run = trained();
+  run.state = RunState::kEnded;
+  run.end = RunEnd{.exit_code = 130, .cause = "rank 0 was killed by SIGTERM", .rank = 0, .retryable = true, .checkpoint = "", .unix_s = 9};
+  for (auto& p : run.processes) p.life = Life::kGone;
+  add_event(run, "verdict", {{"state", "stopped"}, {"code", "hang"}, {"sentence", "rank 1 is stuck"}});
+  const auto all = diagnose(run, kNow);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].sentence, "the run was ended by SIGINT");
+  EXPECT_EQ(all[0].evidence.at(0), "before that: rank 1 is stuck");
+}
+
+TEST(VerdictTest, TheNewestFitOfAFolderDecides) {
+  auto run = trained();
+  run.state = RunState::kEnded;
+  for (auto& p : run.processes) p.life = Life::kEnded;
+  Process earlier, driver;
+  earlier.facts.role = driver.facts.role = "driver";
+  earlier.life = driver.life = Life::kEnded;
+  earlier.facts.start_us = kNow - 60'000'000, driver.facts.start_us = kNow;
+  earlier.events.rows.push_back({kNow - 30'000'000, "end", {{"code", 1}, {"cause", "ValueError"}}});
+  driver.events.rows.push_back({kNow, "end", {{"code", 0}}});
+  run.processes.push_back(earlier), run.processes.push_back(driver);
+  EXPECT_EQ(code_of(run), "ended");
+  run.processes.back().events.rows.back().fields["code"] = 1;
+  EXPECT_EQ(code_of(run), "failed");
+}
+
+TEST(VerdictTest, AnEvaluationOfOneRankOnlyCostsTimeUntilItTakesLong) {
+  auto run = trained();
+  for (auto& p : run.processes) p.held_polls = 20, p.live->since_us = kNow;
+  run.processes[0].live->activity = runtime::Activity::kSync;
+  run.processes[1].live->activity = runtime::Activity::kElsewhere;
+  for (const auto& [seconds, state] : {std::pair(12, Health::kSlow), std::pair(130, Health::kStopped)}) {
+    for (auto& p : run.processes) p.live->beat_us = kNow + seconds * 1'000'000;
+    const auto v = diagnose(run, kNow)[0];
+    EXPECT_EQ(v.code, "hang");
+    EXPECT_EQ(v.state, state);
+  }
+}
+
 TEST(VerdictTest, PagesThatArriveLateAreNoHang) {
   auto run = trained();
   for (auto& p : run.processes) p.held_polls = 20, p.live->activity = runtime::Activity::kGather, p.live->since_us = kNow - 100'000;

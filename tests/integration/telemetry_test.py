@@ -61,13 +61,22 @@ def test_each_rank_records_its_steps(folder):
 
 
 def naps(config):
-    """Rank 1 sleeps in each step. The loop has no collective calls of its own."""
-    state, loader = loops.build(config)
-    for _, x, y in steps(loader, state, epochs=config["epochs"]):
-        loss = (state.model(x) - y).square().mean()
-        if get_context().get_world_rank() == 1:
-            time.sleep(NAP_S)
-        loss.backward()
+    """Rank 1 sleeps in each forward. With more units than gradient slots the others wait for a slot. The loop has no collective calls."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    from shoal.fsdp import fully_shard
+    from shoal.train import State
+
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    for unit in (*model, model):
+        fully_shard(unit)
+    state = State(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    slow = get_context().get_world_rank() == 1
+    model[3].register_forward_hook(lambda *_: time.sleep(NAP_S) if slow else None)
+    for x in steps(DataLoader(torch.randn(STEPS, 8)), state, epochs=1):
+        model(x).sum().backward()
         state.optimizer.step()
         state.optimizer.zero_grad()
 
@@ -75,10 +84,9 @@ def naps(config):
 def test_the_others_wait_for_a_slow_rank(folder):
     fit(naps, 2)
     fast, slow = ([s for s in p.rows("steps") if s["step"] > 1] for p in recorded(folder))
-    assert all(s["out"] >= NAP_S * 1e6 for s in slow)
+    assert all(s["fwd"] >= NAP_S * 1e6 for s in slow)
     waits = [s["gather"] + s["reduce"] + s["window"] + s["sync"] for s in fast]
-    assert sum(waits) >= 0.5 * NAP_S * 1e6 * len(fast)
-    assert sum(s["us"] for s in fast) - sum(waits) < sum(s["us"] - s["gather"] - s["reduce"] - s["window"] - s["sync"] for s in slow)
+    assert sum(waits) >= 0.7 * NAP_S * 1e6 * len(fast)
 
 
 def slow_recovery(config):
