@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]  # the source tree; resolve() because Bazel runs this file by a link
 OUTPUTS = {"dist", "out", "__pycache__"}
 DECISIONS = ROOT / "docs" / "decisions"
-MOST_WORDS = {"README.md": 500, "ARCHITECTURE.md": 2200}
+MOST_WORDS = {"README.md": 500, "ARCHITECTURE.md": 2400}
 DECISION_WORDS = 150
 SOURCES = {".h", ".cc", ".py", ".capnp", ".bzl", ".md", ""}
 

@@ -2,7 +2,8 @@
 // a copy, small ones together.
 //
 // Both sides divide the pieces into messages alike. So a receiver, which finds the sizes of all pieces by the header, has the memory of
-// each message ready before it arrives. At most kAtOnce messages are under way, and no more than their bytes are buffered. One thread.
+// each message ready before it arrives. At most kAtOnce messages are under way, and no more than their bytes are buffered. One thread at a
+// time uses a stream.
 #pragma once
 
 #include <array>

@@ -38,8 +38,8 @@ class Peers {
     bool for_link = false;         // true: for data on their way between hosts, so the wait ends although all ranks wait
   };
 
-  // All references outlive this object. Waits serve the due reductions of `reducer`; `stepper` counts the steps. `link`: for ranks on
-  // several hosts, else null.
+  // All references outlive this object. Waits serve the due reductions of `reducer`. `stepper` gives messages the number of the step.
+  // `link`: for ranks on several hosts, else null.
   Peers(Control& control, int rank, const Hosts& hosts, const Units& units, Reducer& reducer, const Stepper& stepper, HostLink* link,
         std::shared_ptr<runtime::Clock> clock, Options options);
 

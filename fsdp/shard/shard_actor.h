@@ -51,8 +51,8 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<std::shared_ptr<ShardedModel>> make_model(Units units, int slots);
 
   // Makes this rank's step record of a model, in a memory that outlives this process. From now on the arenas of its units outlive it, too.
-  // `states`: the arrays of its optimizer. `step`: optimizer steps that are complete. `shared`: the shared memory of those states that are
-  // in it, or null.
+  // `states`: the arrays of its optimizer. `step`: optimizer steps that are complete. `shared`: the arrays that the mesh's ranks share,
+  // with those states that lie there; null: all states lie in the record.
   Result<std::shared_ptr<ProtectedShard>> protect(const ShardedModel& model, const std::vector<StateSpec>& states, std::uint64_t step,
                                                   std::shared_ptr<SharedArrays> shared);
   // Opens a memory for arrays of these units, which all ranks of the mesh share and other meshes can take over. `key`: the key of another

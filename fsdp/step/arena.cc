@@ -84,8 +84,10 @@ Result<void> ArenaExecutor::run(const Action& a) {
       return each_model(always([](ShardedModel& m) { m.optimizer_begin(); }));
     case Kind::kEndOptimizer:
       return each_model(always([](ShardedModel& m) { m.optimizer_end(); }));
-    default:
+    case Kind::kEndPass:
       return {};
+    default:
+      return fail(internal(std::string("an arena does not carry out the action ") + name_of(a.kind)));
   }
 }
 

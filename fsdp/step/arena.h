@@ -1,4 +1,5 @@
-// The executor for ranks of which each host's map one arena: fully_shard's engine. Its leases, waits and windows are those of ShardedModel.
+// Carries out the actions that concern other ranks, with the leases, waits and windows of ShardedModel. Models on devices have them, too:
+// only the bytes move elsewhere there, by collectives of Python's Root.
 #pragma once
 
 #include <memory>

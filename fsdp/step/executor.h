@@ -1,5 +1,5 @@
 // The interface that carries out the actions of a step machine. HookExecutor (python/native/fsdp/step.cc) runs fully_shard's steps, on CPUs
-// and devices: it passes actions among ranks to ArenaExecutor (arena.h), and the others to Python's Root.
+// and devices. Actions that concern other ranks go to ArenaExecutor (arena.h), actions on tensors to Python's Root.
 #pragma once
 
 #include "fsdp/step/step_machine.h"

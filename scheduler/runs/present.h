@@ -33,8 +33,8 @@ inline constexpr int kWarmUpSteps = 5;
 inline constexpr std::size_t kMostTableSteps = 512;
 StepTable step_table(const std::vector<Rank>& ranks);
 
-// How long the process had been at its activity at its last beat, 0 without a live page. Both times are of its own clock and were read
-// together, so a page that arrives late, another host's clock or a process that is gone makes no wait long.
+// From the begin of the process's activity to its last beat, 0 without a live page. The process wrote both times itself. So a page that
+// arrives late, a reader's clock that differs, or a process that has died makes no wait look longer than it was.
 double held_us(const Process& process);
 
 std::string host_of(const Rank& rank);

@@ -25,6 +25,7 @@ struct ViewRequest {
 // The verdicts on the run, the worst first: an array, with the keys of docs/runs.md.
 using Verdicts = nlohmann::json;
 
+// Each view: what it contains. Then the keys of `query` that it takes.
 //   summary      state, step, speed, goodput, last metrics and verdicts
 //   steps        mean microseconds of a rank at each activity. points, from, to (steps), cursor
 //   metrics      numbers of `report`, by step. points, from, to, cursor

@@ -28,7 +28,8 @@ _INTEGER = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 class ShardedParameter(Slices):
     """This rank's slices of one parameter, in the unit's arena or, if ``external``, in other memory.
 
-    From ``bind`` on ``own`` has the values. If the user puts another tensor in the parameter's place, ``adopt`` copies its values there.
+    ``bind`` makes ``own``, which holds this rank's values from then on. If the user puts another tensor in the parameter's place, ``adopt``
+    copies that tensor's values into ``own``.
     """
 
     def __init__(

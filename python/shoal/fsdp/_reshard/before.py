@@ -22,9 +22,9 @@ class OldMesh(Protocol):
 
 
 class Before:
-    """The old mesh of a model that has moved, with its memory, until ``forget``. Until the first write to the new rows, ``restore`` brings
-    model and optimizers back, without other ranks. An arena that the new mesh has taken over holds the rows of both.
-    ``leaves``: this rank is not on the new mesh."""
+    """The old mesh of a model that has moved, kept with its memory until ``forget``. ``restore`` returns model and optimizers to it without
+    communication. It works only until the first write to the new rows, because an arena that the new mesh took over holds the rows of both
+    meshes. ``leaves``: this rank is not on the new mesh, so ``restore`` has nothing to do."""
 
     def __init__(self, contents: Contents, leaves: bool):
         units, roots = contents.units, contents.roots
