@@ -76,8 +76,8 @@ def place_actor(ranks: tuple[int, ...], index: int, replicas: int, gang: str = "
 
 
 def make_model(actor: _native.ShardActor, units: list[_native.ShardedUnit], names: list[str], slots: int) -> _native.ShardedModel:
-    """Makes a model on the new mesh of a change of meshes (``_reshard``), and waits until all ranks are placed. Raises Unavailable if the head has no running
-    process of this rank any more: it counts this rank's node as lost."""
+    """Makes a model on the new mesh of a change of meshes (``_reshard``), and waits until all ranks are placed. Raises Unavailable if the
+    head has no running process of this rank any more: it counts this rank's node as lost."""
     try:
         return actor.make_model(units, names, slots=slots)
     except NotFound as error:
