@@ -54,8 +54,8 @@ class Shares:
 @dataclass(frozen=True)
 class BatchPart:
     """A part of a batch. ``batch``: its samples, as the loader collates them. ``number``: its place among the batch's parts. ``samples``
-    and ``global_samples``: how many samples this part and the whole batch have. Where ``samples`` is 0, ``batch`` has one sample of weight 0,
-    because every worker takes part in every step. ``drawn``: the checksum of the epoch's batches up to this one."""
+    and ``global_samples``: how many samples this part and the whole batch have. Where ``samples`` is 0, ``batch`` has one sample of
+    weight 0, because every worker takes part in every step. ``drawn``: the checksum of the epoch's batches up to this one."""
 
     batch: Any
     number: int
