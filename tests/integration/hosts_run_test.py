@@ -175,6 +175,30 @@ def test_a_host_that_waits_ends_with_the_first_host(hosts, tmp_path):
     assert "the first host has ended with exit code 93: no script no-such.py" in second.err
 
 
+@pytest.mark.parametrize("how", ["folder", "secret"])
+def test_a_host_that_comes_during_an_earlier_run_waits_for_its_own(hosts, tmp_path, how):
+    """It takes neither the place nor the exit code of the host that the earlier run has."""
+    end = tmp_path / "end"
+    words, env = ["--hosts", f"{hosts.a.address},{hosts.b.address}"], {}
+    if how == "folder":
+        words += ["--run-folder", tmp_path / "run"]
+    else:
+        (tmp_path / "secret").write_text("2e" * 32)
+        (tmp_path / "secret").chmod(0o600)
+        env["SHOAL_TOKEN_FILE"] = str(tmp_path / "secret")
+    words += ["--", "sh", "-c", f"echo it runs; until [ -e {end} ]; do sleep 0.05; done; echo it has run"]
+    first, second = on_both(hosts, words, [env, env])
+    first.said("it runs")
+    early = run(hosts.b, *words, **env)
+    early.said("under way")
+    end.touch()
+    assert (first.code(), second.code()) == (0, 0), first.err + second.err
+    assert early.process.poll() is None, early.err
+    later = run(hosts.a, *words, **env)
+    assert (later.code(), early.code()) == (0, 0), later.err + early.err
+    assert later.out.count("it has run") == 2
+
+
 def test_the_others_end_with_the_code_in_the_first_hosts_record(hosts, tmp_path):
     """It has ended for a reason of its own, so its head has no exit code of a script."""
     words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", hosts.a.script(WAIT, "wait.py")]

@@ -25,6 +25,8 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr double kFirstHostsRecordS = 5;
+constexpr int kMostAttempts = 3;
+constexpr const char* kOtherRun = "OtherRun";  // the head that answers is another run's
 
 // The script's exit code, from the row of its job.
 int code_of(const JobRow& row) { return row.state == actors::JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code; }
@@ -34,30 +36,43 @@ class FurtherHost final : public HostPart {
   using HostPart::HostPart;
 
   int run() {
-    const auto meeting = find_head();
-    if (!meeting && end_signal != 0) return 128 + end_signal;
-    if (const auto end = meeting ? std::nullopt : first_hosts_end()) return end_as(*end);
-    if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
+    const auto deadline = after(options_.join_timeout_s);
+    for (int attempt = 1;; ++attempt) {
+      const auto meeting = find_head(deadline);
+      if (!meeting && end_signal != 0) return 128 + end_signal;
+      if (const auto end = meeting ? std::nullopt : first_hosts_end()) return end_as(*end);
+      if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
+      const auto begun = join(*meeting);
+      if (begun) return follow();
+      // The head of an earlier run may end while this host joins. This run's head comes after it.
+      const auto code = begun.error().code();
+      const bool again = (code == Code::kUnavailable || code == Code::kDeadlineExceeded) && attempt < kMostAttempts;
+      if (!again || end_signal != 0 || leave_signal != 0) return fail_with(begun.error(), kSubmitOther, true);
+      print(stderr, "shoal: this host tries again to join: {}\n", begun.error().message());
+      abandon();
+    }
+  }
+
+ private:
+  Result<void> join(const Meeting& meeting) {
     if (allocation_.joins) {
       host_.folder.forget_earlier_run(number_);
       print(stderr, "shoal: this host joins the run as host {}\n", number_);
     }
     auto words = start_words();
-    words.insert(words.end(), {"--address", meeting->address, "--head-absence-limit", "60"});
-    const auto at = runtime::parse_endpoint(meeting->address);
+    words.insert(words.end(), {"--address", meeting.address, "--head-absence-limit", "60"});
+    const auto at = runtime::parse_endpoint(meeting.address);
     const auto own = at ? runtime::own_address_towards(at->host) : Result<std::string>(fail(at.error()));
     if (own) add_address(words, *own);
     auto env = without_secret();
-    env.push_back("SHOAL_TOKEN=" + meeting->token);
-    env.push_back("SHOAL_CA_FINGERPRINT=" + meeting->fingerprint);
-    if (const auto begun = begin(std::move(words), std::move(env)); !begun) return fail_with(begun.error(), kSubmitOther, true);
-    return follow();
+    env.push_back("SHOAL_TOKEN=" + meeting.token);
+    env.push_back("SHOAL_CA_FINGERPRINT=" + meeting.fingerprint);
+    run_ = meeting.run;
+    return begin(std::move(words), std::move(env));
   }
 
- private:
   // Waits until the first host's head answers.
-  Result<Meeting> find_head() {
-    const auto deadline = after(options_.join_timeout_s);
+  Result<Meeting> find_head(runtime::TimePoint deadline) {
     auto next_status = after(2);
     std::string why;
     while (end_signal == 0 && leave_signal == 0) {
@@ -66,9 +81,13 @@ class FurtherHost final : public HostPart {
       if (!*meeting && has_secret()) {
         why = "the name of the first host, " + allocation_.leader + ", does not resolve";
       } else if (!*meeting) {
-        why = "the first host has written nothing to " + host_.folder.path();
+        why = "the first host has written nothing to " + host_.folder.path() +
+              ", which both must share (or give both one secret, SHOAL_TOKEN_FILE)";
       } else if (const auto there = reach(**meeting); there) {
         return **meeting;
+      } else if (there.error().reason() == kOtherRun) {
+        why = there.error().message();
+        if (!(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
       } else {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
       }
@@ -111,8 +130,16 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto credentials, credentials_of(target));
     Context context(credentials);
     SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
-    if (!allocation_.elastic) return {};
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
+    SHOAL_TRY(const auto script, job_of(*client));
+    // A run with a fixed number of hosts begins once all are in it, and no run begins again.
+    if (script && (!allocation_.elastic || script->ended_unix_ms != 0))
+      return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
+    if (!allocation_.joins && has_living(reply.nodes, number_)) {
+      return fail(unavailable(fmt::format("a run is under way that has a host {} already: an earlier one, or this command twice", number_))
+                      .with_reason(kOtherRun));
+    }
+    if (!allocation_.elastic) return {};
     const auto num =
         std::count_if(reply.nodes.begin(), reply.nodes.end(), [](const NodeRow& n) { return n.state == actors::NodeState::kAlive; });
     if (num >= allocation_.max_nodes) return fail(unavailable(fmt::format("the run has its {} hosts", num)));
@@ -121,6 +148,11 @@ class FurtherHost final : public HostPart {
       is_member_ = true;
     }
     return {};
+  }
+
+  static bool has_living(const std::vector<NodeRow>& nodes, std::uint32_t number) {
+    return std::any_of(nodes.begin(), nodes.end(),
+                       [&](const NodeRow& n) { return n.state == actors::NodeState::kAlive && number_of(n) == number; });
   }
 
   // A number that no host has had: hosts of the beginning have those below the maximum, and may come back.

@@ -116,6 +116,14 @@ void HostPart::end() {
   if (session_ && owns_session() && !session_->processes().empty()) (void)stop_session(*session_, 1);
 }
 
+void HostPart::abandon() {
+  end();
+  cluster_.reset();
+  session_.reset();
+  context_.reset();
+  said_ = {};
+}
+
 double HostPart::ranks_grace_s() const { return std::max(options_.grace_s / 2, options_.grace_s - kEndOfRanksS); }
 
 void HostPart::tick() {
@@ -132,8 +140,8 @@ Result<HostPart::Nodes> HostPart::nodes() {
   return out;
 }
 
-Result<std::optional<JobRow>> HostPart::job() {
-  SHOAL_TRY(auto reply, head_->list(actors::ListRequest::What::kJobs));
+Result<std::optional<JobRow>> HostPart::job_of(Client& head) {
+  SHOAL_TRY(auto reply, head.list(actors::ListRequest::What::kJobs));
   for (auto& row : reply.jobs) {
     if (row.name.starts_with(kJobPrefix)) return std::optional(std::move(row));
   }
@@ -149,6 +157,7 @@ Result<void> HostPart::drain(const NodeRow& node) {
 
 void HostPart::record(ExitRecord record) {
   record.unix_s = clock_->unix_millis() / 1000;
+  record.run = run_;
   if (is_member_) {
     if (const auto written = host_.folder.write_exit(record, number_); !written)
       print(stderr, "shoal: warning: no exit record: {}\n", written.error().message());

@@ -58,6 +58,8 @@ class HostPart {
 
   // Ends what this host has started.
   void end();
+  // As end(), and then begin() may be called again.
+  void abandon();
 
   // False: this host had a part in the cluster before, which goes on.
   bool owns_session() const { return !said_.contains("new_session") || said_["new_session"] == true; }
@@ -71,7 +73,8 @@ class HostPart {
   using Nodes = std::multimap<std::uint32_t, actors::NodeRow>;
   Result<Nodes> nodes();
   // The run's job; nullopt until it is submitted.
-  Result<std::optional<actors::JobRow>> job();
+  Result<std::optional<actors::JobRow>> job() { return job_of(*head_); }
+  static Result<std::optional<actors::JobRow>> job_of(Client& head);
   Result<void> drain(const actors::NodeRow& node);
   void record(ExitRecord record);
 
@@ -87,6 +90,7 @@ class HostPart {
   bool is_member_ = !allocation_.joins;           // a host that joins gets its number from the head; before, the run's records are not its
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
+  std::string run_;               // the meeting's, once this host has a part in it; the first host's folder knows its own
   std::optional<Child> cluster_;  // shoal start --block
   nlohmann::json said_;
   std::optional<runtime::TimePoint> leave_by_;  // a signal asked this host to leave

@@ -115,7 +115,9 @@ std::set<RunFolder::FileId> RunFolder::exits() const {
   return out;
 }
 
-void RunFolder::forget_earlier_run(std::uint32_t host) const {
+void RunFolder::forget_earlier_run(std::uint32_t host) {
+  const auto said = nlohmann::json::parse(read_all(open_file(exit_file(host).c_str())), nullptr, false);
+  if (said.is_object() && said.contains("run") && said["run"].is_string()) leave_out(said["run"]);
   unlinkat(folder_.get(), exit_file(host).c_str(), 0);
   if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
 }
@@ -142,7 +144,7 @@ Result<std::optional<Meeting>> RunFolder::read_meeting() const {
   const auto said = nlohmann::json::parse(read_all(file), nullptr, false);
   if (!said.is_object()) return std::optional<Meeting>();
   const auto text = [&](const char* key) { return said.contains(key) && said[key].is_string() ? said[key].get<std::string>() : ""; };
-  return std::optional(Meeting{text("address"), text("token"), text("ca_fingerprint")});
+  return std::optional(Meeting{text("address"), text("token"), text("ca_fingerprint"), text("run")});
 }
 
 void RunFolder::remove_meeting() const {
@@ -159,6 +161,7 @@ Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host)
                         {"retryable", record.retryable},
                         {"checkpoint", record.checkpoint.empty() ? nlohmann::json() : nlohmann::json(record.checkpoint)},
                         {"unix_s", record.unix_s}};
+  if (const auto& run = record.run.empty() ? run_ : record.run; !run.empty()) out["run"] = run;
   return write_whole(exit_file(host), out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
@@ -176,6 +179,8 @@ std::optional<ExitRecord> RunFolder::read_exit(std::uint32_t host) const {
   if (is("cause", &Json::is_string)) out.cause = said["cause"];
   if (is("retryable", &Json::is_boolean)) out.retryable = said["retryable"];
   if (is("unix_s", &Json::is_number_integer)) out.unix_s = said["unix_s"];
+  if (is("run", &Json::is_string)) out.run = said["run"];
+  if (left_out_.contains(out.run)) return {};
   return out;
 }
 

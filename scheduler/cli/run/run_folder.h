@@ -17,6 +17,7 @@ struct Meeting {
   std::string address;      // HOST:PORT of the head
   std::string token;        // in hexadecimal digits
   std::string fingerprint;  // the certificate authority's
+  std::string run = {};     // distinguishes a run from earlier ones in its folder; "": the hosts met without a file
 };
 
 // Why and how a run ended.
@@ -27,6 +28,7 @@ struct ExitRecord {
   bool retryable = false;   // the same command may succeed at another time
   std::string checkpoint;   // the newest one; "": none is known
   std::int64_t unix_s = 0;  // the time of the end
+  std::string run = {};     // that of its meeting; "": it ended before
 };
 
 class RunFolder {
@@ -35,8 +37,11 @@ class RunFolder {
   static Result<RunFolder> make(const std::string& path);
   const std::string& path() const { return path_; }
 
-  // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint.
-  void forget_earlier_run(std::uint32_t host) const;
+  // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint. Other
+  // hosts may yet write records of that run's end, which do not count from now on.
+  void forget_earlier_run(std::uint32_t host);
+  // Records of this run's end do not count.
+  void leave_out(const std::string& run) { left_out_.insert(run); }
 
   // The file appears with all of its content.
   Result<void> write_meeting(const Meeting& meeting);
@@ -47,8 +52,8 @@ class RunFolder {
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
-  // The record of that host's end, if it has written it since make(): an earlier one belongs to an earlier run. Hosts' clocks may differ,
-  // so this compares files, not times.
+  // The record of that host's end, if it has written it since make() and not for a run that is left out: an earlier one belongs to an
+  // earlier run. Hosts' clocks may differ, so this compares files and runs, not times.
   std::optional<ExitRecord> read_exit(std::uint32_t host) const;
   // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
   std::string newest_checkpoint() const;
@@ -63,6 +68,7 @@ class RunFolder {
   std::string run_;  // distinguishes this run's meeting from another's; "": none is written
   Fd folder_;        // stays the same folder if another process renames the path
   std::set<FileId> earlier_exits_;
+  std::set<std::string> left_out_;
 };
 
 // Writes the record to `file` as torch's error files have it; for $TORCHELASTIC_ERROR_FILE.
