@@ -1,6 +1,8 @@
 """``shoal launch ssh`` with a real sshd on each host."""
 
 import os
+import signal
+import sys
 
 import pytest
 from internals.core import binary
@@ -38,6 +40,20 @@ def test_no_host_is_started_if_another_one_does_not_answer(hosts):
     assert job.code() == 1, job.out + job.err
     assert "shoal: host 10.81.0.99: ssh: connect to host 10.81.0.99" in job.err
     assert not list(hosts.folder.glob("true-*.pid"))
+
+
+@whole
+def test_the_other_hosts_end_with_a_first_host_that_cannot_begin(hosts):
+    """Its port is taken."""
+    a = hosts.hosts.a
+    taken = a.program([sys.executable, "-c", f"import socket\ns = socket.create_server(('{a.address}', 7461))\nprint('listens')\ns.accept()"])
+    taken.said("listens")
+    job = launched(hosts, "--port", "7461", "--name", "taken", "--", "true")
+    assert job.code() == 120, job.out + job.err
+    assert "AddressInUse" in job.out
+    assert (hosts.folder / "taken-0.pid").exists()
+    assert not (hosts.folder / "taken-1.pid").exists()  # removed behind its end
+    taken.signal(signal.SIGKILL)
 
 
 @whole

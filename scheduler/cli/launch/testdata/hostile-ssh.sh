@@ -25,6 +25,14 @@ is_of_run() {  # the process lives, and is one of this run in this folder
   tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -qF -e " --run-folder shoal-run/$name " &&
     [ "$(readlink "/proc/$1/cwd")" = "$(pwd -P)" ]
 } 2>/dev/null
+ends_within() {  # $2 tenths of a second; a zombie counts as ended, which the first process of a container may never reap
+  local left=$2
+  while is_of_run "$1"; do
+    [ "$left" -gt 0 ] || return 1
+    left=$((left - 1))
+    sleep 0.1
+  done
+}
 END
 }
 
@@ -65,14 +73,16 @@ echo $! >"$name-$number.pid" || { kill $!; exit 1; }
 END
 }
 
+# Ends a host's process that does not end by itself within $2 tenths of a second.
 end() {
   begin "$1"
+  echo "patience=$2"
   cat <<'END'
 pid=$(cat "$name-$number.pid") || exit 0
-if is_of_run "$pid"; then
+ends_within "$pid" "$patience" || {
   kill "$pid"
-  timeout 60 tail --pid="$pid" -f /dev/null || kill -KILL "$pid"
-fi
+  ends_within "$pid" 600 || kill -KILL "$pid"
+}
 rm -f "$name-$number.pid"
 END
 }
@@ -85,18 +95,19 @@ explain() {
   echo "shoal: host ${hosts[$1]}: ${said:-the start ended with exit code $2}" >&2
 }
 
+# Ends the hosts from number $1 on.
 end_started() {
   local number
-  for ((number = 0; number < started; ++number)); do
-    end "$number" | on "$number" >/dev/null 2>&1 ||
+  for ((number = $1; number < started; ++number)); do
+    end "$number" "$2" | on "$number" >/dev/null 2>&1 ||
       echo "shoal: host ${hosts[number]}: no answer; end the process in $name-$number.pid there" >&2
   done
 }
 
 notes=$(mktemp -d) started=0 failed=0 checks=()
 trap 'rm -rf "$notes"' EXIT
-trap 'end_started; exit 130' INT
-trap 'end_started; exit 143' TERM
+trap 'end_started 0 0; exit 130' INT
+trap 'end_started 0 0; exit 143' TERM
 for number in "${!hosts[@]}"; do
   check "$number" | on "$number" >"$notes/$number" 2>&1 &
   checks[number]=$!
@@ -113,14 +124,24 @@ for number in "${!hosts[@]}"; do
   start "$number" | on "$number" >"$notes/$number" 2>&1 || code=$?
   ((code != 0)) || continue
   explain "$number" "$code"
-  end_started
+  end_started 0 0
   echo "shoal: the hosts that were started have ended" >&2
   exit 1
 done
-trap - INT TERM
-echo "shoal: the run $name has begun. Ctrl-C leaves it alone; on ${hosts[0]}, kill \"\$(cat $name-0.pid)\" ends it" >&2
+trap - TERM
+trap 'echo "shoal: the run $name goes on" >&2; exit 130' INT
+echo "shoal: the run $name has begun. Ctrl-C leaves it alone; on ${hosts[0]}, kill \"\$(cat $folder/$name-0.pid)\" ends it" >&2
 
-{ begin 0; echo 'tail --pid="$(cat "$name-0.pid")" -n +1 -f "$name-0.log"'; } | on 0 || true
+follow() {
+  begin 0
+  cat <<'END'
+pid=$(cat "$name-0.pid")
+while is_of_run "$pid"; do sleep 0.2; done &
+tail --pid=$! -n +1 -f "$name-0.log"
+END
+}
+follow | on 0 || true
 code=$({ begin 0; echo 'sed -n "s/.*\"exit_code\": *\([0-9]*\).*/\1/p" "shoal-run/$name/exit.json" 2>/dev/null'; } | on 0) || true
 [ -n "$code" ] || { echo "shoal: host ${hosts[0]} does not say how the run ends; $name-0.log there may" >&2; exit 1; }
+[ "$code" = 0 ] || end_started 1 50  # the others may wait for a first host that could not begin
 exit "$code"
