@@ -2,9 +2,11 @@
 
 import json
 import signal
+import socket
 import time
 
 import pytest
+from internals.core import binary
 from launching.commands import LIMIT_S, Running
 from launching.hosts import two_hosts
 from launching.leftovers import alive, descendants, wait_until
@@ -45,6 +47,18 @@ def test_two_hosts_train_to_the_losses_of_one(hosts, tmp_path, how):
     assert exit_record(folder)["exit_code"] == 5
     assert not (folder / "meeting.json").exists()  # with its secret
     assert "JOB_COMPLETION_INDEX=1" in second.err if how == "pods" else "--hosts=" in second.err
+
+
+def test_gloo_connects_where_a_hosts_name_is_also_its_loopback_address(hosts, tmp_path):
+    """As on Debian, whose installer writes 127.0.1.1 into /etc/hosts."""
+    own = {host: tmp_path / f"hosts-{host.name}" for host in hosts.all}
+    for host, file in own.items():
+        file.write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n{host.address} {socket.gethostname()}\n")
+    words = ["run", "--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--nproc", "1"]
+    words += [hosts.a.script(TRAIN, "train.py"), "0"]
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"']
+    jobs = [host.program([*mounted, str(own[host]), binary(), *map(str, words)]) for host in hosts.all]
+    assert [job.code() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
 
 
 def test_a_signal_to_any_host_means_save_and_leave(hosts, tmp_path):

@@ -38,7 +38,7 @@ struct RunHost {
   const Allocation& allocation;
   std::uint32_t num_ranks;  // on this host
   RunFolder& folder;
-  bool name_resolves;  // this host's name resolves to an address of it that others reach
+  bool name_resolves;  // this host's name resolves to addresses of it that others reach, and to no other
 };
 
 // Returns the exit code. Call watch_run_signals() before.

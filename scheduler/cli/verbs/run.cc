@@ -49,6 +49,13 @@ bool resolves_to(const std::string& name, const std::vector<std::string>& addres
   return std::find_first_of(found.begin(), found.end(), addresses.begin(), addresses.end()) != found.end();
 }
 
+// gloo takes the first address of the host's name that this host has, which is 127.0.1.1 where /etc/hosts says so.
+bool resolves_to_these_alone(const std::string& name, const std::vector<std::string>& addresses) {
+  const auto found = addresses_of(name);
+  const auto is_own = [&](const std::string& a) { return std::find(addresses.begin(), addresses.end(), a) != addresses.end(); };
+  return !found.empty() && std::all_of(found.begin(), found.end(), is_own);
+}
+
 OwnNames own_names(const LaunchOptions& options) {
   OwnNames out;
   char host[256] = {};
@@ -181,7 +188,7 @@ int run(const Common& common, const RunOptions& given) {
   }
   if (allocation->leads() && !common.json) print(stderr, "shoal: recorded in {}; `shoal top` shows what the ranks do\n", folder_path);
   watch_run_signals();
-  return run_host({common, options, *allocation, num_ranks, *folder, resolves_to(own.host, own.addresses)});
+  return run_host({common, options, *allocation, num_ranks, *folder, resolves_to_these_alone(own.host, own.addresses)});
 }
 
 }  // namespace
