@@ -153,6 +153,19 @@ std::optional<Error> missing_argument(const CLI::App& app) {
   return std::nullopt;
 }
 
+// Adds the words of the program to the line "Usage: ..", which CLI11 does not know.
+class ProgramFormatter : public CLI::Formatter {
+ public:
+  explicit ProgramFormatter(std::string program) : program_(std::move(program)) {}
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    auto out = CLI::Formatter::make_usage(app, std::move(name));
+    return out.insert(std::min(out.find('\n'), out.size()), program_);
+  }
+
+ private:
+  const std::string program_;
+};
+
 }  // namespace
 
 CommandLine::CommandLine(Common common) : app_("Shoal: actors and fully sharded training on a cluster"), common_(std::move(common)) {
@@ -191,6 +204,12 @@ CLI::App* CommandLine::add_group(const std::string& name, const std::string& abo
   CLI::App* group = app_.add_subcommand(name, about);
   group->require_subcommand(1);
   return group;
+}
+
+void CommandLine::takes_command(CLI::App* verb, Command command) {
+  with_command_[verb] = command;
+  verb->formatter(
+      std::make_shared<ProgramFormatter>(command == Command::kProgram ? " -- PROGRAM [ARGS]" : " SCRIPT.py [ARGS] | -- PROGRAM [ARGS]"));
 }
 
 void CommandLine::on_run(CLI::App* verb, Action action) {

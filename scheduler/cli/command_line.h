@@ -38,7 +38,7 @@ class CommandLine {
   // The words that the verb's action finds in command(). kProgram: those after --. kProgramOrScript: also a script, which is the first word
   // that is neither an option nor an option's value, and all words after it, -- included. A word behind -- is a script if it ends with .py.
   enum class Command { kProgram, kProgramOrScript };
-  void takes_command(CLI::App* verb, Command command = Command::kProgram) { with_command_[verb] = command; }
+  void takes_command(CLI::App* verb, Command command = Command::kProgram);
   // The valid values of an option or argument, for completion. Values that a check lists need no such call.
   void set_choices(const CLI::Option* option, std::vector<std::string> values) { choices_[option] = std::move(values); }
   const std::vector<std::string>& command() const { return command_; }

@@ -467,6 +467,11 @@ def test_help_shows_the_no_wait_option(shoal_command, words):
     assert re.search(r"--no-wait +Do not wait", shoal_command(*words.split(), "--help").stdout)
 
 
+@pytest.mark.parametrize("words", ["run", "submit", "launch slurm"])
+def test_help_shows_where_the_script_stands(shoal_command, words):
+    assert "[OPTIONS] SCRIPT.py [ARGS] | -- PROGRAM [ARGS]\n" in shoal_command(*words.split(), "--help").stdout
+
+
 def test_version_and_help_exit_with_0(shoal_command):
     assert shoal_command("--version").stdout.startswith("shoal ")
     for words in ([], ["start"], ["submit"], ["logs"]):

@@ -185,6 +185,10 @@ def writing(path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(f"there is no space for the checkpoint in {path}", hint="free some, or save elsewhere") from None
+        # One rank has made the folder for all.
+        elsewhere = "all ranks write into this folder: the hosts have to share it, or to save to an address such as s3://bucket/run"
         raise InvalidArgument(
-            f"the checkpoint cannot be written to {path}: {error.strerror or error}", reason="CheckpointUnwritable"
+            f"the checkpoint cannot be written to {path}: {error.strerror or error}",
+            reason="CheckpointUnwritable",
+            hint=elsewhere if error.errno == errno.ENOENT else "",
         ) from None

@@ -94,8 +94,8 @@ class FurtherHost final : public HostPart {
       if (first_hosts_end()) return fail(unavailable("the first host has ended"));
       if (clock_->now() >= deadline) {
         return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, why))
-                        .with_hint("the output of the first host says why it did not start. The hosts need a folder that they share "
-                                   "(--run-folder DIR), or a secret (SHOAL_TOKEN_FILE)"));
+                        .with_hint("the hosts need a folder that they share (--run-folder DIR), or one secret (SHOAL_TOKEN_FILE, the same "
+                                   "on each). If the first host has not started, its output says why"));
       }
       if (clock_->now() >= next_status) {
         print(stderr, "shoal: waiting: {}\n", why);
