@@ -105,8 +105,13 @@ def _device() -> str:
     return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
+def uncaught() -> BaseException | None:
+    """Returns the exception that ends this program, for exit handlers. The interpreter has printed it."""
+    return None if _is_interactive() else getattr(sys, "last_value", None)
+
+
 def _close_at_exit() -> None:
-    error = None if _is_interactive() else getattr(sys, "last_value", None)  # the interpreter has printed it
+    error = uncaught()
     if state.telemetry is not None:
         _close(state.telemetry, None if error is None else 1, error)  # an exit handler does not learn the code of sys.exit(CODE)
 
@@ -163,12 +168,12 @@ def at(activity: Activity) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def waiting(activity: Activity = Activity.SYNC) -> Iterator[None]:
     """Counts the time of a block as a wait for other ranks."""
     if (opened := telemetry()) is None:
         yield
         return
-    opened.wait_begin(Activity.SYNC)
+    opened.wait_begin(activity)
     try:
         yield
     finally:
