@@ -16,15 +16,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from shoal import _native
-from shoal._core.telemetry import Activity, telemetry
+from shoal._core.telemetry import Activity, telemetry, unit_number
 from shoal.spmd._engine.tensor import Tensor
 from shoal.spmd._fsdp.wrapper import SpmdFullyShardedDataParallel
 
 _ROOT = ""
 _begun = False
 _names: weakref.WeakKeyDictionary[nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()  # by outermost module: names of units, by id
-_numbers: dict[str, int] = {}  # by name of a unit: the telemetry's number
 
 
 class _Calls(threading.local):
@@ -60,7 +58,7 @@ def _before_forward(module: nn.Module, args: Any) -> None:
         # A unit inside another one counts as a part of it.
         inner = sum(number is not None for number in _calls.begun) > 1
         if name is not None and not inner and (opened := telemetry(opens=True)) is not None:
-            number = _number(opened, name)
+            number = unit_number(opened, name)
             opened.begin(Activity.FORWARD, number)
     _calls.begun.append(number)
 
@@ -69,12 +67,6 @@ def _after_forward(module: nn.Module, args: Any, output: Any) -> None:
     number = _calls.begun.pop() if _calls.begun else None
     if number is not None and (opened := telemetry()) is not None:
         opened.end(Activity.FORWARD, number)
-
-
-def _number(opened: _native.Telemetry, name: str) -> int:
-    if name not in _numbers:
-        _numbers[name] = opened.add_units([name])
-    return _numbers[name]
 
 
 def _units_of(module: nn.Module) -> dict[int, str]:
