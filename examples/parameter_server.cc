@@ -81,6 +81,7 @@ shoal::Result<void> run(shoal::Context& context) {
   SHOAL_TRY(const auto kept, context.spawn<ParameterServer>(lasting, checkpoint, std::size_t{3}));
 
   SHOAL_TRY(const auto server, context.get_actor<ParameterServer>("weights"));  // any process of this job may do this
+  shoal::StepRecord& record = context.record();  // with SHOAL_RUN_FOLDER=DIR, `shoal show DIR` prints what became of the steps
   for (int step = 0; step < 60; ++step) {
     // The weights are a future: the functions begin when it is ready, and this loop waits only for gradients.
     const auto weights = server.call(&ParameterServer::weights);
@@ -88,12 +89,19 @@ shoal::Result<void> run(shoal::Context& context) {
     for (int shard = 0; shard < 4; ++shard) under_way.push_back(context.remote<&gradient_of>()(shard, 100, weights));
     std::vector<Gradient> gradients;
     while (!under_way.empty()) {  // in the order in which gradients arrive
+      const auto time = record.at(shoal::Activity::kBackward, "shards");
       SHOAL_TRY(const auto some, shoal::wait(under_way, 1));
       SHOAL_TRY(auto gradient, under_way[some.ready[0]].get());
       gradients.push_back(std::move(gradient));
       under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(some.ready[0]));
     }
-    SHOAL_TRY(const double length, server.call(&ParameterServer::apply, gradients, 0.8).get());
+    double length = 0;
+    {
+      const auto time = record.at(shoal::Activity::kOptimizer);
+      SHOAL_TRY(length, server.call(&ParameterServer::apply, gradients, 0.8).get());
+    }
+    record.report({{"gradient", length}});
+    record.end_step();
     if (step % 20 == 0) std::printf("step %d: gradient %.3f\n", step, length);
     if (step == 30) {
       SHOAL_OK(context.kill(server, /*no_restart=*/false));

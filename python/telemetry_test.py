@@ -294,7 +294,7 @@ def test_a_save_and_a_load_whose_record_fails_succeed(tmp_path, monkeypatch):
         kinds.append(kind)
         raise OSError
 
-    broken = Hashable(event=fail, begin=lambda activity: None, end=lambda activity: None, step=1)
+    broken = Hashable(event=fail, begin=lambda *_: None, end=lambda *_: None, step=1)
     monkeypatch.setattr(t, "state", t.State(telemetry=broken, pid=os.getpid(), owners={broken: os.getpid()}))
     checkpoint.save(tmp_path / "c", torch.nn.Linear(2, 2))
     checkpoint.load(tmp_path / "c", torch.nn.Linear(2, 2))

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -39,6 +41,7 @@ struct Environment {
   std::uint32_t restarts = 0;              // SHOAL_RESTARTS: the actor's
   std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
   bool keeps_spec = false;                 // SHOAL_SELF_MADE: the head keeps its creation spec
+  std::string run_folder;                  // SHOAL_RUN_FOLDER; empty where SHOAL_RECORD is off
   std::optional<std::string> build_id;     // SHOAL_BUILD_ID: the build that a worker of this binary must have
   bool from_node() const { return !node.empty() && !worker.empty(); }
   bool native_worker() const { return from_node() && build_id; }
@@ -47,6 +50,11 @@ struct Environment {
 std::string env(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+bool is_off(std::string word) {
+  std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return word == "0" || word == "false" || word == "off" || word == "no";
 }
 
 Environment read_environment() {
@@ -63,6 +71,7 @@ Environment read_environment() {
   e.restarts = static_cast<std::uint32_t>(std::strtoul(env("SHOAL_RESTARTS").c_str(), nullptr, 10));
   e.keeps_spec = !env("SHOAL_SELF_MADE").empty();
   e.retry_delay_ms = env("SHOAL_TASK_RETRY_DELAY_MS");
+  if (!is_off(env("SHOAL_RECORD"))) e.run_folder = env("SHOAL_RUN_FOLDER");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
   // A child process of this one is no worker.
@@ -210,6 +219,7 @@ int run_driver(Result<std::unique_ptr<Session>> session, Context::Options option
   if (!session) return print_error(session.error());
   Context context(*std::move(session), std::move(options));
   const int code = run(context);
+  context.record().close(code);
   (void)context.session().logs().sync();  // an error is ignored: the node may be gone, with all lines that it has not sent
   if (end_cluster) (void)context.session().cluster().shutdown();  // an error is ignored: the cluster may be gone
   return code;
@@ -242,6 +252,7 @@ int run_main(int argc, char** argv, const Program& program, const std::function<
   auto driver = context_options(path, program, options.name_space);
   driver.env = options.env;
   driver.working_dir = options.working_dir;
+  driver.run_folder = e.run_folder;
   if (e.from_node()) return run_driver(attach(e), driver, run, false);  // this program was submitted as a job
   if (!e.address.empty() && e.address != "local") return run_driver(connect(e, name, options.print_logs), driver, run, false);
 

@@ -11,5 +11,6 @@
 #include "actors/api/context/running.h"
 #include "actors/api/context/stream.h"
 #include "actors/api/main.h"
+#include "actors/api/record/step_record.h"
 #include "runtime/core/bytes.h"
 #include "runtime/core/result.h"

@@ -29,6 +29,18 @@ std::optional<std::int32_t> Progress::next(Lane lane) const {
   return id;
 }
 
+std::optional<std::int32_t> Progress::awaited(Lane lane) const {
+  const auto ended = [&](std::int32_t id) { return state_[static_cast<std::size_t>(id)] == State::kEnded; };
+  if (finished(lane)) {
+    const auto first = std::find_if(graph_.nodes().begin(), graph_.nodes().end(), [&](const Node& n) { return !ended(n.id); });
+    return first == graph_.nodes().end() ? std::nullopt : std::optional(first->id);
+  }
+  const auto id = nodes_of_[static_cast<std::size_t>(lane)][position(lane)];
+  const auto& after = graph_.nodes()[static_cast<std::size_t>(id)].after;
+  const auto edge = std::find_if(after.begin(), after.end(), [&](const Edge& e) { return !ended(e.from); });
+  return edge == after.end() ? std::nullopt : std::optional(edge->from);
+}
+
 void Progress::begin(std::int32_t node) {
   SHOAL_CHECK(ready(lane_of(graph_.nodes()[static_cast<std::size_t>(node)].op)) == node,
               "the node that begins is not the next of its lane");

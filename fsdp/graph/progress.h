@@ -23,6 +23,9 @@ class Progress {
 
   // The node that this lane may begin now; empty when it has to wait.
   std::optional<std::int32_t> next(Lane lane) const;
+  // The node that this lane waits for, if its next one cannot begin before that has ended; behind its last node: the first of the step that
+  // has not ended.
+  std::optional<std::int32_t> awaited(Lane lane) const;
   // begin() is for the result of next(lane), end() for a node that has begun.
   void begin(std::int32_t node);
   void end(std::int32_t node);

@@ -10,13 +10,44 @@
 
 namespace shoal::fsdp {
 
+using runtime::Activity;
+
 namespace {
+
+// The optimizers of Python have other keys.
+int optimizer_key(int first_unit) { return -2 - first_unit; }
 
 constexpr auto kPollInterval = std::chrono::milliseconds(50);  // interval at which a waiting compute lane polls for signals
 constexpr double kForget = 0.3;                                // weight of the latest step in an estimate
 
 bool has_any(const StepGraph& graph, Op op) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& n) { return n.op == op; });
+}
+
+// The compute lane's occupation at this node, or its wait for it.
+std::optional<Activity> activity_at(const Node& node) {
+  switch (node.op) {
+    case Op::kForward:
+      return Activity::kForward;
+    case Op::kRecompute:
+    case Op::kBackward:
+      return Activity::kBackward;
+    case Op::kOptimizerUpdate:
+    case Op::kFetch:
+    case Op::kOffload:
+      return Activity::kOptimizer;
+    case Op::kUnshard:
+      return Activity::kGather;
+    case Op::kReduceScatter:
+    case Op::kAllReduce:
+    case Op::kClipNorm:
+      return Activity::kReduce;
+    case Op::kCommit:
+      return Activity::kWindow;
+    case Op::kReshard:
+      break;
+  }
+  return {};
 }
 
 }  // namespace
@@ -39,14 +70,22 @@ StepRunner::StepRunner(std::shared_ptr<ShardedModel> model, StepGraph graph, Opt
       graph_(std::move(graph)),
       options_(std::move(options)),
       commits_(has_any(graph_, Op::kCommit)),
+      updates_(has_any(graph_, Op::kOptimizerUpdate)),
+      first_unit_(options_.telemetry ? options_.telemetry->add_units(graph_.units()) : 0),
       rows_(std::move(rows)) {}
+
+StepRunner::~StepRunner() {
+  if (options_.telemetry) options_.telemetry->drop_units(first_unit_);
+}
 
 double StepRunner::now() const { return std::chrono::duration<double, std::micro>(model_->stepper().now() - began_).count(); }
 
 Result<void> StepRunner::run(StepProgram& program) {
   if (lost_) return fail(*lost_);
   auto result = run_lanes(program);
+  const auto telemetry = options_.telemetry.get();
   if (!result) {
+    if (telemetry != nullptr) telemetry->unwind();
     lost_ = std::move(result).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
     // If a peer died, the membership page already names it as the cause. Otherwise mark_gone() comes before reset(), so that other ranks
     // see this error, not a step that was started over.
@@ -55,6 +94,7 @@ Result<void> StepRunner::run(StepProgram& program) {
     return fail(*lost_);
   }
   ++steps_;
+  if (telemetry != nullptr && updates_) telemetry->end_optimizer(optimizer_key(first_unit_));
   return {};
 }
 
@@ -68,7 +108,10 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
   rows_.begin_step();
   gradients_.clear();
   released_.clear();
-  SHOAL_OK(model_->enter(commits_));
+  {
+    const runtime::ActivityScope counted(options_.telemetry.get(), Activity::kGather, -1);
+    SHOAL_OK(model_->enter(commits_));
+  }
   model_->peers().interrupt_by([this] { return stopping_.load(); });
   {
     const runtime::SideThread communication([this] { run_lane(Lane::kCommunication, [this](const Node& n) { return communicate(n); }); });
@@ -78,7 +121,11 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     // The last nodes of a step may belong to other lanes, so this one waits for them.
     std::unique_lock lock(mutex_);
     const auto finished = [this] { return progress_->finished(Lane::kCommunication) && progress_->finished(Lane::kHostCopy); };
-    while (!failure_ && !finished()) wait_for_other_lane(lock, Lane::kCompute);
+    std::optional<runtime::ActivityScope> counted;
+    while (!failure_ && !finished()) {
+      begin_counted_wait(counted);
+      wait_for_other_lane(lock, Lane::kCompute);
+    }
     stopping_ = failure_.has_value();
   }
   model_->peers().interrupt_by({});
@@ -109,12 +156,15 @@ bool StepRunner::wait_for_other_lane(std::unique_lock<std::mutex>& lock, Lane la
 
 void StepRunner::run_lane(Lane lane, const Perform& perform) {
   std::unique_lock lock(mutex_);
+  std::optional<runtime::ActivityScope> counted;
   while (!failure_ && !progress_->finished(lane)) {
     const auto next = progress_->next(lane);
     if (!next) {
+      if (lane == Lane::kCompute) begin_counted_wait(counted);
       wait_for_other_lane(lock, lane);
       continue;
     }
+    counted.reset();
     const Node& node = graph_.nodes()[static_cast<std::size_t>(*next)];
     Span& span = measured_[static_cast<std::size_t>(*next)];
     progress_->begin(*next);
@@ -145,7 +195,20 @@ void StepRunner::report_released(StepProgram& program) {
   for (const auto& [unit, micro] : released) program.released(unit, micro);
 }
 
+int StepRunner::key_of(const Node& node) const {
+  if (activity_at(node) == Activity::kOptimizer) return optimizer_key(first_unit_);
+  return node.unit < 0 ? -1 : first_unit_ + node.unit;
+}
+
+void StepRunner::begin_counted_wait(std::optional<runtime::ActivityScope>& wait) const {
+  const auto awaited = options_.telemetry && !wait ? progress_->awaited(Lane::kCompute) : std::nullopt;
+  if (!awaited) return;
+  const Node& node = graph_.nodes()[static_cast<std::size_t>(*awaited)];
+  wait.emplace(options_.telemetry.get(), activity_at(node), key_of(node));
+}
+
 Result<void> StepRunner::compute(const Node& node, StepProgram& program) {
+  const runtime::ActivityScope counted(options_.telemetry.get(), activity_at(node), key_of(node));
   report_released(program);
   const auto unit = static_cast<std::size_t>(node.unit);
   switch (node.op) {

@@ -26,6 +26,7 @@
 #include "fsdp/kernels/adam.h"
 #include "fsdp/runner/step_rows.h"
 #include "fsdp/shard/sharded_model.h"
+#include "runtime/telemetry/activity_scope.h"
 
 namespace shoal::fsdp {
 
@@ -54,10 +55,13 @@ class StepRunner {
     Adam optimizer;
     std::string offload_folder;         // for graphs that offload optimizer state
     std::function<bool()> interrupted;  // polled by the compute lane while it waits
+    // Counts the time of the compute lane: its nodes, and its waits for nodes of other lanes. A graph with updates is a step.
+    std::shared_ptr<runtime::Telemetry> telemetry = {};
   };
   // Returns InvalidArgument for a graph that cannot be run (check_runnable) or has other units than the model. Other errors: as
   // StepRows::make.
   static Result<std::unique_ptr<StepRunner>> make(std::shared_ptr<ShardedModel> model, StepGraph graph, Options options);
+  ~StepRunner();
 
   // Runs one step. Every rank runs the same graph. After an error this rank's part of the model is lost: further steps fail with the same
   // cause, and the other ranks' waits with it. If the cause is a rank's death, each rank's wait fails with that death by itself.
@@ -82,6 +86,9 @@ class StepRunner {
   Result<void> run_lanes(StepProgram& program);
   void run_lane(Lane lane, const Perform& perform);
   bool wait_for_other_lane(std::unique_lock<std::mutex>& lock, Lane lane);
+  int key_of(const Node& node) const;
+  // The compute lane's wait for the present node of another lane.
+  void begin_counted_wait(std::optional<runtime::ActivityScope>& wait) const;
   Result<void> compute(const Node& node, StepProgram& program);
   Result<void> communicate(const Node& node);
   Result<void> copy(const Node& node);
@@ -93,7 +100,8 @@ class StepRunner {
   const std::shared_ptr<ShardedModel> model_;
   const StepGraph graph_;
   const Options options_;
-  const bool commits_;
+  const bool commits_, updates_;
+  const int first_unit_;  // the telemetry's number of the graph's first unit
   std::uint64_t steps_ = 0;
   std::vector<double> estimate_;  // duration of each node, for planned times
   std::vector<Span> planned_, measured_;

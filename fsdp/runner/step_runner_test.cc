@@ -1,6 +1,13 @@
 #include "fsdp/runner/step_runner.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
@@ -106,6 +113,18 @@ class StepRunnerTest : public testing::Test {
     }
   }
 
+  // Makes the runners again, each with a record below `folder`.
+  void record(const std::filesystem::path& folder) {
+    for (std::size_t r = 0; r < runners_.size(); ++r) {
+      const int rank = static_cast<int>(r);
+      records_.push_back(runtime::Telemetry::open(
+                             folder, {.role = "rank", .rank = rank, .world = world_, .host = fmt::format("host{}", r), .device = "cpu"})
+                             .value());
+      const auto graph = runners_[r]->graph();
+      runners_[r] = StepRunner::make(models_[r], graph, {kAdamW, "/tmp", {}, records_[r]}).value();
+    }
+  }
+
   // Runs every rank in a separate thread, like processes.
   std::vector<Result<void>> run_all(int steps) {
     std::vector<Result<void>> out(static_cast<std::size_t>(world_));
@@ -125,7 +144,57 @@ class StepRunnerTest : public testing::Test {
   std::vector<std::shared_ptr<ShardedModel>> models_;
   std::vector<std::unique_ptr<StepRunner>> runners_;
   std::vector<std::unique_ptr<Program>> programs_;
+  std::vector<std::shared_ptr<runtime::Telemetry>> records_;
 };
+
+// Waits until the record's live page shows this activity.
+void await_activity(const runtime::Telemetry& record, runtime::Activity activity) {
+  const Fd file(::open((record.folder() + "/live").c_str(), O_RDONLY));
+  std::array<char, sizeof(runtime::LivePage)> page{};
+  std::uint32_t shown = 0;
+  while (pread(file.get(), page.data(), page.size(), 0) != static_cast<ssize_t>(page.size()) ||
+         (std::memcpy(&shown, page.data() + offsetof(runtime::LivePage, activity), sizeof shown),
+          shown != static_cast<std::uint32_t>(activity)))
+    usleep(1000);
+}
+
+std::vector<std::string> lines_of(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::vector<std::string> out;
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+TEST_F(StepRunnerTest, AStepIsRecordedByNodesAndWaits) {
+  const auto folder = std::filesystem::path(testing::TempDir()) / fmt::format("graph{}", getpid());
+  place(2);
+  record(folder);
+  // Rank 1 comes to the second unit only when rank 0 waits for it, behind its last computation.
+  programs_[1]->before_forward = [&](const Node& node) -> Result<void> {
+    if (node.unit == 1 && runners_[1]->steps() == 1) await_activity(*records_[0], runtime::Activity::kWindow);
+    return {};
+  };
+  for (const auto& result : run_all(3)) ASSERT_TRUE(result) << result.error().to_string();
+  for (const auto& r : records_) r->close(0, "");
+  for (const auto& r : records_) {
+    const auto rows = lines_of(r->folder() + "/steps.0-0.jsonl");
+    ASSERT_EQ(rows.size(), 3u);
+    EXPECT_EQ(runtime::step_row(rows[2])->step, 3u);
+    const auto spans = lines_of(r->folder() + "/spans.0-0.jsonl");
+    ASSERT_EQ(spans.size(), 3u);
+    std::set<std::pair<runtime::Activity, int>> seen;
+    for (const auto& s : runtime::spans_row(spans[1]).value().spans) seen.insert({s.activity, s.unit});
+    for (const auto activity : {runtime::Activity::kForward, runtime::Activity::kBackward}) {
+      EXPECT_TRUE(seen.contains({activity, 0}) && seen.contains({activity, 1}));
+    }
+    EXPECT_TRUE(seen.contains({runtime::Activity::kForward, -1})) << "the loss";
+    EXPECT_TRUE(seen.contains({runtime::Activity::kOptimizer, -1}));
+    EXPECT_TRUE(r != records_[0] || seen.contains({runtime::Activity::kWindow, -1}));
+    EXPECT_NE(lines_of(r->folder() + "/process.json")[0].find(R"("units":["a","b"])"), std::string::npos);
+  }
+  EXPECT_GT(runtime::step_row(lines_of(records_[0]->folder() + "/steps.0-0.jsonl")[1])->in(runtime::Activity::kWindow), 0);
+  std::filesystem::remove_all(folder);
+}
 
 // The parameters after the same steps in one process, with `micro` times the gradient, clipped to `max_norm`.
 std::vector<float> one_process(int world, int micro, double max_norm) {

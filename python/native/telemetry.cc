@@ -1,5 +1,7 @@
 // Bindings of the process's part of its run's folder (docs/runs.md).
-#include "python/native/telemetry.h"
+#include "runtime/telemetry/telemetry.h"
+
+#include "python/native/bindings.h"
 
 namespace shoal::python {
 
@@ -30,6 +32,8 @@ void bind_telemetry(nb::module_& m) {
            nb::arg("argv"))
       .def("begin", &Telemetry::begin, nb::arg("activity"), nb::arg("key") = -1)
       .def("end", &Telemetry::end, nb::arg("activity"), nb::arg("key") = -1)
+      .def("end_optimizer", &Telemetry::end_optimizer, nb::arg("key"), "Ends an optimizer's step, and so the training step.")
+      .def("add_units", &Telemetry::add_units, nb::arg("names"), "Returns the number of the first one.")
       .def("begin_batch", &Telemetry::begin_batch)
       .def("wait_begin", &Telemetry::wait_begin, nb::arg("wait"), nb::arg("unit") = -1)
       .def("wait_end", &Telemetry::wait_end)

@@ -627,6 +627,12 @@ class Telemetry:
 
     def end(self, activity: Activity, key: int = -1) -> None: ...
 
+    def end_optimizer(self, key: int) -> None:
+        """Ends an optimizer's step, and so the training step."""
+
+    def add_units(self, names: Sequence[str]) -> int:
+        """Returns the number of the first one."""
+
     def begin_batch(self) -> None: ...
 
     def wait_begin(self, wait: Activity, unit: int = -1) -> None: ...
@@ -957,7 +963,7 @@ class StepRunner:
     """Runs a hand-written step graph on one rank."""
 
     @staticmethod
-    def make(model: ShardedModel, graph: bytes, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, offload_folder: str) -> StepRunner:
+    def make(model: ShardedModel, graph: bytes, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, offload_folder: str, telemetry: Telemetry | None) -> StepRunner:
         """graph: as StepGraph.encode() wrote it."""
 
     def run(self, program: object) -> None:

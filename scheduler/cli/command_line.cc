@@ -166,6 +166,21 @@ class ProgramFormatter : public CLI::Formatter {
   const std::string program_;
 };
 
+// Reports the first option that the verb lacks.
+std::optional<Error> unknown_option(const CLI::App& app, int argc, char** argv) {
+  const CLI::App& verb = named_verb(app, argc, argv);
+  for (int i = 1; i < argc && argv[i] != std::string("--"); ++i) {
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    if (!name.starts_with("--") || verb.get_option_no_throw(name) != nullptr) continue;
+    const auto command = command_of(app, argc, argv);
+    const std::string meant = nearest(name.substr(2), option_names(verb));
+    return invalid_argument("`" + command + "` has no option " + name)
+        .with_reason("Usage")
+        .with_hint((meant.empty() ? "" : "did you mean --" + meant + "? ") + "`" + command + " --help` lists the options");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 CommandLine::CommandLine(Common common) : app_("Shoal: actors and fully sharded training on a cluster"), common_(std::move(common)) {
@@ -298,9 +313,11 @@ int CommandLine::refuse(const CLI::ParseError& error, int argc, char** argv) {
   const auto command = command_of(app_, argc, argv);
   const bool is_group = named_verb(app_, argc, argv).get_require_subcommand_min() > 0;
   const bool lacks_verb = is_group && error.get_name() == "RequiredError";
-  print_error(invalid_argument(lacks_verb ? "`" + command + "` lacks a command" : std::string(error.what()))
-                  .with_reason("Usage")
-                  .with_hint("`" + command + " --help` lists the " + (is_group ? "commands" : "options")),
+  const auto unknown =
+      error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) ? unknown_option(app_, argc, argv) : std::nullopt;
+  print_error(unknown.value_or(invalid_argument(lacks_verb ? "`" + command + "` lacks a command" : std::string(error.what()))
+                                   .with_reason("Usage")
+                                   .with_hint("`" + command + " --help` lists the " + (is_group ? "commands" : "options"))),
               common_.json);
   const auto found = usage_exits_.find(&named_verb(app_, argc, argv));
   return found == usage_exits_.end() ? static_cast<int>(kUsage) : found->second;

@@ -38,7 +38,7 @@ class Process:
         self.folder.mkdir(parents=True)
         self.rng = random.Random(run.seed * 1009 + rank)
         self.cpu = self.runq = self.at_us = 0
-        self.place, self.since, self.unit = "fwd", run.now, -1
+        self.activity, self.since, self.unit = "fwd", run.now, -1
         who = {
             "schema": "shoal.process/1",
             "role": "rank",
@@ -62,11 +62,11 @@ class Process:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def live(self, place: str | None = None) -> None:
+    def live(self, activity: str | None = None) -> None:
         run = self.run
-        if place:
-            self.place, self.since = place, run.now
-        number = ACTIVITIES.index(self.place if self.alive else "ended")
+        if activity:
+            self.activity, self.since = activity, run.now
+        number = ACTIVITIES.index(self.activity if self.alive else "ended")
         page = struct.pack(
             "<QqqqqQIIIIii56x",
             *(MAGIC, self.pid, run.start, run.now, self.since, run.step),
@@ -122,7 +122,7 @@ class SyntheticRun:
         """Goes on from the time of day: for a run that is watched while it goes on."""
         self.now = max(self.now, time.time_ns() // 1000)
         for process in self.alive:
-            process.live(process.place)
+            process.live(process.activity)
 
     def one_step(self) -> None:
         self.step += 1

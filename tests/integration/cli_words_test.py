@@ -203,6 +203,29 @@ def test_an_unknown_key_is_refused_with_the_one_that_may_be_meant(configured, to
     assert configured("--version", SHOAL_CONFIG="none", toml=toml + "\n").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "--nprocs", "2", "train.py"), "did you mean --nproc?"),
+        (("run", "--nprco=2", "train.py"), "did you mean --nproc?"),
+        (("logs", "--tial", "3"), "did you mean --tail?"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_one_that_may_be_meant(configured, words, hint):
+    done = configured(*words)
+    assert done.returncode == (93 if words[0] == "run" else 2)
+    assert f"has no option {words[1].partition('=')[0]}" in done.stderr
+    assert hint in done.stderr
+
+
+def test_logs_of_a_run_say_where_they_are(configured):
+    assert configured("run", "--run-folder", "shoal-run/mine", "--", "true").returncode == 0
+    done = configured("logs", "mine")
+    assert done.returncode == 3
+    assert "mine is a run" in done.stderr
+    assert "`shoal show mine`" in done.stderr
+
+
 def test_a_section_sets_options_that_the_command_line_lacks(configured):
     toml = "[run]\nnproc = 3\n[explain]\njson = true\n"
     dry = ("run", "--dry-run", "--json")

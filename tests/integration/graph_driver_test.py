@@ -16,7 +16,9 @@ from pathlib import Path
 import graph_driver
 import pytest
 import torch
+from internals.core import binary
 from launching.leftovers import wait_until
+from recorded import ACTIVITIES, recorded
 from torch import nn
 
 import shoal
@@ -84,8 +86,11 @@ def example_ranks(step=None, **options):
 
 
 def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_path):
-    done = subprocess.run([sys.executable, graph_driver.__file__], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = os.environ | {"SHOAL_RUN_FOLDER": str(tmp_path / "run")}
+    done = subprocess.run([sys.executable, graph_driver.__file__], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    ranks = recorded(tmp_path / "run")  # without close(), the driver's end ends them
+    assert [(len(p.rows("steps")), p.events("end")[0]["code"]) for p in ranks] == [(graph_driver.STEPS, 0)] * 2
     assert_same([float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)])
     events = json.loads(Path(tmp_path, "out/graph_driver.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -101,6 +106,38 @@ def test_the_example_prints_falling_losses_and_draws_its_step(module_home, tmp_p
             (begin, end), (fetched, _) = spans[f"forward({u})"][0], spans[f"unshard({following})"][0]
             assert fetched < end, f"{name}: unshard({following}) began at {fetched}, after forward({u}) ended at {end}"
             assert spans[f"unshard({u})"][0][1] <= begin  # a unit's forward begins after its unshard has ended
+
+
+def shown(folder):
+    done = subprocess.run([binary(), "show", str(folder), "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_has_a_row_per_step_and_a_span_per_node(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
+    ranks = example_ranks()
+    losses = [shoal.get(ranks.step()) for _ in range(10)]
+    ranks.close()
+    both = recorded(tmp_path)
+    assert [p.facts["rank"] for p in both] == [0, 1]
+    for p in both:
+        assert p.facts["units"] == graph_driver.UNITS
+        rows = p.rows("steps")
+        assert [s["step"] for s in rows] == list(range(1, 11))
+        assert all(0 <= s["us"] - sum(s[activity] for activity in ACTIVITIES) < 20 for s in rows)  # each is cut to whole microseconds
+        assert all(s[activity] > 0 for s in rows for activity in ("load", "fwd", "bwd", "opt"))
+        seen = {(kind, unit) for kind, unit, _, _ in p.rows("spans")[1]["spans"]}
+        units = range(len(graph_driver.UNITS))
+        assert seen >= {(kind, unit) for kind in ("fwd", "bwd") for unit in units} | {("fwd", -1), ("opt", -1), ("load", -1)}
+        (end,) = p.events("end")
+        assert (end["code"], end["cause"]) == (0, "")
+    assert [m["values"]["loss"] for m in both[0].rows("metrics")] == [loss for loss, _ in losses]
+    (driver,) = recorded(tmp_path, "driver")
+    assert driver.events("begin")[0]["fit"] == both[0].events("begin")[0]["fit"]
+    assert driver.events("end")[0]["code"] == 0
+    said = shown(tmp_path)
+    assert (said["step"], said["verdicts"][0]["code"]) == (10, "ended")
 
 
 def test_a_step_is_one_message_per_rank(cluster):
@@ -426,7 +463,8 @@ def test_a_rank_killed_in_a_step_fails_the_step_on_all(cluster, tmp_path):
         shoal.get(losses[3], timeout=60)
 
 
-def test_a_ranks_exception_in_a_step_reaches_all(cluster):
+def test_a_ranks_exception_in_a_step_reaches_all(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
     ranks = trapped(stumble)
     losses = [ranks.step() for _ in range(4)]
     with pytest.raises(ZeroDivisionError, match="own mistake"):
@@ -435,6 +473,8 @@ def test_a_ranks_exception_in_a_step_reaches_all(cluster):
         shoal.get(losses[2][0], timeout=60)
     with pytest.raises(Exception, match="own mistake"):  # the next step fails too: the ranks do not continue after half a step
         shoal.get(losses[3][1], timeout=60)
+    (end,) = recorded(tmp_path)[1].events("end")
+    assert (end["code"], end["cause"]) == (1, "ZeroDivisionError: a unit's own mistake")
 
 
 def test_a_killed_shard_actor_fails_the_next_step(cluster):

@@ -54,12 +54,17 @@ print("it trains", flush=True)
 signal.pause()
 """
 
-# Runs the command here. The hosts' commands come through stdin. The host SSH_FAILS cannot be reached for those that contain SSH_FAILS_AT.
+# Runs the command here, and notes its words and those of the shells that called it. The hosts' commands come through stdin. The host
+# SSH_FAILS cannot be reached for those that contain SSH_FAILS_AT.
 SSH = """
 import os, subprocess, sys
 host, text = sys.argv[5], sys.stdin.read()
 with open(os.path.join(os.path.dirname(__file__), "argv"), "a") as f:
     print(*sys.argv, file=f)
+    pid = os.getppid()
+    while "bash" in (words := open(f"/proc/{pid}/cmdline", errors="replace").read()).split("\\0")[0]:
+        print(words, file=f)
+        pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 if host == os.environ.get("SSH_FAILS") and os.environ.get("SSH_FAILS_AT", "") in text:
     print(f"ssh: connect to host {host} port 22: Connection refused", file=sys.stderr)
     sys.exit(255)
@@ -188,6 +193,8 @@ def test_ssh_starts_each_host_and_shows_the_output_of_the_first(ssh):
     argv = (ssh.programs / "argv").read_text()
     assert token not in argv
     assert "ab" not in argv.replace(str(ssh.programs), "")
+    assert "it's" not in argv
+    assert "/proc/self/fd/" in argv  # the words of the shells are among them
     for number, seen in enumerate(both):
         assert seen["folder"] == str(ssh.home)
         assert seen["words"][:3] == ["run", "--node-rank", str(number)]

@@ -2,6 +2,8 @@
 
 import json
 
+ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync")
+
 
 class Recorded:
     """A process's part of the folder."""

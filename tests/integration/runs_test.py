@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PLACES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window")
+ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window")
 
 
 def write_process(run: Path, rank: int, *, pid: int, forward_us=15_000, step_us=20_000, world=2, steps=100, ended=True, host="") -> Path:
@@ -24,8 +24,8 @@ def write_process(run: Path, rank: int, *, pid: int, forward_us=15_000, step_us=
     with (folder / "steps.0-0.jsonl").open("w") as out:
         for step in range(1, steps + 1):
             own = forward_us + 1000 + step % 7 * 50
-            row = dict.fromkeys(PLACES, 0) | {"fwd": forward_us + step % 7 * 50, "load": 1000, "gather": max(step_us - own, 0)}
-            total = sum(row[p] for p in PLACES)
+            row = dict.fromkeys(ACTIVITIES, 0) | {"fwd": forward_us + step % 7 * 50, "load": 1000, "gather": max(step_us - own, 0)}
+            total = sum(row[p] for p in ACTIVITIES)
             row |= {"step": step, "n": 1, "rank": rank, "world": world, "gen": 1, "end": now - (steps - step) * total, "us": total}
             out.write(json.dumps(row | {"cpu": forward_us, "max": total}) + "\n")
     with (folder / "events.0-0.jsonl").open("w") as out:

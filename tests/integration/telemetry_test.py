@@ -8,12 +8,11 @@ import pytest
 import recovery_loops as r
 import training_loops as loops
 from internals.core import process
-from recorded import recorded
+from recorded import ACTIVITIES, recorded
 
 from shoal.exceptions import ResourceExhausted
 from shoal.train import ScalingConfig, Trainer, get_context, steps
 
-ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window", "sync")
 NAP_S = 0.02
 ANSWER_S, CALL_S = 0.6, 0.2  # seconds of the driver's answer after a death, and of on_change
 STEPS = 30  # 6 epochs of training_loops

@@ -50,6 +50,60 @@ with open(f"{sys.argv[1]}/{xr.process_index()}", "w") as out:
 """
 
 
+TRAINS = """
+import sys
+import numpy as np, torch, shoal.spmd as xs, shoal.spmd.runtime as xr, shoal.spmd.xla_model as xm
+import shoal.spmd.parallel_loader as pl
+from shoal.spmd.fsdp import SpmdFullyShardedDataParallel
+
+xr.use_spmd()
+mesh = xs.Mesh(np.arange(2), (2, 1), ("fsdp", "model"))
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(xm.xla_device())
+if sys.argv[1] == "units":
+    net = SpmdFullyShardedDataParallel(net, mesh)
+else:
+    xs.mark_sharding(net[0].weight, mesh, ("fsdp", None))
+optimizer = torch.optim.AdamW(net.parameters())
+spec = xs.ShardingSpec(mesh, ("fsdp", None))
+for x in pl.MpDeviceLoader([torch.randn(8, 8) for _ in range(5)], xm.xla_device(), input_sharding=spec):
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "variables"),
+    [
+        ("marks", 0, {"SHOAL_SPMD_DEVICES": "2"}),
+        ("marks", 2, {}),
+        ("units", 2, {}),
+        ("marks", 0, {"SHOAL_SPMD_WORKERS": "2"}),
+    ],
+    ids=["one process", "two processes", "units of the engine", "a controller"],
+)
+def test_each_process_of_the_program_records_its_steps(home, tmp_path, kind, ranks, variables):
+    (tmp_path / "program.py").write_text(TRAINS)
+    done = run([tmp_path / "program.py", kind], ranks, SHOAL_RUN_FOLDER=str(tmp_path / "run"), **variables)
+    assert done.returncode == 0, done.stderr
+    folders = sorted((tmp_path / "run" / "processes").iterdir())
+    facts = [json.loads((f / "process.json").read_text()) for f in folders]
+    assert sorted((f["role"], f["rank"], f["world"]) for f in facts) == [("rank", r, ranks or 1) for r in range(ranks or 1)]
+    for folder, who in zip(folders, facts, strict=True):
+        rows, spans = (
+            [json.loads(line) for line in (folder / f"{name}.0-0.jsonl").read_text().splitlines()] for name in ("steps", "spans")
+        )
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+        assert all(sum(row[activity] for row in rows) > 0 for activity in ("load", "fwd", "bwd", "opt"))
+        assert (sum(row["gather"] + row["reduce"] for row in rows) > 0) == bool(ranks)
+        units = {who["units"][unit] for row in spans for activity, unit, *_ in row["spans"] if activity == "fwd" and unit >= 0}
+        layers = {""} if kind == "units" else {"", "0", "1", "2"}
+        assert units == (layers | {"ranks"} if "SHOAL_SPMD_WORKERS" in variables else layers)
+        end = json.loads((folder / "events.0-0.jsonl").read_text().splitlines()[-1])
+        assert (end["kind"], end["cause"]) == ("end", "")
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The output of same_program.py in one process with four devices."""

@@ -1,5 +1,7 @@
 #include "actors/api/context/context.h"
 
+#include <filesystem>
+
 #include <asio/executor_work_guard.hpp>
 
 #include <fmt/format.h>
@@ -25,7 +27,8 @@ Context::Context(std::unique_ptr<actors::Session> session, Options options)
       hub_(*session_, options_.caller),
       launcher_(hub_, {options_.program, options_.build_id, options_.name_space, options_.env, options_.working_dir}),
       functions_(std::make_unique<api::FunctionPools>(
-          hub_, launcher_, options_.functions, api::FunctionPools::Options{.hand_over = options_.hand_over, .needed = options_.needed})) {}
+          hub_, launcher_, options_.functions, api::FunctionPools::Options{.hand_over = options_.hand_over, .needed = options_.needed})),
+      record_(options_.run_folder, std::filesystem::path(options_.program).filename()) {}
 
 Context::~Context() = default;
 

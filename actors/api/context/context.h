@@ -22,6 +22,7 @@
 #include "actors/api/context/functions.h"
 #include "actors/api/context/handle.h"
 #include "actors/api/context/options.h"
+#include "actors/api/record/step_record.h"
 
 namespace shoal::actors {
 struct FoundActor;
@@ -47,6 +48,7 @@ class Context {
     std::uint32_t num_restarts = 0;                  // restarts of this process's actor
     std::map<std::string, std::string> env = {};     // for the processes that it starts
     std::string working_dir = "";                    // the working folder of those processes
+    std::string run_folder = "";                     // where record() writes; empty: nowhere
     std::chrono::milliseconds hand_over{30'000};     // time in which a worker of functions that shall end reports the actors that it leaves
     std::chrono::milliseconds needed{5'000};         // a worker whose calls are still open after this time answers that it is needed
   };
@@ -116,6 +118,9 @@ class Context {
   const std::string& name_space() const { return options_.name_space; }
   std::uint32_t num_restarts() const { return options_.num_restarts; }
 
+  // The steps of this driver's training, for `shoal show` and the dashboard.
+  StepRecord& record() { return record_; }
+
   // Runs a coroutine in this thread until it ends. It may await futures of this Context, and such coroutines. After `timeout` it is
   // cancelled, and the result is DeadlineExceeded; an exception is Internal. Each thread may run one.
   template <class T>
@@ -183,6 +188,7 @@ class Context {
   const actors::api::Launcher launcher_;
   ActorId actor_;
   const std::unique_ptr<actors::api::FunctionPools> functions_;
+  StepRecord record_;
 };
 
 }  // namespace shoal

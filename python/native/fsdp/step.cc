@@ -1,7 +1,7 @@
 // Bindings of the step machine. Python's hooks report events; actions on tensors are calls of methods of the program's Root.
 #include "fsdp/step/arena.h"
 #include "python/native/fsdp/fsdp.h"
-#include "python/native/telemetry.h"
+#include "runtime/telemetry/activity_scope.h"
 
 namespace shoal::python {
 
@@ -52,7 +52,7 @@ class HookExecutor final : public fsdp::Executor {
   fsdp::ArenaExecutor& arena() { return arena_; }
 
   Result<void> run(const Action& a) override {
-    const CountedWait counted(telemetry_, wait_of(a), a.unit < 0 ? -1 : first_unit_ + a.unit);
+    const runtime::ActivityScope counted(telemetry_, wait_of(a), a.unit < 0 ? -1 : first_unit_ + a.unit);
     if (fsdp::ArenaExecutor::carries_out(a.kind)) {
       if (!fsdp::ArenaExecutor::waits(a.kind)) return arena_.run(a);
       const GilReleased release;

@@ -66,14 +66,14 @@ void bind_step_runner(nb::module_& m) {
       .def_static(
           "make",
           [](std::shared_ptr<ShardedModel> model, const nb::bytes& graph, double lr, double beta1, double beta2, double eps,
-             double weight_decay, const std::string& offload_folder) {
+             double weight_decay, const std::string& offload_folder, std::shared_ptr<runtime::Telemetry> telemetry) {
             const auto sent = span_of(graph);
             auto decoded = unwrap(StepGraph::decode(Bytes::copy_of(sent.data(), sent.size())));
             return unwrap(StepRunner::make(std::move(model), std::move(decoded),
-                                           {{lr, beta1, beta2, eps, weight_decay}, offload_folder, signals_pending}));
+                                           {{lr, beta1, beta2, eps, weight_decay}, offload_folder, signals_pending, std::move(telemetry)}));
           },
           nb::arg("model"), nb::arg("graph"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"), nb::arg("weight_decay"),
-          nb::arg("offload_folder"), "graph: as StepGraph.encode() wrote it.")
+          nb::arg("offload_folder"), nb::arg("telemetry").none(), "graph: as StepGraph.encode() wrote it.")
       .def(
           "run",
           [](StepRunner& r, nb::object program) {

@@ -33,6 +33,7 @@ class State:
     drivers: list[_native.Telemetry] = field(default_factory=list)  # those of the ``fit`` calls that run here
     # Those not closed yet, with the process that opened each. A forked child keeps them: their end belongs to the parent.
     owners: dict[_native.Telemetry, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)  # by name: the number in this rank's telemetry of a unit without a step machine
 
 
 state = State()
@@ -105,8 +106,13 @@ def _device() -> str:
     return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_initialized() else "cpu"
 
 
+def uncaught() -> BaseException | None:
+    """Returns the exception that ends this program, for exit handlers. The interpreter has printed it."""
+    return None if _is_interactive() else getattr(sys, "last_value", None)
+
+
 def _close_at_exit() -> None:
-    error = None if _is_interactive() else getattr(sys, "last_value", None)  # the interpreter has printed it
+    error = uncaught()
     if state.telemetry is not None:
         _close(state.telemetry, None if error is None else 1, error)  # an exit handler does not learn the code of sys.exit(CODE)
 
@@ -149,26 +155,34 @@ def event(kind: str, opened: _native.Telemetry | None = None, **fields: Any) -> 
             opened.event(kind, json.dumps(shown, default=str))
 
 
+def unit_number(opened: _native.Telemetry, name: str) -> int:
+    """Returns the number of a unit that no step machine reports."""
+    if name not in state.units:
+        state.units[name] = opened.add_units([name])
+    return state.units[name]
+
+
 @contextlib.contextmanager
-def at(activity: Activity) -> Iterator[None]:
-    """Counts the time of a block of the training thread at ``activity``."""
+def at(activity: Activity, unit: str = "") -> Iterator[None]:
+    """Counts the time of a block of the training thread at ``activity``, of ``unit`` if that has a name."""
     if (opened := telemetry()) is None:
         yield
         return
-    opened.begin(activity)
+    key = unit_number(opened, unit) if unit else -1
+    opened.begin(activity, key)
     try:
         yield
     finally:
-        opened.end(activity)
+        opened.end(activity, key)
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def waiting(activity: Activity = Activity.SYNC) -> Iterator[None]:
     """Counts the time of a block as a wait for other ranks."""
     if (opened := telemetry()) is None:
         yield
         return
-    opened.wait_begin(Activity.SYNC)
+    opened.wait_begin(activity)
     try:
         yield
     finally:

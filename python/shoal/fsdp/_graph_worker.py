@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from shoal import _native
+from shoal._core import telemetry
 from shoal._core.process import state
+from shoal._core.telemetry import Activity
 from shoal._distributed.ranks import TIMEOUT, WARN_AFTER
 from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument
@@ -29,6 +31,8 @@ class GraphWorker:
     def join(self, gang: str, rank: int, world_size: int) -> tuple[dict[str, int], list[str]]:
         """Builds the model, places this rank's ShardActor and waits for the other ranks. Returns (bytes by unit, ShardActor ids)."""
         self._rank = rank
+        if (opened := telemetry.telemetry(opens=True)) is not None:
+            opened.set_member(rank, world_size, 1)
         units = dict(self._build())
         if not units or not all(isinstance(m, nn.Module) for m in units.values()):
             raise InvalidArgument("the model must be a function that returns a dict of units: name -> torch module")
@@ -76,12 +80,25 @@ class GraphWorker:
 
     def send(self, graph: bytes, optimizer: dict[str, float], offload_folder: str) -> None:
         """Receives the graph that later steps run, with the options of its updates."""
-        self._runner = _native.StepRunner.make(self._model, graph, **optimizer, offload_folder=offload_folder)
+        self._runner = _native.StepRunner.make(
+            self._model, graph, **optimizer, offload_folder=offload_folder, telemetry=telemetry.telemetry()
+        )
         self._grad = any(n.op == "backward" for n in self._runner.graph_nodes())
 
     def step(self) -> float:
         """Runs one step. Returns this rank's loss before the update."""
-        batch = self._batch(self._rank, self._runner.steps)
+        try:
+            loss = self._run_step()
+        except BaseException as error:
+            telemetry.close(error)  # later steps fail with the same cause
+            raise
+        if self._rank == 0:
+            telemetry.record_metrics({"loss": loss})
+        return loss
+
+    def _run_step(self) -> float:
+        with telemetry.at(Activity.LOADER):
+            batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise InvalidArgument("batch(rank, step) must return (inputs, targets)")
         program = _Program(self._modules, self._parameters, self._names, self._loss, batch, self._grad, self._runner.micro_batches)
@@ -97,6 +114,10 @@ class GraphWorker:
 
     def norm(self) -> float:
         return self._runner.norm
+
+    def close_record(self) -> None:
+        """The driver will end this process: its part of the run's folder is complete."""
+        telemetry.close()
 
     def frames(self) -> tuple[int, int]:
         return state.session.traffic()

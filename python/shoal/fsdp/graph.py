@@ -14,21 +14,28 @@ process group.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _shoal_switch import ON
+
 from shoal import _native
 from shoal._actors.creation import create_gang
 from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
+from shoal._core import telemetry
 from shoal._core.budget import bytes_of
-from shoal._core.process import session
+from shoal._core.process import session, state
+from shoal._core.variables import variable
 from shoal._objects.refs import ObjectRef
-from shoal._objects.values import get
+from shoal._objects.values import get, wait
+from shoal._runtime_env import environment
 from shoal.exceptions import InvalidArgument
 from shoal.fsdp._graph import StepGraph, of_model
 from shoal.fsdp._graph_worker import GraphWorker
@@ -299,10 +306,18 @@ class Ranks:
         shard_actors: list[ActorHandle],
         optimizer: AdamW,
         offload_folder: str | Path | None,
+        run_folder: str,
+        gang: str,
     ):
         self.units, self.unit_bytes, self.shard_actors = list(unit_bytes), unit_bytes, shard_actors
         self._workers, self._optimizer, self._sent = workers, optimizer, False
         self._offload_folder = str(offload_folder or "")
+        self._record = telemetry.open_telemetry(run_folder, "driver", gang) if run_folder else None
+        if self._record is not None:
+            weakref.finalize(self, _close_record, self._record)
+            _recorded.add(self)
+            if _close_records not in state.ending:
+                state.ending.append(_close_records)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -360,12 +375,47 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the ranks and releases their resources. The driver's end does the same."""
+        self._close_records()
         for w in self._workers:
             kill(w)
+
+    def _close_records(self) -> None:
+        """A rank that is killed could not record its end. One that does not answer is left as it is."""
+        if self._record is None:
+            return
+        with contextlib.suppress(Exception):
+            calls = [w.close_record.remote() for w in self._workers]
+            wait(calls, num_returns=len(calls), timeout=_CLOSE_S)
+        _close_record(self._record)
+        self._record = None
 
     def _require_graph(self) -> None:
         if not self._sent:
             raise InvalidArgument("these ranks have no step to run", hint="send(step) first")
+
+
+_CLOSE_S = 2.0
+_recorded: weakref.WeakSet[Ranks] = weakref.WeakSet()  # those that a run's folder shows
+
+
+def _close_records() -> None:
+    for ranks in [*_recorded]:
+        ranks._close_records()
+
+
+def _close_record(record: _native.Telemetry) -> None:
+    telemetry.close(telemetry.uncaught(), record)
+
+
+def _recording(gang: str) -> tuple[dict[str, str], str]:
+    """Returns the variables by which ranks record their steps, unless a ``runtime_env`` sets them, and the run's folder; "" if nothing is
+    recorded."""
+    given = environment.inherited().get("env_vars", {})
+    own = {name: value for name in ("SHOAL_RECORD", "SHOAL_RUN_FOLDER") if name not in given and (value := variable(name))}
+    around = {**given, **own}
+    word = around.get("SHOAL_RECORD", "").strip().lower()
+    folder = environment.expanded(around.get("SHOAL_RUN_FOLDER", "")) if not word or word in ON else ""
+    return {**own, "SHOAL_RUN_FIT": gang}, folder
 
 
 def place(
@@ -398,9 +448,16 @@ def place(
         if not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")
     s, gang = session(), f"graph-{secrets.token_hex(4)}"
+    settings, run_folder = _recording(gang)
     resources = {"CPU": 1.0, **(resources_per_worker or {})}
     workers = create_gang(
-        GraphWorker, num_workers, (model, batch, loss, lease_guard), resources=resources, torch=True, refuse_infeasible=True
+        GraphWorker,
+        num_workers,
+        (model, batch, loss, lease_guard),
+        resources=resources,
+        torch=True,
+        refuse_infeasible=True,
+        env=settings,
     )
     try:
         joined = get([w.join.remote(gang, rank, num_workers) for rank, w in enumerate(workers)])
@@ -413,4 +470,4 @@ def place(
     for member in members:
         s.know(member, "ShardActor")
         handles.append(ActorHandle(member, "ShardActor", {"describe": {}}))
-    return Ranks(workers, unit_bytes, handles, optimizer or AdamW(), offload_folder)
+    return Ranks(workers, unit_bytes, handles, optimizer or AdamW(), offload_folder, run_folder, gang)

@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.utils._pytree import tree_map
 
+from shoal._core.telemetry import Activity, at, save_event
 from shoal._distributed.ranks import cpu_backend
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._engine.box import Box
@@ -206,7 +208,10 @@ class CheckpointManager:
         """Saves every ``save_interval`` steps, or with ``force``. Returns True if it saved."""
         if not (force or self.should_save(step)):
             return False
-        self._writer.submit(self._write, step, state_dict).result()
+        began = time.perf_counter()
+        with at(Activity.SAVE):
+            self._writer.submit(self._write, step, state_dict).result()
+        save_event("save", str(self._path / str(step)), began)
         return True
 
     def save_async(self, step: int, state_dict: dict, force: bool = False) -> bool:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from shoal._core.telemetry import Activity, at
 from shoal.spmd import xla_model
 from shoal.spmd._layout.errors import DivergedError
 from shoal.spmd._layout.processes import loading, world
@@ -68,7 +69,8 @@ class MpDeviceLoader:
         thread.start()
         try:
             while True:
-                batch, loaded, error = ready.get()
+                with at(Activity.LOADER):
+                    batch, loaded, error = ready.get()
                 if isinstance(error, StopIteration):
                     verify(None, "ends")
                     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from shoal._core.variables import variable
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._auto import choice as _choice
 from shoal.spmd._controller import workers as _workers
@@ -66,6 +67,10 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
         _devices.see_one()
     else:
         _devices.begin()
+    if variable("SHOAL_RUN_FOLDER"):
+        from shoal.spmd._fsdp import run_record  # late: loads FSDPv2's wrapper, which other programs do not need
+
+        run_record.begin()
     if auto or os.environ.get("XLA_AUTO_SPMD") == "1":
         os.environ["XLA_AUTO_SPMD"] = "1"
         _choice.enable(memory_budget)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from shoal._core.telemetry import Activity, at
 from shoal.spmd import runtime
 from shoal.spmd._layout import processes as _processes
 from shoal.spmd._layout.device import DEVICE
@@ -109,10 +110,11 @@ def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) 
 def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
     """Calls torch.save on ``data`` with its tensors on the host, in the first process unless ``master_only`` is False. All processes must
     call it."""
-    on_host = _maybe_convert_to_cpu(data)
-    if not master_only or is_master_ordinal():
-        torch.save(on_host, file_or_path)
-    rendezvous("xla_model.save")
+    with at(Activity.SAVE):
+        on_host = _maybe_convert_to_cpu(data)
+        if not master_only or is_master_ordinal():
+            torch.save(on_host, file_or_path)
+        rendezvous("xla_model.save")
 
 
 def _maybe_convert_to_cpu(data: Any, convert: bool = True) -> Any:

@@ -63,6 +63,22 @@ bool is_of_user_alone(const std::string& variable) {
   return std::ranges::find(names, variable) != names.end() || variable.ends_with("_LIBRARY");
 }
 
+// Variables by which shells, interpreters and the loader choose what they execute.
+bool chooses_program(const std::string& variable) {
+  const auto names = {"PATH", "ENV", "BASH_ENV", "SHELL", "SHOAL_RUNTIME_ENV"};
+  return std::ranges::find(names, variable) != names.end() || variable.starts_with("LD_") || variable.starts_with("PYTHON") ||
+         is_of_user_alone(variable);
+}
+
+// The same of an option's section: its words choose neither what is executed, nor which hosts get the caller's variables, nor a file that
+// is replaced.
+bool is_of_user_alone(const Configured& key) {
+  if (key.verb.empty()) return is_of_user_alone(key.name);
+  const auto names = {"shoal", "image", "hosts", "master-addr", "store", "runtime-env", "runtime-env-json", "export", "output"};
+  if (std::ranges::find(names, key.name) != names.end()) return true;
+  return key.name == "env" && std::ranges::any_of(key.values, [](const auto& v) { return chooses_program(v.substr(0, v.find('='))); });
+}
+
 Error cannot_be_read(const std::string& file, int why) {
   return invalid_argument(fmt::format("{} cannot be read: {}", file, std::generic_category().message(why)))
       .with_reason("Usage")
@@ -97,10 +113,12 @@ Result<void> add_file(Configuration& out, const std::string& file, Place place) 
   SHOAL_TRY(const std::string text, text_of(in, file));
   SHOAL_TRY(auto keys, parse_configuration(text, file));
   for (auto& key : keys) {
-    if (place == Place::kOfFolder && key.verb.empty() && is_of_user_alone(key.name)) {
-      key.name = key_of(key.name);
-      return fail(refused_key(key, "chooses a program or a cluster, so that it stands in no file of a working directory")
-                      .with_hint("move it to ~/.config/shoal/config.toml, or name this file by SHOAL_CONFIG"));
+    if (place == Place::kOfFolder && is_of_user_alone(key)) {
+      if (key.verb.empty()) key.name = key_of(key.name);
+      const std::string where = key.verb.empty() ? "" : fmt::format("in [{}] ", fmt::join(key.verb, "."));
+      return fail(
+          refused_key(key, where + "chooses a program, a cluster or a file to write, so that it stands in no file of a working directory")
+              .with_hint("move it to ~/.config/shoal/config.toml, or name this file by SHOAL_CONFIG"));
     }
     const bool known = std::ranges::any_of(out.settings, [&](const Configured& other) { return same_key(key, other); });
     if (!known) out.settings.push_back(std::move(key));

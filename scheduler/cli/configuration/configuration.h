@@ -50,7 +50,7 @@ Result<std::vector<Configured>> parse_configuration(const std::string& text, con
 std::string distrust(const struct stat& info, uid_t user, gid_t group);
 
 // Reads the files for a command in this folder: shoal.toml there or above, and the user's, or the one of $SHOAL_CONFIG. The first of them
-// chooses no program and no cluster.
+// chooses no program, no cluster and no hosts.
 // `variable`: the value of an environment variable, or "".
 using Variable = std::function<std::string(std::string_view)>;
 Result<Configuration> find_configuration(const Variable& variable, const std::string& folder);

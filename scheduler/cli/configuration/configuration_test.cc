@@ -118,6 +118,22 @@ TEST_F(Folders, AWorkingDirectoryChoosesNoProgramAndNoCluster) {
   }
 }
 
+TEST_F(Folders, ASectionOfAWorkingDirectoryChoosesNoProgramAndNoHosts) {
+  for (const char* section : {"[launch.ssh]\nshoal = \"./evil\"", "[launch.kueue]\nimage = \"evil\"", "[run]\nmaster-addr = \"evil\"",
+                              "[launch.ssh]\nhosts = \"evil\"", "[submit]\nruntime-env-json = \"{}\"", "[start]\nstore = \"evil\"",
+                              "[dashboard]\nexport = \"../.bashrc\"", "[launch.ssh]\nenv = [\"A=1\", \"LD_PRELOAD=./evil.so\"]",
+                              "[launch.ssh]\nenv = \"SHOAL_PYTHON=./evil\""}) {
+    write("project/shoal.toml", section);
+    const auto found = find();
+    ASSERT_FALSE(found) << section;
+    EXPECT_NE(found.error().to_string().find("] chooses a program, a cluster or a file to write"), std::string::npos)
+        << found.error().to_string();
+    EXPECT_EQ(find(root / "project/shoal.toml")->settings.size(), 1u) << "SHOAL_CONFIG names it";
+  }
+  write("project/shoal.toml", "[launch.ssh]\nenv = [\"A=1\", \"SHOAL_FSDP=1\"]\ngrace = 5\n");
+  EXPECT_EQ(find()->settings.size(), 2u);
+}
+
 TEST_F(Folders, ALinkCountsAsTheUsersFileAlone) {
   write("other.toml", "timeout = 1\n");
   fs::create_symlink(root / "other.toml", root / "config/shoal/config.toml");

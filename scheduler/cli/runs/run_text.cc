@@ -113,7 +113,7 @@ Table rank_table(const runs::Summary& s, std::size_t most) {
 }
 
 Table difference_table(const std::vector<runs::Compared>& compared) {
-  Table out{{"PLACE", "UNIT", "BEFORE", "AFTER", "CHANGE", "STEPS"}, {}};
+  Table out{{"ACTIVITY", "UNIT", "BEFORE", "AFTER", "CHANGE", "STEPS"}, {}};
   for (const auto& c : compared) {
     if (c.before_us == 0 && c.after_us == 0) continue;
     const double part = c.change_us() / std::max(c.before_us, 1.0);

@@ -1,9 +1,13 @@
 // launch: the file by which a scheduler starts `shoal run` on all hosts. Slurm's and ssh's are passed on, too.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include <fmt/format.h>
+
+#include "runtime/core/fd.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/launch/batch_script.h"
 #include "scheduler/cli/launch/job_set.h"
@@ -24,10 +28,10 @@ struct LaunchVerb {
   const char* script;  // bash runs it to pass the file on; nullptr: the user does
 };
 
-// $1: the batch script, $2: the run's name. Shows the output until the job ends, whose exit code it takes.
+// $1: the file with the batch script, $2: the run's name. Shows the output until the job ends, whose exit code it takes.
 constexpr const char* kSubmitToSlurm = R"BASH(set -euo pipefail
 command -v sbatch >/dev/null || { echo 'shoal: there is no sbatch on PATH; --dry-run prints the file' >&2; exit 1; }
-job=$(sbatch --parsable <<<"$1")
+job=$(sbatch --parsable <"$1")
 job=${job%%;*}
 log=$2-$job.out
 echo "shoal: job $job writes $log; Ctrl-C leaves it alone, and scancel $job ends it" >&2
@@ -60,10 +64,10 @@ ended=$(state JobState) code=$(state ExitCode)
 exit "$code"
 )BASH";
 
-// $1: the script itself.
+// $1: the file with the script.
 constexpr const char* kSubmitToSsh = R"BASH(
 command -v ssh >/dev/null || { echo 'shoal: there is no ssh on PATH; --dry-run prints the file' >&2; exit 1; }
-exec bash -c "$1"
+exec bash "$1"
 )BASH";
 
 constexpr LaunchVerb kLaunchers[] = {
@@ -128,9 +132,26 @@ std::string launch_file(const LaunchRequest& request, LaunchTarget launcher) {
   return "";
 }
 
+// A file in memory. Every user of this host can read the words of a command, and the text has the values of --env.
+Result<Fd> memory_file(std::string_view text) {
+  Fd file(memfd_create("shoal-launch", 0));  // the shell inherits it
+  if (!file) return fail(from_errno(errno, "the file of the launch"));
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t size = write(file.get(), text.data() + at, text.size() - at);
+    if (size < 0) return fail(from_errno(errno, "the file of the launch"));
+    at += static_cast<std::size_t>(size);
+  }
+  return file;
+}
+
 // Becomes the shell that passes the file on. Ctrl-C reaches that shell, and not the run.
 int submit_launch(const Common& common, const LaunchVerb& verb, const LaunchRequest& request, const std::string& text) {
-  std::vector<std::string> words = {"bash", "-c", verb.script, "shoal", text, request.name};
+  const auto file = memory_file(text);
+  if (!file) {
+    print_error(file.error(), common.json);
+    return kFailed;
+  }
+  std::vector<std::string> words = {"bash", "-c", verb.script, "shoal", fmt::format("/proc/self/fd/{}", file->get()), request.name};
   std::vector<std::string> env = common.environment.entries();
   std::vector<char*> argv, variables;
   for (auto& word : words) argv.push_back(word.data());

@@ -17,6 +17,7 @@
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/inspection/inspect_nodes.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/runs/run_choice.h"
 #include "scheduler/cli/verbs/verbs.h"
 #include "scheduler/node/logs/log_book.h"
 #include "scheduler/node/logs/log_files.h"
@@ -362,6 +363,18 @@ int log_files(const Common& common, const ClusterConnection& cluster, const Logs
   return kOk;
 }
 
+// The error for an id that no cluster knows, but which is a run's name. No cluster keeps the output of `shoal run`.
+Error unless_a_run(const Common& common, const LogsOptions& options, Error unknown) {
+  const auto listed = runs::list_runs(run_roots(common.target.root));
+  const bool is_run = options.kind.empty() && !options.id.empty() &&
+                      std::any_of(listed.begin(), listed.end(), [&](const auto& run) { return run.name == options.id; });
+  if (!is_run) return unknown;
+  return not_found(options.id + " is a run: its output went to the terminal or the file of `shoal run`")
+      .with_hint(fmt::format("`shoal show {0}` prints what became of it; a file of `shoal launch ssh` is {0}-0.log on the first host, one "
+                             "of Slurm {0}-JOB.out",
+                             options.id));
+}
+
 }  // namespace
 
 int logs(const Common& common, const LogsOptions& options) {
@@ -371,10 +384,11 @@ int logs(const Common& common, const LogsOptions& options) {
                   unimplemented("following one task").with_hint("`shoal logs worker --pid PID -f` follows the process that runs it"));
   }
   auto cluster = connect_cluster(common);
-  if (!cluster) return failed(common, cluster.error());
+  if (!cluster) return failed(common, unless_a_run(common, options, cluster.error()));
   if (is_pattern(options)) return log_files(common, *cluster, options);
   const auto wanted = of_task ? ran_by(*cluster, options.id) : wanted_by(*cluster->head, options);
-  if (!wanted) return failed(common, wanted.error());
+  if (!wanted)
+    return failed(common, wanted.error().code() == Code::kNotFound ? unless_a_run(common, options, wanted.error()) : wanted.error());
   const auto rows = cluster->head->list(ListRequest::What::kNodes);
   if (!rows) return failed(common, rows.error());
   Nodes nodes;

@@ -52,7 +52,7 @@ json worker_row(const Process& p, std::int64_t now_us) {
               {"exposed", total > 0 ? number_or_null(static_cast<double>(exposed) / static_cast<double>(total)) : json()},
               {"score", json()}};
   if (p.live && p.life != Life::kEnded && p.life != Life::kGone) {
-    out["place"] = key_of(p.live->activity);
+    out["activity"] = key_of(p.live->activity);
     out["unit"] = p.unit_name(p.live->unit);
     out["for_us"] = std::max<std::int64_t>(now_us - p.live->since_us, 0);
   }

@@ -197,12 +197,12 @@ TEST(Views, WorkersShowWhereARankIsAndSinceWhen) {
   live.rank = 1, live.world = 2, live.activity = Activity::kReduce, live.unit = 1, live.since_us = kBegin + 3590 * kSecond, live.step = 7;
   run.processes[1].live = live;
   const json row = view(run, "workers")["rows"][1];
-  EXPECT_EQ(row["place"], "reduce");
+  EXPECT_EQ(row["activity"], "reduce");
   EXPECT_EQ(row["unit"], "layers.0");
   EXPECT_EQ(row["for_us"], 10 * kSecond);
   EXPECT_EQ(row["step"], 7);
   run.processes[1].life = Life::kGone;
-  EXPECT_FALSE(view(run, "workers")["rows"][1].contains("place"));
+  EXPECT_FALSE(view(run, "workers")["rows"][1].contains("activity"));
 }
 
 TEST(Views, TablesComeInPages) {

@@ -22,6 +22,7 @@ import torch
 from shoal._actors.handle import ActorHandle
 from shoal._actors.registry import kill
 from shoal._core.process import state
+from shoal._core.telemetry import Activity, at
 from shoal._objects.values import get, put, wait
 from shoal._printable import say
 from shoal.exceptions import Cancelled, ShoalError, Unavailable
@@ -153,6 +154,13 @@ class Controller:
         return self._operators[item[1]] if kind == "ask" else kind
 
     def _answered(self) -> Any:
+        """As ``_await_answers``. In the program's run, the wait counts as the ranks' computation. A loader's thread has no part in its
+        steps."""
+        is_training = threading.current_thread() is threading.main_thread()
+        with at(Activity.FORWARD, "ranks") if is_training else contextlib.nullcontext():
+            return self._await_answers()
+
+    def _await_answers(self) -> Any:
         """Waits for the answer to the oldest batch; after Ctrl-C that batch stays in flight. Raises the error of the first rank that failed
         by itself, not as a consequence of another rank's failure."""
         batch = self._under_way[0]

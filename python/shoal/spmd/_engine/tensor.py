@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import _foreach_supported_types
 
+from shoal._core.telemetry import Activity, at
 from shoal.exceptions import Unimplemented
 from shoal.spmd._engine.box import Box, known_strides, strided
 from shoal.spmd._layout import processes, traffic
@@ -91,6 +92,10 @@ class Tensor(torch.Tensor):
 
     def type_as(self, other):
         return self.to(other)
+
+    def backward(self, *args, **kwargs):
+        with at(Activity.BACKWARD):
+            return super().backward(*args, **kwargs)
 
     def cpu(self, memory_format=torch.preserve_format):
         return self.to("cpu")

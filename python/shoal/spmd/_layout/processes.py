@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shoal import _native, collective
+from shoal._core.telemetry import Activity, waiting
 from shoal._core.variables import switch, variable
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._layout import process_group
@@ -158,9 +159,10 @@ class Processes(World):
         sizes = [sum(map(_count, shapes)) for shapes in expected]
         flat = [t.reshape(-1) for ts in sent for t in ts]
         buffer = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
-        got = collective.all_to_all(
-            buffer, send_sizes=[sum(t.numel() for t in ts) for ts in sent], receive_sizes=sizes, group=self._group, label=label
-        )
+        with waiting(Activity.GATHER):
+            got = collective.all_to_all(
+                buffer, send_sizes=[sum(t.numel() for t in ts) for ts in sent], receive_sizes=sizes, group=self._group, label=label
+            )
         found: list[list[torch.Tensor]] = []
         at = 0
         for shapes in expected:
@@ -171,7 +173,8 @@ class Processes(World):
         return found
 
     def all_reduce(self, value, label):
-        return collective.all_reduce(value, group=self._group, label=label)
+        with waiting(Activity.REDUCE):
+            return collective.all_reduce(value, group=self._group, label=label)
 
     @property
     def verifies(self):
@@ -179,7 +182,8 @@ class Processes(World):
 
     def verify(self, what, digest):
         mine = torch.tensor([digest], dtype=torch.int64)
-        found = collective.all_gather(mine, group=self._group, label="verification").tolist()
+        with waiting():
+            found = collective.all_gather(mine, group=self._group, label="verification").tolist()
         if found.count(digest) == len(found):
             return
         usual = max(found, key=lambda d: (found.count(d), -found.index(d)))
@@ -202,8 +206,9 @@ class Processes(World):
 
     def passed(self, value):
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        lengths = collective.all_gather(torch.tensor([len(mine)]), group=self._group, label="passed").tolist()
-        sent = collective.all_gather(mine, sizes=lengths, group=self._group, label="passed")
+        with waiting():
+            lengths = collective.all_gather(torch.tensor([len(mine)]), group=self._group, label="passed").tolist()
+            sent = collective.all_gather(mine, sizes=lengths, group=self._group, label="passed")
         return [pickle.loads(part.numpy().tobytes()) for part in sent.split(lengths)]
 
 

@@ -2,14 +2,14 @@
 // outline and joins lanes where it changes the rank. Wheel with Ctrl zooms, dragging moves.
 import { useEffect, useRef } from "preact/hooks";
 import { duration, tick } from "./format";
-import { PLACES, WAITS, WORK } from "./palette";
+import { ACTIVITIES, WAITS, WORK } from "./palette";
 import { dark } from "./store";
 import type { StepDetail } from "./types";
 
 const LABEL = 112;
 const AXIS = 26;
-const WAIT_KEYS = new Set(WAITS.map((place) => place.key));
-const KINDS = [...WORK.filter((place) => place.key !== "out"), ...WAITS.filter((place) => place.key !== "sync")].map((place) => place.key);
+const WAIT_KEYS = new Set(WAITS.map((activity) => activity.key));
+const KINDS = [...WORK.filter((activity) => activity.key !== "out"), ...WAITS.filter((activity) => activity.key !== "sync")].map((activity) => activity.key);
 
 interface Props {
   detail: StepDetail;
@@ -58,9 +58,9 @@ class Drawing {
   private top(index: number): number {
     return AXIS + index * this.rank;
   }
-  private trackOf(place: string): number {
-    if (!this.props.byKind) return WAIT_KEYS.has(place) ? 1 : 0;
-    const kind = KINDS.indexOf(place);
+  private trackOf(activity: string): number {
+    if (!this.props.byKind) return WAIT_KEYS.has(activity) ? 1 : 0;
+    const kind = KINDS.indexOf(activity);
     return kind >= 0 ? kind : KINDS.length - 1; // waits without a track of their own
   }
 
@@ -99,11 +99,11 @@ class Drawing {
   }
 
   private lane(g: CanvasRenderingContext2D, lane: StepDetail["lanes"][number], index: number, x: (us: number) => number, width: number): void {
-    for (const [place, unit, begin, length] of lane.spans) {
-      const style = PLACES.get(place);
+    for (const [activity, unit, begin, length] of lane.spans) {
+      const style = ACTIVITIES.get(activity);
       const [left, right] = [x(begin), x(begin + length)];
       if (!style || right < LABEL || left > width) continue;
-      const [top, size] = [this.top(index) + this.trackOf(place) * this.track, Math.max(right - left - 0.6, 0.6)];
+      const [top, size] = [this.top(index) + this.trackOf(activity) * this.track, Math.max(right - left - 0.6, 0.6)];
       g.fillStyle = style.colour;
       g.fillRect(left, top, size, this.track - 1.5);
       const name = unit >= 0 ? this.props.detail.units[unit] || "root" : style.name;
@@ -122,13 +122,13 @@ class Drawing {
     const rows = new Map(this.props.detail.lanes.map((lane, index) => [lane.lane, index]));
     let before: { x: number; y: number } | null = null;
     g.lineJoin = "round";
-    for (const [lane, from, length, place] of this.props.detail.critical) {
+    for (const [lane, from, length, activity] of this.props.detail.critical) {
       const index = rows.get(lane);
       if (index === undefined) {
         before = null;
         continue;
       }
-      const y = this.top(index) + this.trackOf(place) * this.track;
+      const y = this.top(index) + this.trackOf(activity) * this.track;
       const [left, right, middle] = [x(from), x(from + length), y + (this.track - 1.5) / 2];
       const strokes = (): void => {
         g.beginPath();

@@ -1,7 +1,7 @@
 import { dark } from "./store";
 
 // Okabe and Ito's colours, which colour-blind people tell apart. Vermilion means exposed communication, and nothing else in a chart.
-export interface Place {
+export interface Activity {
   key: string;
   name: string;
   colour: string;
@@ -9,7 +9,7 @@ export interface Place {
 
 export const EXPOSED = "#d55e00";
 
-export const WORK: Place[] = [
+export const WORK: Activity[] = [
   { key: "fwd", name: "forward", colour: "#56b4e9" },
   { key: "bwd", name: "backward", colour: "#0072b2" },
   { key: "opt", name: "optimizer", colour: "#009e73" },
@@ -18,14 +18,14 @@ export const WORK: Place[] = [
   { key: "out", name: "elsewhere", colour: "#a3a8ae" },
 ];
 
-export const WAITS: Place[] = [
+export const WAITS: Activity[] = [
   { key: "gather", name: "gather", colour: EXPOSED },
   { key: "reduce", name: "reduce", colour: EXPOSED },
   { key: "window", name: "window", colour: EXPOSED },
   { key: "sync", name: "sync", colour: EXPOSED },
 ];
 
-export const PLACES = new Map([...WORK, ...WAITS].map((place) => [place.key, place]));
+export const ACTIVITIES = new Map([...WORK, ...WAITS].map((activity) => [activity.key, activity]));
 
 // For series without a meaning of their own, as of metrics or ranks.
 const LIGHT = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#8a6d00", "#5b5ea6", "#7f8790"];

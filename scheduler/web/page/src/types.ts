@@ -90,7 +90,7 @@ export interface Worker {
   us: number | null;
   exposed: number | null;
   score: number | null;
-  place?: string;
+  activity?: string;
   unit?: string;
   for_us?: number;
   rss?: number;
@@ -120,7 +120,7 @@ export interface Checkpoint {
   load: string;
 }
 
-export type Span = [place: string, unit: number, from: number, length: number];
+export type Span = [activity: string, unit: number, from: number, length: number];
 export interface StepDetail {
   step: number | null;
   steps?: number[];
@@ -129,7 +129,7 @@ export interface StepDetail {
   units: string[];
   lanes: { rank: number; host: string; lane: number; spans: Span[] }[];
   total: number;
-  critical: [lane: number, from: number, length: number, place: string][];
+  critical: [lane: number, from: number, length: number, activity: string][];
 }
 
 export interface HealthProcess {

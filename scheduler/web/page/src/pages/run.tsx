@@ -60,11 +60,11 @@ function StepTime({ steps }: { steps: Steps }) {
   const columns = steps.columns;
   const x = columns["step"]!;
   if (x.length === 0) return <Empty title="No step has ended yet">A step appears here once its optimizer has run.</Empty>;
-  const exposed = x.map((_, i) => WAITS.reduce((sum, place) => sum + (columns[place.key]?.[i] ?? 0), 0));
+  const exposed = x.map((_, i) => WAITS.reduce((sum, activity) => sum + (columns[activity.key]?.[i] ?? 0), 0));
   const last = x.length - 1;
   const total = columns["us"]!.reduce((sum, us) => sum + us, 0) || 1;
-  const work = WORK.filter((place) => columns[place.key]!.some((us) => us > 0));
-  const parts = [...work.map((place) => ({ name: place.name, colour: place.colour, values: columns[place.key]! })), { name: "exposed communication", colour: EXPOSED, values: exposed }];
+  const work = WORK.filter((activity) => columns[activity.key]!.some((us) => us > 0));
+  const parts = [...work.map((activity) => ({ name: activity.name, colour: activity.colour, values: columns[activity.key]! })), { name: "exposed communication", colour: EXPOSED, values: exposed }];
   return (
     <>
       <Legend
@@ -74,7 +74,7 @@ function StepTime({ steps }: { steps: Steps }) {
           value: percent(part.values.reduce((sum, us) => sum + us, 0) / total),
         }))}
       />
-      <Chart x={x} columns={parts} stacked zero height={230} value={duration} marks={steps.marks} label={`Step time by place, until step ${x[last]}`} {...zoom} />
+      <Chart x={x} columns={parts} stacked zero height={230} value={duration} marks={steps.marks} label={`Step time by activity, until step ${x[last]}`} {...zoom} />
       <MarkLegend marks={steps.marks} />
     </>
   );

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { duration, percent } from "../format";
 import { Lanes } from "../lanes";
-import { EXPOSED, PLACES, WAITS, WORK } from "../palette";
+import { ACTIVITIES, EXPOSED, WAITS, WORK } from "../palette";
 import { amend, route, source, usePageKeys, usePolled } from "../store";
 import type { StepDetail } from "../types";
 import { Card, Empty, Legend, Loaded } from "../ui";
@@ -14,10 +14,10 @@ function trace(detail: StepDetail): string {
     events.push({ ph: "M", pid: rank, name: "process_name", args: { name: `rank ${rank} on ${host}` } });
     events.push({ ph: "M", pid: rank, tid: 0, name: "thread_name", args: { name: "work" } });
     events.push({ ph: "M", pid: rank, tid: 1, name: "thread_name", args: { name: "waits" } });
-    for (const [place, unit, from, length] of spans) {
-      const name = unit >= 0 ? `${place} ${detail.units[unit] || "root"}` : place;
-      const tid = WAITS.some((wait) => wait.key === place) ? 1 : 0;
-      events.push({ ph: "X", pid: rank, tid, name, cat: place, ts: detail.begin + from, dur: length, args: { step: detail.step } });
+    for (const [activity, unit, from, length] of spans) {
+      const name = unit >= 0 ? `${activity} ${detail.units[unit] || "root"}` : activity;
+      const tid = WAITS.some((wait) => wait.key === activity) ? 1 : 0;
+      events.push({ ph: "X", pid: rank, tid, name, cat: activity, ts: detail.begin + from, dur: length, args: { step: detail.step } });
     }
   }
   return JSON.stringify({ traceEvents: events, displayTimeUnit: "ms" });
@@ -35,9 +35,9 @@ function Critical({ detail }: { detail: StepDetail }) {
   const ranks = new Map(detail.lanes.map((lane) => [lane.lane, lane.rank]));
   const sums = new Map<string, { text: string; colour: string; us: number }>();
   let total = 0;
-  for (const [lane, , length, place] of detail.critical) {
-    const key = `${lane} ${place}`;
-    const part = sums.get(key) ?? { text: `${PLACES.get(place)?.name ?? place} of rank ${ranks.get(lane) ?? "?"}`, colour: PLACES.get(place)?.colour ?? "#888", us: 0 };
+  for (const [lane, , length, activity] of detail.critical) {
+    const key = `${lane} ${activity}`;
+    const part = sums.get(key) ?? { text: `${ACTIVITIES.get(activity)?.name ?? activity} of rank ${ranks.get(lane) ?? "?"}`, colour: ACTIVITIES.get(activity)?.colour ?? "#888", us: 0 };
     part.us += length;
     total += length;
     sums.set(key, part);
@@ -125,7 +125,7 @@ function Detail({ detail, chosen }: { detail: StepDetail; chosen: number }) {
         <Legend
           items={[
             { name: "exposed communication", colour: EXPOSED },
-            ...WORK.filter((place) => place.key !== "out").map(({ name, colour }) => ({ name, colour })),
+            ...WORK.filter((activity) => activity.key !== "out").map(({ name, colour }) => ({ name, colour })),
           ]}
         />
         <Lanes detail={detail} byKind={byKind} critical={critical} />

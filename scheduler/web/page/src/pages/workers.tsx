@@ -1,6 +1,6 @@
 // Workers: a row per rank, with the skew of its own work.
 import { bytes, duration, percent } from "../format";
-import { PLACES } from "../palette";
+import { ACTIVITIES } from "../palette";
 import { amend, route, usePolled } from "../store";
 import { Pager, Rows, type Field } from "../table";
 import type { Table, Worker } from "../types";
@@ -10,12 +10,12 @@ const LIMIT = 100;
 type Workers = Table<Worker> & { usual: number; counted_steps: number };
 
 function Now({ row }: { row: Worker }) {
-  const place = row.place ? PLACES.get(row.place) : undefined;
-  if (!place) return <span class="quiet">–</span>;
+  const activity = row.activity ? ACTIVITIES.get(row.activity) : undefined;
+  if (!activity) return <span class="quiet">–</span>;
   return (
     <span class="now">
-      <i style={{ background: place.colour }} />
-      {place.name}
+      <i style={{ background: activity.colour }} />
+      {activity.name}
       {row.unit ? <em> {row.unit}</em> : null}
       <small> {duration(row.for_us)}</small>
     </span>
