@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ class Run:
         finally:
             host.before = before
 
+    def check_record(self) -> None:
+        """After the end: the first host has each file of the other one, which keeps its own."""
+        recorded = files(self.others)
+        assert ranks(self.others) == {1}
+        assert {name: text for name, text in files(self.own).items() if name in recorded} == recorded
+
 
 def files(disk: Path) -> dict[str, bytes]:
     """The files of the processes that record on this disk."""
@@ -106,9 +113,7 @@ def test_the_first_host_records_all_ranks_and_names_a_slow_one(hosts, tmp_path):
     (tmp_path / "end").touch()
     assert training.first.code() == 0, training.first.err
     assert training.second.code() == 0, training.second.err
-    recorded = files(training.others)
-    assert ranks(training.others) == {1}  # the further host keeps its own
-    assert {name: text for name, text in files(training.own).items() if name in recorded} == recorded
+    training.check_record()
     assert sum(name.endswith("/steps.0-0.jsonl") for name in files(training.own)) == 2
     shown = json.loads(hosts.a("show", "--json", training.own).stdout)
     assert shown["state"] == "ended", shown
@@ -125,3 +130,21 @@ def test_the_first_host_names_a_host_whose_link_is_cut(hosts, tmp_path):
     finally:
         hosts.heal(hosts.b)
     training.second.code()
+
+
+@whole
+def test_a_first_host_that_stands_still_holds_up_no_training(hosts, tmp_path):
+    training = Run(hosts, tmp_path)
+    wait_until(lambda: ranks(training.own) == {0, 1}, LIMIT_S, "both ranks on the first host's disk")
+    (steps,) = (training.others / "processes").glob("*/steps.0-0.jsonl")
+    training.first.signal(signal.SIGSTOP)
+    try:
+        training.second.said("lacks this host, which tries to reach ")
+        before = steps.stat().st_size
+        wait_until(lambda: steps.stat().st_size > before, LIMIT_S, "a further step")
+    finally:
+        training.first.signal(signal.SIGCONT)
+    (tmp_path / "end").touch()
+    assert training.first.code() == 0, training.first.err
+    assert training.second.code() == 0, training.second.err
+    training.check_record()

@@ -29,6 +29,7 @@ constexpr auto kReconnect = seconds(1);
 constexpr auto kAnswerLimit = seconds(10);
 constexpr auto kNoRoom = seconds(5);  // as long as a process waits after its own disk was full
 constexpr auto kPatience = seconds(1);
+constexpr auto kWarnAfter = seconds(15);  // the cluster gives up a host whose link is cut before that
 
 }  // namespace
 
@@ -89,7 +90,7 @@ class RunFilesSender::Work {
     const auto now = context_->clock->now();
     if (!client_ || client_->closed()) {
       auto connected = Client::connect(*context_, place_.address, runtime::Duration::zero());
-      if (!connected) return Sent::kNoAnswer;
+      if (!connected) return no_answer(connected.error());
       client_ = std::move(*connected);
     }
     if (last) source_.wake();
@@ -99,6 +100,7 @@ class RunFilesSender::Work {
                                          Bytes::copy_of(batch.bytes));
     sent_ = context_->clock->now();
     if (answer) {
+      silent_since_.reset();
       source_.confirm();
       pace_.answered(batch.bytes.size(), sent_ - now);
       return batch.more ? Sent::kMore : Sent::kAll;
@@ -113,6 +115,16 @@ class RunFilesSender::Work {
       return Sent::kAll;
     }
     client_.reset();  // it has not come in time, or the connection broke
+    return no_answer(answer.error());
+  }
+
+  Sent no_answer(const Error& why) {
+    const auto now = context_->clock->now();
+    if (!silent_since_) silent_since_ = now;
+    if (now - *silent_since_ >= kWarnAfter && !std::exchange(warned_, true)) {
+      print(stderr, "shoal: warning: the run's folder on the first host lacks this host, which tries to reach {}: {}\n", place_.address,
+            why.message());
+    }
     return Sent::kNoAnswer;
   }
 
@@ -128,6 +140,8 @@ class RunFilesSender::Work {
   Pace pace_;
   const std::uint64_t id_ = runtime::make_real_random()->next();
   runtime::TimePoint sent_ = {}, no_room_until_ = {};
+  std::optional<runtime::TimePoint> silent_since_;  // the first host has not answered since
+  bool warned_ = false;
 };
 
 RunFilesSender::RunFilesSender(const actors::Credentials& credentials, RecordPlace place, std::int64_t since_us)
