@@ -63,9 +63,10 @@ Result<void> Client::reconnect(runtime::Duration patience) {
   }
 }
 
-Result<Message> Client::request(actors::Method method, Bytes body, runtime::Duration timeout) {
+Result<Message> Client::request(actors::Method method, Bytes body, runtime::Duration timeout, Bytes payload) {
   std::optional<Result<Message>> answer;
-  peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, [&](Result<Message> r) { answer.emplace(std::move(r)); });
+  peer_->call(actors::number(method), {std::move(body), std::move(payload), {}}, timeout,
+              [&](Result<Message> r) { answer.emplace(std::move(r)); });
   context_.run_until([&] { return answer.has_value(); }, timeout + std::chrono::seconds(5));
   if (!answer) return fail(deadline_exceeded("no answer in time"));
   return std::move(*answer);

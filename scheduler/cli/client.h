@@ -43,7 +43,8 @@ class Client final : public runtime::PeerHandler {
   // Called after a failed request. Returns true if the head had died and the next one answers. The caller may then repeat the request.
   bool is_back() { return closed() && reconnect(kNextHead).has_value(); }
 
-  Result<runtime::Message> request(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10));
+  Result<runtime::Message> request(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10),
+                                   Bytes payload = {});
   // Sends a request without waiting; `answered` runs later, while the context's loop runs.
   void request_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
     peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));

@@ -207,10 +207,11 @@ def test_a_slow_reader_gets_every_line(shoal_command, cluster, actor):
 
 def test_submit_prints_json(shoal_command, cluster):
     script = shoal_command.script("print('talk'); raise SystemExit(3)")
-    done = shoal_command("submit", "--json", "--name", "mine", script)
+    done = shoal_command("submit", "--json", "--name", "mine", "--metadata", "team=a=b", script)
     assert done.returncode == 3
     said = json.loads(done.stdout)
     assert (said["schema"], said["name"], said["state"], said["exit_code"]) == ("shoal.submit/1", "mine", "FAILED", 3)
+    assert said["metadata"] == {"team": "a=b"}
     assert done.stderr == "talk\n"
 
 
@@ -226,6 +227,7 @@ def test_submit_prints_json(shoal_command, cluster):
         (["--num-cpus", "-1", "x.py"], 121, ["num-cpus", "0 or more, not -1"]),
         (["--bad", "x.py"], 121, ["--bad"]),
         (["--resource", "slot", "--", "true"], 121, ["NAME=AMOUNT"]),
+        (["--metadata", "team", "--", "true"], 121, ["NAME=VALUE"]),
         (["--address", "127.0.0.1:1", "--", "true"], 124, ["no running cluster"]),
         (["--num-gpus", "64", "--", "true"], 125, ["GPU", "nearest fit", "--wait"]),
         (["--num-workers", "2", "--resource", "slot=1", "--", "true"], 125, ["slot"]),

@@ -11,6 +11,8 @@
 #include "actors/protocol/wire/node_messages.h"
 #include "actors/protocol/wire/packages.capnp.h"
 #include "actors/protocol/wire/packages.h"
+#include "actors/protocol/wire/run_files.capnp.h"
+#include "actors/protocol/wire/run_files.h"
 #include "actors/protocol/wire/task_log.h"
 
 namespace shoal::actors {

@@ -104,6 +104,8 @@ enum class Method : std::uint16_t {
   // A notice without a body to each caller once the actor is made, before any other message. A caller that has not received it may assume
   // that none of its calls has begun.
   kConstructed = 125,
+  // Answered by `shoal run` on a run's first host, once it has written the parts in the payload.
+  kRunFiles = 141,
 };
 
 template <class Enum>

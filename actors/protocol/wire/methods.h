@@ -18,6 +18,7 @@
 #include "actors/protocol/wire/method.h"
 #include "actors/protocol/wire/node_messages.h"
 #include "actors/protocol/wire/packages.h"
+#include "actors/protocol/wire/run_files.h"
 #include "actors/protocol/wire/task_log.h"
 
 namespace shoal::actors {
@@ -153,6 +154,9 @@ SHOAL_METHOD(Method::kArguments, Signature<Arguments>);
 SHOAL_METHOD(Method::kCallOfArguments, Signature<Call, Value>);
 SHOAL_METHOD(Method::kItem, Signature<Item>);
 SHOAL_METHOD(Method::kConstructed, Signature<Empty>);
+
+// Sent by a further host of a run to the first one.
+SHOAL_METHOD(Method::kRunFiles, Signature<WithExtras<RunFiles>>);
 
 #undef SHOAL_METHOD
 

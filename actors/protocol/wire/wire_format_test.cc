@@ -22,6 +22,8 @@
 #include "actors/protocol/wire/node_messages.h"
 #include "actors/protocol/wire/packages.capnp.h"
 #include "actors/protocol/wire/packages.h"
+#include "actors/protocol/wire/run_files.capnp.h"
+#include "actors/protocol/wire/run_files.h"
 #include "actors/protocol/wire/task_log.h"
 #include "runtime/core/golden.h"
 #include "runtime/wire/codec.h"
@@ -223,7 +225,8 @@ TEST(WireFormat, EveryMessageHasItsBytes) {
       .add("SignedCertificate", SignedCertificate{"certificate", true})
       .add("PackagePart", PackagePart{"name", 1, 2, std::string("d\0x", 3)})
       .add("HasPackage", HasPackage{true})
-      .add("CancelResult", CancelResult{{JobId{1}, ObjectId{2}, NodeId{3}}, WorkerId{4}, false, true});
+      .add("CancelResult", CancelResult{{JobId{1}, ObjectId{2}, NodeId{3}}, WorkerId{4}, false, true})
+      .add("RunFiles", RunFiles{1, {{"b-17-2", "steps.0-3.jsonl", 4, 5, false}, {"b-17-2", "steps.0-1.jsonl", 0, 0, true}}});
 }
 
 // Sets every field of a message by its schema. Errors stay empty, since their texts depend on each other.

@@ -13,6 +13,8 @@
 
 #include "runtime/net/interfaces.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/run/forwarding/receiver.h"
+#include "scheduler/cli/run/forwarding/sender.h"
 #include "scheduler/cli/run/host_part.h"
 #include "scheduler/cli/run/run_signals.h"
 #include "scheduler/cli/run/run_watch.h"
@@ -156,6 +158,15 @@ class FirstHost final : public HostPart {
     return fmt::format("{}", fmt::join(out, ", "));
   }
 
+  // Takes what the processes of the other hosts record, where these do not share the folder. Hosts that meet by a file in it do. The run
+  // goes on without.
+  Result<RecordPlace> receive_records() {
+    SHOAL_TRY(const auto credentials, session_->credentials());
+    SHOAL_TRY(auto mark, host_.folder.write_mark());
+    SHOAL_TRY(receiver_, RunFilesReceiver::start(credentials, host_.folder.path()));
+    return RecordPlace{receiver_->address(), std::move(mark), host_.folder.path()};
+  }
+
   int run_script() {
     const auto address = session_->info();
     if (!address) return fail_with(address.error(), kSubmitOther, true);
@@ -171,6 +182,13 @@ class FirstHost final : public HostPart {
       words.insert(words.end(), {"--resource", "node:__internal_head__=0.001"});
     } else {
       words.insert(words.end(), {"--num-workers", std::to_string(num_ranks_), "--resource", fmt::format("{}=1", kRankResource)});
+    }
+    if (allocation_.max_nodes > 1 && has_secret()) {
+      if (const auto place = receive_records(); place) {
+        words.insert(words.end(), {"--metadata", fmt::format("{}={}", RecordPlace::kMetadata, place->to_text())});
+      } else {
+        print(stderr, "shoal: warning: this host does not record the others: {}\n", place.error().message());
+      }
     }
     if (common_.json) words.push_back("--json");
     if (options_.command) words.push_back("--");
@@ -231,14 +249,14 @@ class FirstHost final : public HostPart {
     return ended_by;
   }
 
-  // Waits until the others have read the end of the job, and left.
+  // Waits until the others have read the end of the job, sent their last rows, and left.
   void say_farewell() {
     auto end = clock_->now() + kFarewell;
     if (leave_by_) end = std::min(end, *leave_by_);
     const auto before = num_end_signals;
     while (clock_->now() < end && num_end_signals == before) {
       const auto living = nodes();
-      if (!living || living->size() <= 1) return;
+      if ((!living || living->size() <= 1) && !(receiver_ && receiver_->receives())) return;
       context_->run_until([] { return false; }, kTick);
     }
   }
@@ -249,6 +267,7 @@ class FirstHost final : public HostPart {
     return 128 + end_signal;
   }
 
+  std::unique_ptr<RunFilesReceiver> receiver_;
   std::uint32_t num_ranks_ = 0;       // the sum over all hosts
   std::set<std::uint32_t> reported_;  // hosts that have ended
 };

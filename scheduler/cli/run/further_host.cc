@@ -12,6 +12,7 @@
 
 #include "runtime/net/interfaces.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/run/forwarding/sender.h"
 #include "scheduler/cli/run/host_part.h"
 #include "scheduler/cli/run/run_signals.h"
 
@@ -27,6 +28,7 @@ namespace {
 constexpr double kFirstHostsRecordS = 5;
 constexpr int kMostAttempts = 3;
 constexpr const char* kOtherRun = "OtherRun";  // the head that answers is another run's
+constexpr auto kLastRows = std::chrono::seconds(5);
 
 // The script's exit code, from the row of its job.
 int code_of(const JobRow& row) { return row.state == actors::JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code; }
@@ -171,6 +173,7 @@ class FurtherHost final : public HostPart {
     bool watches = false, leaves = false;
     auto next_request = clock_->now();
     while (end_signal == 0) {
+      if (row) send_records(*row);
       if (row && row->ended_unix_ms != 0) return finish(*row);
       if (head_->closed()) {
         watches = false;
@@ -190,6 +193,7 @@ class FurtherHost final : public HostPart {
         if (leaves) {
           print(stderr, "shoal: this host has left the run\n");
           end();
+          send_last_records();
           record({0, "", {}, false, host_.folder.newest_checkpoint()});
           return 0;
         }
@@ -229,12 +233,32 @@ class FurtherHost final : public HostPart {
     }
   }
 
+  // Sends what this host's processes record to the first host, if that takes it.
+  void send_records(const JobRow& row) {
+    const auto found = row.submission.metadata.find(RecordPlace::kMetadata);
+    if (sender_ || found == row.submission.metadata.end()) return;
+    const auto place = RecordPlace::parse(found->second);
+    const auto credentials = session_->credentials();
+    if (place && credentials) sender_ = std::make_unique<RunFilesSender>(*credentials, *place, began_us_);
+  }
+
+  // This host's processes have ended.
+  void send_last_records() {
+    std::chrono::nanoseconds limit = kLastRows;
+    if (leave_by_) limit = std::clamp<std::chrono::nanoseconds>(*leave_by_ - clock_->now(), std::chrono::seconds(1), limit);
+    if (sender_) sender_->finish(limit);
+  }
+
   int finish(const JobRow& row) {
     const int code = code_of(row);
     end();
+    send_last_records();
     if (code != 0) print(stderr, "shoal: the script ended with exit code {}; the first host has its output\n", code);
     return code;
   }
+
+  const std::int64_t began_us_ = clock_->unix_millis() * 1000;
+  std::unique_ptr<RunFilesSender> sender_;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "runtime/loop/random.h"
 #include "scheduler/cli/output.h"
+#include "scheduler/cli/run/forwarding/sender.h"
 
 namespace shoal::scheduler::cli {
 
@@ -151,6 +152,12 @@ void RunFolder::remove_meeting() const {
   if (run_.empty()) return;
   const auto said = nlohmann::json::parse(read_all(open_file(kMeetingFile)), nullptr, false);
   if (said.is_object() && said.contains("run") && said["run"] == run_) unlinkat(folder_.get(), kMeetingFile, 0);
+}
+
+Result<std::string> RunFolder::write_mark() const {
+  const auto mark = fmt::format("{:016x}", runtime::make_real_random()->next());
+  SHOAL_OK(write_whole(kMarkFile, mark + "\n"));
+  return mark;
 }
 
 Result<void> RunFolder::write_exit(const ExitRecord& record, std::uint32_t host) const {

@@ -50,6 +50,9 @@ class RunFolder {
   // Leaves the file of another run alone.
   void remove_meeting() const;
 
+  // Writes a random text, by which hosts see whether they share this folder, and returns it (forwarding/sender.h).
+  Result<std::string> write_mark() const;
+
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
   // The record of that host's end, if it has written it since make() and not for a run that is left out: an earlier one belongs to an

@@ -309,6 +309,15 @@ int submit(const Common& common, const SubmitOptions& o) {
     print_error(resources.error(), common.json);
     return kSubmitUsage;
   }
+  std::map<std::string, std::string> metadata;
+  for (const auto& entry : o.metadata) {
+    const auto equals = entry.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      print_error(invalid_argument("--metadata " + entry + " is not NAME=VALUE").with_reason("Usage"), common.json);
+      return kSubmitUsage;
+    }
+    metadata[entry.substr(0, equals)] = entry.substr(equals + 1);
+  }
   bool own = false;
   const auto cluster = cluster_for(common, *resources, o.num_workers, own);
   if (!cluster) return failed(cluster.error());
@@ -318,13 +327,14 @@ int submit(const Common& common, const SubmitOptions& o) {
   Watcher watcher(context, **head, common, own ? Watcher::OnInterrupt::kStop : Watcher::OnInterrupt::kLeaveSoon,
                   std::chrono::duration_cast<runtime::Duration>(std::chrono::duration<double>(o.detach_after_s)));
   if (cluster->folder && !own) watcher.set_folder(*cluster->folder);
-  const actors::JobSpec spec{o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
-                             *launch,
-                             o.num_workers,
-                             *resources,
-                             o.wait,
-                             getpid(),
-                             {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, {}}};
+  const actors::JobSpec spec{
+      o.name.empty() ? fs::path(o.words[0]).filename().string() : o.name,
+      *launch,
+      o.num_workers,
+      *resources,
+      o.wait,
+      getpid(),
+      {{}, fmt::format("{}", fmt::join(o.words, " ")).substr(0, actors::Submission::kMaxText), {}, std::move(metadata)}};
   const auto job = (*head)->request_for<actors::JobRef>(Method::kSubmitJob, to_bytes(spec));
   if (!job) return failed(job.error());
   if (!common.json && isatty(STDERR_FILENO) != 0) {
@@ -358,6 +368,7 @@ void add_submit(CommandLine& line) {
   verb->add_option("--resource", options.resources, "Another resource of each process: NAME=AMOUNT; may be repeated");
   verb->add_flag("--wait", options.wait, "Wait for nodes that can hold the job, even if none is present");
   verb->add_option("--name", options.name, "Name of the job (default: that of the script)");
+  verb->add_option("--metadata", options.metadata, "A text that lists show with the job: NAME=VALUE; may be repeated");
   verb->add_option(
           "--detach-after", options.detach_after_s,
           "Seconds after the first Ctrl-C. The first one ends this command, but not the job; a second one within this time stops the job. "

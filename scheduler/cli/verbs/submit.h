@@ -18,7 +18,8 @@ struct SubmitOptions {
   std::vector<std::string> resources;
   bool wait = false;
   std::string name;
-  double detach_after_s = 3;  // after the first Ctrl-C: time for a second one, which stops the job
+  std::vector<std::string> metadata;  // NAME=VALUE
+  double detach_after_s = 3;          // after the first Ctrl-C: time for a second one, which stops the job
   std::string cwd;
 };
 int submit(const Common& common, const SubmitOptions& options);
