@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from schemas import check
 
 ACTIVITIES = ("out", "load", "fwd", "bwd", "opt", "save", "gather", "reduce", "window")
 
@@ -126,6 +127,18 @@ def test_top_prints_once_where_the_output_is_no_terminal(shoal_command, run):
         assert "\x1b" not in done.stdout
         assert done.stdout.startswith("first  ended")
     assert shoal_command.json("top", "first")["schema"] == "shoal.run/1"
+
+
+def test_the_output_is_what_its_schema_says(shoal_command, run):
+    write_process(run.parent / "second", 0, pid=100, forward_us=25_000, step_us=30_000, ended=False)
+    record = {"schema": "shoal.exit/1", "exit_code": 1, "cause": "a reason", "rank": 1, "retryable": True, "unix_s": int(time.time())}
+    (run / "exit.json").write_text(json.dumps(record))
+    assert len(check("runs", shoal_command.json("ls"))["runs"]) == 2
+    for name in ("first", "second"):
+        check("run", shoal_command.json("show", name))
+        check("run", shoal_command.json("top", name))
+    assert check("run-diff", shoal_command.json("diff", "first", "second"))["activities"]
+    check("dashboard", shoal_command.json("dashboard", "--run", run, "--export", run / "one.html"))
 
 
 @pytest.mark.parametrize("verb", [["show"], ["top"], ["diff", "first"]])

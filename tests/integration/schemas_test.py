@@ -1,44 +1,14 @@
 """The output of commands with --json follows docs/schemas. The test is stricter than they are: it refuses keys that they do not list."""
 
-import copy
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
-import referencing
 from launching.actors import Log
 from launching.commands import Command
+from schemas import SCHEMAS, check
 
 import shoal
-
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
-SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
-
-
-def strict(schema):
-    """The schema with all objects closed that list their keys and say nothing about others."""
-    if isinstance(schema, list):
-        return [strict(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = {key: value if key in ("const", "enum", "required") else strict(value) for key, value in schema.items()}
-    if out.get("type") == "object" and "properties" in out:
-        out.setdefault("additionalProperties", False)
-    return out
-
-
-REGISTRY = referencing.Registry().with_resources(
-    [(schema["$id"], referencing.Resource.from_contents(strict(copy.deepcopy(schema)))) for schema in SCHEMAS.values()]
-)
-
-
-def check(name, said):
-    validator = jsonschema.Draft202012Validator(strict(SCHEMAS[name]), registry=REGISTRY)
-    problems = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(said)]
-    assert not problems, (problems, said)
-    return said
-
 
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_a_schema_is_one_of_draft_2020_12_and_names_itself(name):
@@ -96,6 +66,7 @@ def busy(module_command):
         ("stack", "stack"),
         ("logs", "logs cluster"),
         ("run-variables", "run --variables"),
+        ("run-plan", "run --json --dry-run --hosts a,b --node-rank 0 train.py"),
         ("explanations", "explain"),
         ("config", "config show --origin"),
     ],

@@ -153,7 +153,7 @@ int run(const Common& common, const RunOptions& given) {
   const std::uint32_t num_ranks = allocation->num_ranks.value_or(std::max(1u, gpus));
   const auto folder_path = folder_of(options, *allocation);
   if (options.dry_run && common.json) {
-    print_json({{"schema", "shoal.run/1"},
+    print_json({{"schema", "shoal.run-plan/1"},
                 {"host", allocation->node_rank},
                 {"min_hosts", allocation->min_nodes},
                 {"max_hosts", allocation->max_nodes},
