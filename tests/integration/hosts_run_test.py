@@ -1,9 +1,11 @@
 """``shoal run`` on two hosts, with a scheduler's variables or without."""
 
 import json
+import re
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from internals.core import binary
@@ -151,6 +153,20 @@ def test_a_host_that_does_not_come_is_named(hosts, tmp_path):
     assert lonely.code() == 124, lonely.err
     assert "the first host has written nothing" in lonely.err
     assert exit_record(tmp_path / "run")["retryable"]
+
+
+def test_a_run_without_a_name_leaves_the_record_of_the_one_before_alone(hosts):
+    folder = hosts.a.home / "shoal-run" / "run"
+    (folder / "processes" / "of-the-run-before").mkdir(parents=True)
+    folder.chmod(0o700)
+    (folder / "exit.json").write_text("{}")
+    lonely = run(hosts.a, "--join-timeout", "0.1", "--hosts", f"{hosts.a.address},{hosts.b.address}", "--", "true")
+    assert lonely.code() == 124, lonely.err
+    aside = Path(re.search(r"the record of the run before is in (\S+)", lonely.err)[1])
+    assert aside.parent == folder.parent
+    assert sorted(f.name for f in aside.iterdir()) == ["exit.json", "processes"]
+    assert (aside / "processes" / "of-the-run-before").exists()
+    assert exit_record(folder)["exit_code"] == 124
 
 
 def test_a_host_that_cannot_come_ends_the_run(hosts, tmp_path):

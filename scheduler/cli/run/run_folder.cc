@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kMeetingFile = "meeting.json";
 constexpr const char* kCheckpointFile = "checkpoint";
+constexpr const char* kProcesses = "processes";
 constexpr std::size_t kMostBytes = 1 << 20;
 
 std::string exit_file(std::uint32_t host) { return host == 0 ? "exit.json" : "exit-" + std::to_string(host) + ".json"; }
@@ -121,6 +122,22 @@ void RunFolder::forget_earlier_run(std::uint32_t host) {
   if (said.is_object() && said.contains("run") && said["run"].is_string()) leave_out(said["run"]);
   unlinkat(folder_.get(), exit_file(host).c_str(), 0);
   if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
+}
+
+Result<std::string> RunFolder::set_earlier_run_aside() const {
+  struct stat seen {};
+  if (fstatat(folder_.get(), kProcesses, &seen, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(seen.st_mode)) return "";
+  std::string path;
+  for (int n = 1; path.empty() || mkdir(path.c_str(), 0700) != 0; ++n) {
+    if (!path.empty() && errno != EEXIST) return fail(from_errno(errno, path));
+    path = fmt::format("{}-{}", path_, n);
+  }
+  const Fd aside(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!aside) return fail(from_errno(errno, path));
+  for (const auto& name : {std::string(kProcesses), exit_file(0), std::string(kCheckpointFile)}) {
+    if (renameat(folder_.get(), name.c_str(), aside.get(), name.c_str()) != 0 && errno != ENOENT) return fail(from_errno(errno, path));
+  }
+  return path;
 }
 
 Result<void> RunFolder::write_meeting(const Meeting& meeting) {

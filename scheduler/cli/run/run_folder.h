@@ -43,6 +43,10 @@ class RunFolder {
   // Records of this run's end do not count.
   void leave_out(const std::string& run) { left_out_.insert(run); }
 
+  // Moves what an earlier run has recorded into a folder of its own beside this one, PATH-1 or with the next free number. Returns its path;
+  // "": there was no record.
+  Result<std::string> set_earlier_run_aside() const;
+
   // The file appears with all of its content.
   Result<void> write_meeting(const Meeting& meeting);
   // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.

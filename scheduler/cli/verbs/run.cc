@@ -119,6 +119,11 @@ std::string in_words(const Allocation& a, std::uint32_t num_ranks, const RunOpti
                                      : fmt::format("{} rank{} per host", num_ranks, num_ranks == 1 ? "" : "s"));
 }
 
+// No option and no variable names the run, so that each run of these hosts has the same name.
+bool has_no_name(const RunOptions& options, const Allocation& allocation) {
+  return options.folder.empty() && allocation.run.empty() && allocation.max_nodes > 1;
+}
+
 std::string folder_of(const RunOptions& options, const Allocation& allocation) {
   if (!options.folder.empty()) return options.folder;
   const std::string name = !allocation.run.empty()    ? allocation.run
@@ -178,6 +183,11 @@ int run(const Common& common, const RunOptions& given) {
                              .with_hint("to run a program: shoal run -- " + options.words[0] + " ...");
     (void)folder->write_exit({kDoNotRetry, missing.message(), {}, false, "", unix_s()}, allocation->node_rank);
     return refuse(common, missing);
+  }
+  if (allocation->leads() && has_no_name(options, *allocation)) {
+    const auto aside = folder->set_earlier_run_aside();
+    if (!aside) print(stderr, "shoal: warning: the record of an earlier run stays in {}: {}\n", folder->path(), aside.error().message());
+    if (aside && !aside->empty()) print(stderr, "shoal: the record of the run before is in {}\n", *aside);
   }
   if (allocation->elastic && allocation->leads()) {
     print(
