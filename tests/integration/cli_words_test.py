@@ -36,6 +36,8 @@ def test_explain_prints_a_code_with_its_reasons(shoal_command):
 
 def test_explain_knows_exit_codes_and_lists_all(shoal_command):
     assert printed(shoal_command("explain", "93")).startswith("exit code 93\n")
+    assert printed(shoal_command("explain", "137")).startswith("exit code 137\n  SIGKILL ended the program")
+    assert printed(shoal_command("explain", "slow_loader")).startswith("verdict slow_loader\n")
     text = printed(shoal_command("explain"))
     assert all(f"\n{name} " in text for name in ("Unavailable", "ActorDied", "exit code 5"))
 

@@ -17,7 +17,7 @@ std::string lower(std::string_view text) {
 
 bool same(std::string_view a, std::string_view b) { return lower(a) == lower(b); }
 
-bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '/'; }
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '/' || c == '_'; }
 
 // Takes `error[CODE/REASON]: ..` and spaces away.
 std::string_view word_in(std::string_view text) {
@@ -39,6 +39,7 @@ bool has_code(const Explanation& reason, std::string_view code) {
 
 std::string title_of(const Explanation& entry) {
   if (entry.kind == Explanation::Kind::kExit) return "exit code " + std::string(entry.name);
+  if (entry.kind == Explanation::Kind::kVerdict) return "verdict " + std::string(entry.name);
   if (entry.kind == Explanation::Kind::kCode) return std::string(entry.name);
   std::string out(entry.codes);
   const std::string after = "/" + std::string(entry.name);

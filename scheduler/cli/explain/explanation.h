@@ -1,4 +1,4 @@
-// The meanings of codes, reasons and exit codes. explanations.awk makes their source of the tables in docs/errors.md.
+// The meanings of codes, reasons, exit codes and verdicts. explanations.awk makes their source of tables in docs/errors.md and docs/runs.md.
 #pragma once
 
 #include <span>
@@ -9,16 +9,16 @@
 namespace shoal::scheduler::cli {
 
 struct Explanation {
-  enum class Kind { kCode, kReason, kExit };
+  enum class Kind { kCode, kReason, kExit, kVerdict };
   Kind kind;
-  std::string_view name;   // Unavailable, ActorDied or 93
+  std::string_view name;   // Unavailable, ActorDied, 93 or straggler
   std::string_view codes;  // a reason has those with which it is seen, as in "Unavailable, NotFound"
   std::string_view meaning;
   std::string_view causes;  // "", except for a reason
   std::string_view remedy;
 };
 
-// In the order of the page.
+// In the order of the pages.
 std::span<const Explanation> all_explanations();
 
 // True if the reason is seen with this code.
@@ -27,7 +27,7 @@ bool has_code(const Explanation& reason, std::string_view code);
 // `CODE/REASON` for each code of a reason, else the name.
 std::string title_of(const Explanation& entry);
 
-// Finds the entries for a code (with all its reasons behind it), a reason, `CODE/REASON` or an exit code. Case does not count, nor does
+// Finds the entries for a code (with all its reasons behind it), a reason, `CODE/REASON`, an exit code or a verdict's code. Case does not count, nor does
 // what surrounds the word in a message, as in `error[CODE/REASON]:`. Returns none for an unknown word.
 std::vector<Explanation> explain(std::string_view text);
 

@@ -1,6 +1,6 @@
-# Turns the tables of docs/errors.md into the C++ source of all_explanations().
+# Turns the tables of docs/errors.md, and that of the verdicts in docs/runs.md, into the C++ source of all_explanations().
 #
-# A heading of a table decides about its rows: `code`, `error` or `exit code`. The last cell of a row is what to do.
+# A heading of a table decides about its rows: `code`, `error`, `exit code` or `verdict`. The last cell of a row is what to do.
 
 BEGIN {
   FS = " *[|] *"
@@ -32,7 +32,7 @@ function emit(kind, name, codes, meaning, causes, remedy) {
   count++
 }
 
-$2 == "code" || $2 == "error" || $2 == "exit code" { table = $2; next }
+$2 == "code" || $2 == "error" || $2 == "exit code" || $2 == "verdict" { table = $2; next }
 !/^[|]/ { table = ""; next }
 /^[|]---/ || table == "" { next }
 
@@ -46,6 +46,7 @@ $2 == "code" || $2 == "error" || $2 == "exit code" { table = $2; next }
   name = $2
   gsub(/`/, "", name)
   if (table == "code") emit("kCode", name, name, $3, "", $4)
+  if (table == "verdict") emit("kVerdict", name, "", $3, "", $4)
   if (table == "exit code") emit("kExit", name, "", $3, "", $4)
   if (table == "error") {
     codes = name

@@ -1,8 +1,13 @@
-// explain: what an error or exit code means, and what to do.
+// explain: what an error, an exit code or a verdict on a run means, and what to do.
+#include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "runtime/process/process.h"
 #include "scheduler/cli/command_line.h"
 #include "scheduler/cli/explain/explanation.h"
 #include "scheduler/cli/output.h"
@@ -20,6 +25,8 @@ const char* kind_text(const Explanation& entry) {
       return "reason";
     case Explanation::Kind::kExit:
       return "exit";
+    case Explanation::Kind::kVerdict:
+      return "verdict";
   }
   return "";
 }
@@ -27,7 +34,8 @@ const char* kind_text(const Explanation& entry) {
 void print_explanations(std::span<const Explanation> entries) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& entry : entries) {
-    rows.push_back({(entry.kind == Explanation::Kind::kExit ? "exit code " : "") + std::string(entry.name), std::string(entry.meaning)});
+    const bool names_kind = entry.kind == Explanation::Kind::kExit || entry.kind == Explanation::Kind::kVerdict;
+    rows.push_back({names_kind ? title_of(entry) : std::string(entry.name), std::string(entry.meaning)});
   }
   print_table({"ERROR", "MEANING"}, rows);
 }
@@ -55,8 +63,22 @@ nlohmann::json explanations_json(std::span<const Explanation> entries) {
   return out;
 }
 
+// The signal that ended a program with this exit code; 0: none.
+int signal_of(const std::string& text) {
+  int code = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), code);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && code > 128 && code < 128 + NSIG ? code - 128 : 0;
+}
+
 int explain_error(const Common& common, const std::string& text) {
-  const auto found = text.empty() ? std::vector<Explanation>(all_explanations().begin(), all_explanations().end()) : explain(text);
+  auto found = text.empty() ? std::vector<Explanation>(all_explanations().begin(), all_explanations().end()) : explain(text);
+  std::string meaning;
+  if (const int signal = signal_of(text); found.empty() && signal != 0) {
+    meaning = fmt::format("{} ended the program (128 + {}).", runtime::signal_name(signal), signal);
+    found.push_back(
+        {Explanation::Kind::kExit, text, "", meaning, "", "Look at the end of its output, and at the log of whoever sent the signal."});
+  }
   if (found.empty()) {
     const std::string meant = nearest_explained(text);
     return failed(common,
@@ -80,9 +102,9 @@ int explain_error(const Common& common, const std::string& text) {
 
 void add_explain(CommandLine& line) {
   auto& text = line.own<std::string>();
-  auto* verb = line.add_verb_without_cluster("explain", "Print what an error or exit code means, and what to do");
-  auto* code =
-      verb->add_option("code", text, "A code, a reason, CODE/REASON as an error shows it, or an exit code; without one all are listed");
+  auto* verb = line.add_verb_without_cluster("explain", "Print what an error, an exit code or a verdict on a run means, and what to do");
+  auto* code = verb->add_option(
+      "code", text, "A code, a reason, CODE/REASON as an error shows it, an exit code, or a verdict's code; without one all are listed");
   std::vector<std::string> names;
   for (const auto& entry : all_explanations()) names.emplace_back(entry.name);
   line.set_choices(code, std::move(names));
