@@ -282,7 +282,11 @@ def test_memory_near_its_limit_is_named_with_the_rank_that_grows(shoal_command, 
 
 @pytest.fixture
 def hosts():
-    yield from two_hosts()
+    """Two hosts, with a name each."""
+    for hosts in two_hosts():
+        for host in hosts.all:
+            host.before += ("unshare", "--uts", "sh", "-c", f'hostname {host.name} && exec "$@"', "sh")
+        yield hosts
 
 
 @whole
