@@ -321,6 +321,39 @@ TEST(VerdictTest, ALossBelongsToTheRankThatWasFirst) {
   EXPECT_EQ(code_of(run), "ok");
 }
 
+// Rank 1 computes 18 ms instead of 9 in the last `steps` of 400, during which it has used and wanted a CPU for these parts of the time.
+Run slowed(std::uint64_t steps, double cpu, double wanted) {
+  Run run = trained();
+  for (auto& p : run.processes) {
+    p.steps.rows.clear();
+    const bool mine = p.facts.rank == 1;
+    for (std::uint64_t step = 1; step <= 400; ++step) {
+      runtime::StepRow row;
+      const bool slow = step > 400 - steps;
+      row.step = step, row.rank = p.facts.rank, row.world = 2, row.total_us = row.longest_us = slow ? 20'000 : 10'000;
+      row.end_us =
+          kNow - static_cast<std::int64_t>(400 - step) * (slow ? 20'000 : 10'000) - (slow ? 0 : static_cast<std::int64_t>(steps) * 10'000);
+      row.in(runtime::Activity::kForward) = slow && mine ? 18'000 : 9'000;
+      row.in(runtime::Activity::kGather) = row.total_us - row.in(runtime::Activity::kForward);
+      row.cpu_us = slow && mine ? static_cast<std::int64_t>(cpu * 20'000) : 5'000;
+      p.steps.rows.push_back(row);
+    }
+    for (int s = 10; s >= 0; --s) {
+      auto& sample = p.samples.rows.emplace_back();
+      sample.t_us = kNow - s * 1'000'000, sample.pressure_cpu = 90;
+      sample.runqueue_us = static_cast<std::int64_t>((10 - s) * (mine ? wanted : 0.2) * 1e6);
+    }
+  }
+  return run;
+}
+
+TEST(VerdictTest, ARankThatGetsLessOfSharedCpusIsAStragglerOnlyAfterAWhile) {
+  EXPECT_EQ(code_of(slowed(100, 0.25, 0.65)), "ok");         // for 2 s
+  EXPECT_EQ(code_of(slowed(300, 0.25, 0.65)), "straggler");  // for 6 s
+  EXPECT_EQ(code_of(slowed(100, 0.25, 0.2)), "straggler");   // it sleeps
+  EXPECT_EQ(code_of(slowed(100, 0.9, 0.2)), "straggler");    // it computes more
+}
+
 TEST(VerdictTest, ASlowDiskIsThatOfTheRankWhichWrote) {
   auto run = trained();
   const auto save = [&](std::int64_t us, std::int64_t own_us, std::size_t rank) {

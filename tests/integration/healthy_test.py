@@ -7,9 +7,11 @@ its outputs (``healthy.txt``).
 import itertools
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
+from launching.commands import Running
 from launching.ranks import free_port
 from recorded import recorded
 from running import run
@@ -48,9 +50,10 @@ if __name__ == "__main__":
     print(Trainer(loop, scaling_config=ScalingConfig(num_workers=2)).fit().metrics)
 """
 
-# name: options of shoal run, the script, its options. OUT is a folder of the run.
+# name: options of shoal run (none: the script runs alone), the script, its options. OUT is a folder of the run.
 TRAININGS = {
     "quick": (DRIVER, QUICK, []),
+    "quickstart": ([], "train_gpt.py", [*GPT, "--steps", "200", "--out", "OUT"]),  # a worker joins, and one is killed
     "gpt": (DRIVER, "train_gpt.py", [*GPT, "--steps", "300", "--out", "OUT"]),
     "gpt fixed": (DRIVER, "train_gpt.py", [*GPT, "--steps", "300", "--validate-every", "50", "--fixed", "--out", "OUT"]),
     "gpt wide": (DRIVER, "train_gpt.py", ["--no-reference", "--steps", "150", "--validate-every", "40", "--out", "OUT"]),
@@ -67,10 +70,24 @@ TRAININGS = {
 }
 
 
+def text_of(v: dict) -> str:
+    return f"{v['code']}: {v['sentence']}; {'; '.join(v['evidence'])}"
+
+
 def alarms_of(folder: Path, shown: dict) -> list[str]:
-    found = [v for p in recorded(folder, "launcher") for v in p.events("verdict")]
-    found += [v for v in shown["verdicts"] if v["state"] != "ok"]
-    return [f"{v['code']}: {v['sentence']}; {'; '.join(v['evidence'])}" for v in found]
+    return [text_of(v) for v in shown["verdicts"] if v["state"] != "ok"] + [
+        text_of(v) for p in recorded(folder, "launcher") for v in p.events("verdict")
+    ]
+
+
+def alone(command, folder: Path, argv: list[str], env: dict[str, str]) -> tuple[Running, list[str]]:
+    """Runs a script without ``shoal run``, while ``shoal show`` is called again and again. Returns what it says."""
+    job, found = command.program([sys.executable, *map(str, argv)], SHOAL_RUN_FOLDER=str(folder), **env), {}
+    while job.process.poll() is None:
+        time.sleep(0.1)
+        if (folder / "processes").exists():
+            found |= {v["code"]: text_of(v) for v in command.json("show", folder)["verdicts"] if v["state"] != "ok"}
+    return job, [*found.values()]
 
 
 def test_healthy_trainings_raise_no_alarm(shoal_command, tmp_path):
@@ -85,10 +102,13 @@ def test_healthy_trainings_raise_no_alarm(shoal_command, tmp_path):
         words = [str(out) if w == "OUT" else w for w in words]
         begin = time.monotonic()
         env = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
-        job = run(shoal_command, "--run-folder", folder, *options, path, *words, **env)
+        if options:
+            job, found = run(shoal_command, "--run-folder", folder, *options, path, *words, **env), []
+        else:
+            job, found = alone(shoal_command, folder, [path, *words], env)
         code = job.code(600)
         shown = shoal_command.json("show", folder)
-        found = alarms_of(folder, shown)
+        found += alarms_of(folder, shown)
         lines.append(
             f"{number:2} {name:<14} {time.monotonic() - begin:5.1f} s, {len(shown['ranks'])} ranks, {shown['step']:5} steps of "
             f"{shown['step_us'] / 1000:6.1f} ms, load {os.getloadavg()[0]:.1f}: {len(found)} alarms"
