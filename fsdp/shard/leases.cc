@@ -61,13 +61,14 @@ Result<void> Leases::take(std::size_t unit) {
   SHOAL_OK(enter());
   SHOAL_OK(check_given_up(unit));
   if (!gate_.readable()) {
-    SHOAL_OK(peers_.wait([this] { return gate_.readable(); }, {fmt::format("the parameters of step {} (unit {})", peers_.step(), u.label()),
-                                                               [this] { return gate_.missing_to_read(); }}));
+    SHOAL_OK(peers_.wait(
+        [this] { return gate_.readable(); },
+        {fmt::format("the parameters of step {} (unit {})", peers_.step_number(), u.label()), [this] { return gate_.missing_to_read(); }}));
   }
   SHOAL_OK(check_models());
   if (link_ != nullptr && link_->missing_rows(unit, gate_.version()) >= 0) {
     SHOAL_OK(peers_.wait([&] { return link_->missing_rows(unit, gate_.version()) < 0; },
-                         {fmt::format("the rows of unit {} from other hosts (step {})", u.label(), peers_.step()),
+                         {fmt::format("the rows of unit {} from other hosts (step {})", u.label(), peers_.step_number()),
                           [&] { return link_->missing_rows(unit, gate_.version()); }, /*for_link=*/true}));
   }
   u.take_lease(peers_.step());
@@ -85,12 +86,12 @@ Result<void> Leases::open_window(const std::string& caller) {
   if (gate_.leave()) peers_.notify_all();
   if (!gate_.writable()) {
     SHOAL_OK(peers_.wait([this] { return gate_.writable(); },
-                         {fmt::format("all ranks to have read the parameters of step {} ({})", peers_.step(), caller),
+                         {fmt::format("all ranks to have read the parameters of step {} ({})", peers_.step_number(), caller),
                           [this] { return gate_.missing_to_write(); }}));
   }
   if (link_ != nullptr && !link_->rows_sent()) {
     SHOAL_OK(peers_.wait([this] { return link_->rows_sent(); },
-                         {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step(), caller),
+                         {fmt::format("this rank's rows of step {} to be sent to other hosts ({})", peers_.step_number(), caller),
                           [] { return -1; }, /*for_link=*/true}));
   }
   gate_.open();
@@ -120,7 +121,7 @@ Result<void> Leases::check_given_up(std::size_t unit) const {
                   .with_hint("with the optimizer in backward each unit's last backward of a step runs once: before one that another "
                              "follows, call set_is_last_backward(False)")
                   .in(fmt::format("rank {}", rank_))
-                  .in(fmt::format("step {}", peers_.step())));
+                  .in(fmt::format("step {}", peers_.step_number())));
 }
 
 Result<void> Leases::check_version(std::size_t unit, std::uint64_t version) const {
@@ -135,7 +136,7 @@ Result<void> Leases::check_version(std::size_t unit, std::uint64_t version) cons
                   .with_hint("for a second backward over one graph call the first as backward(retain_graph=True); after a write or an "
                              "optimizer's step call forward again")
                   .in(fmt::format("rank {}", rank_))
-                  .in(fmt::format("step {}", peers_.step())));
+                  .in(fmt::format("step {}", peers_.step_number())));
 }
 
 }  // namespace shoal::fsdp

@@ -107,13 +107,18 @@ Result<void> Peers::check() const {
 void Peers::leave() {
   // If this rank is marked as gone, its actor was killed. Peers have to get that cause, so nothing is stored here.
   if (control_.membership_page().is_gone(static_cast<std::uint32_t>(rank_))) return;
-  control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step()}), std::memory_order_release);
+  control_.rank(rank_).place.store(encode_place({Doing::kLeft, 0, step_number()}), std::memory_order_release);
   notify_all();
 }
 
 void Peers::at(Doing doing, std::size_t unit) {
   if (forked()) return;
-  control_.rank(rank_).place.store(encode_place({doing, static_cast<std::uint16_t>(unit), step()}), std::memory_order_relaxed);
+  control_.rank(rank_).place.store(encode_place({doing, static_cast<std::uint16_t>(unit), step_number()}), std::memory_order_relaxed);
+}
+
+std::uint32_t Peers::step_number() const {
+  const auto recorded = ended_steps_ ? ended_steps_() : 0;
+  return recorded > 0 ? static_cast<std::uint32_t>(recorded) + 1 : step() + 1;
 }
 
 Result<bool> Peers::serve() {
@@ -164,7 +169,7 @@ Error Peers::lost(int rank) const {
   return std::move(e)
       .in(fmt::format("ShardActor rank {}", rank))
       .in(fmt::format("seen by rank {}", rank_))
-      .in(fmt::format("step {}", step()));
+      .in(fmt::format("step {}", step_number()));
 }
 
 // ---- waiting -----------------------------------------------------------------------------------------------------------------------
@@ -232,7 +237,7 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
                                            missing < 0 ? "" : fmt::format(" of rank {}", missing), others))
                   .with_reason("Diverged")
                   .with_hint("every rank must run the same forward and backward passes and optimizer steps in the same order")
-                  .in(fmt::format("step {}", step())));
+                  .in(fmt::format("step {}", step_number())));
 }
 
 // Fails if the missing rank, or the rank that reports for it, has left: it does nothing more. For kDepartureGrace the check still succeeds,

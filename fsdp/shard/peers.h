@@ -65,6 +65,8 @@ class Peers {
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Calls `waits(true)` before a wait that does not end at once, and `waits(false)` after it, in the thread that waits.
   void observe_waits(std::function<void(bool)> waits) { waits_ = std::move(waits); }
+  // `ended_steps` counts the steps that the run's record has; 0: it has none.
+  void number_steps(std::function<std::uint64_t()> ended_steps) { ended_steps_ = std::move(ended_steps); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);
   // This rank's program no longer uses the model; it may end or continue. Ranks that still need an action of this rank fail; other ranks go
@@ -75,8 +77,10 @@ class Peers {
     control_.membership_page().mark_gone(static_cast<std::uint32_t>(rank_), cause);
     if (link_ != nullptr) link_->wake();
   }
-  // The number of this rank's current step, from 0.
+  // How many steps of this model this rank has ended.
   std::uint32_t step() const { return static_cast<std::uint32_t>(stepper_.steps()); }
+  // The number of this rank's current step in texts: from 1, or as the run's record counts.
+  std::uint32_t step_number() const;
 
  private:
   // The state of one wait: its times, and all ranks' waits at its last check.
@@ -114,6 +118,7 @@ class Peers {
   const OwnerProcess owner_;
   std::function<bool()> interrupt_by_;
   std::function<void(bool)> waits_;
+  std::function<std::uint64_t()> ended_steps_;
   std::uint64_t num_waits_ = 0;
 };
 

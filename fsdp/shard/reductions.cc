@@ -9,7 +9,7 @@ namespace shoal::fsdp {
 Result<void> Reductions::publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how) {
   if (!reducer_.has_slot()) {
     SHOAL_OK(peers_.wait([this] { return reducer_.has_slot(); },
-                         {fmt::format("a gradient slot (reduce_scatter of unit {}, step {})", units_[unit]->label(), peers_.step()),
+                         {fmt::format("a gradient slot (reduce_scatter of unit {}, step {})", units_[unit]->label(), peers_.step_number()),
                           [this] { return reducer_.missing_slot(); }}));
   }
   reducer_.publish(static_cast<std::uint32_t>(unit), gradients, how);
@@ -20,7 +20,7 @@ Result<void> Reductions::publish(std::size_t unit, std::span<const Reducer::Grad
 
 Result<void> Reductions::wait() {
   SHOAL_OK(peers_.wait([this] { return reducer_.num_pending() == 0; },
-                       {fmt::format("the gradients of step {}", peers_.step()), [this] { return reducer_.missing_publication(); }}));
+                       {fmt::format("the gradients of step {}", peers_.step_number()), [this] { return reducer_.missing_publication(); }}));
   if (reducer_.overtaken_by() < 0) return {};
   return fail(started_over(reducer_.overtaken_by()));
 }
@@ -33,7 +33,7 @@ Result<void> Reductions::end_pass() {
 }
 
 Error Reductions::started_over(int rank) const {
-  return invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", rank, peers_.step(), rank_))
+  return invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", rank, peers_.step_number(), rank_))
       .with_reason("Diverged")
       .with_hint("one rank's backward raised an exception: call reset_iter_state() on every rank, and repeat the step");
 }
@@ -53,7 +53,7 @@ Result<double> Reductions::sum_over_ranks(double part) {
   };
   // The wait also ends when a rank has started over, which may have written parts of later sums.
   SHOAL_OK(peers_.wait([&] { return missing() < 0 || reducer_.ahead() >= 0; },
-                       {fmt::format("a sum over ranks (step {})", peers_.step()), missing}));
+                       {fmt::format("a sum over ranks (step {})", peers_.step_number()), missing}));
   double out = 0;
   for (int r = 0; r < world_size_; ++r) out += std::bit_cast<double>(control_.rank(r).parts[place].load(std::memory_order_relaxed));
   if (const int rank = reducer_.ahead(); rank >= 0) return fail(started_over(rank));

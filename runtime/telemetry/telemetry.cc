@@ -212,6 +212,7 @@ void Telemetry::end_optimizer(int key) {
   at_now([&](std::int64_t now) {
     // CPU times of two threads have no difference.
     const bool same = std::exchange(thread_id_, thread) == thread;
+    check_clock(now);  // here, so that the step of a jump is known
     meter_.end_optimizer(key, now, same ? std::optional(cpu) : std::nullopt);
   });
 }
@@ -326,11 +327,18 @@ void Telemetry::run() {
   }
 }
 
+void Telemetry::check_clock(std::int64_t now) {
+  const auto offset = time_of_day_us() - now / 1000;
+  const auto jump = offset - std::exchange(offset_us_, offset);
+  if (std::abs(jump) > kClockJumpUs) {
+    add_event("clock", fmt::format(R"({{"us":{}}})", jump));  // at the new time of day
+    shown_since_us_ += jump;                                  // the activity lasts as long as before
+  }
+}
+
 void Telemetry::beat() {
   const auto now = now_ns();
-  const auto offset = time_of_day_us() - now / 1000;
-  if (const auto jump = offset - offset_us_; std::abs(jump) > kClockJumpUs) add_event("clock", fmt::format(R"({{"us":{}}})", jump));
-  offset_us_ = offset;
+  check_clock(now);
   page_.beat_us = unix_us(now);
   page_.since_us = shown_since_us_;
   page_.activity = static_cast<std::uint32_t>(closed_ ? Activity::kEnded : shown_);

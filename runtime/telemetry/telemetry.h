@@ -86,6 +86,8 @@ class Telemetry {
   void at_now(F&& change);
   void show();
   void collect(std::optional<StepMeter::Step> step);
+  // The time of day, and an event if it has jumped.
+  void check_clock(std::int64_t now);
   void add_event(const std::string& kind, const std::string& fields);
   std::string facts() const;
   std::uint64_t ended_steps() const { return steps_ + (meter_.ended() ? 1 : 0); }
@@ -93,7 +95,7 @@ class Telemetry {
 
   // ---- the telemetry's thread
   void run();
-  // The time of day, an event if it has jumped, and the live page.
+  // The time of day, and the live page.
   void beat();
   void flush();
   Result<void> write(Pending& rows, const std::string& samples);

@@ -20,10 +20,16 @@ struct Compared {
   double change_us() const { return after_us - before_us; }
 };
 
+struct RankCompared {
+  int rank = 0;
+  Compared own;  // its own work; `differs`: apart from that of the other ranks
+};
+
 struct Difference {
   Compared step;
   std::vector<Compared> activities;  // in the order of docs/runs.md; "own" first
   std::vector<Compared> units;       // those that differ in steps in detail, the largest growth first
+  std::vector<RankCompared> ranks;   // those of both runs
   std::string sentence;
 };
 

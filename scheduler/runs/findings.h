@@ -16,6 +16,8 @@ void find_slow(const Run& run, const StepTable& table, std::vector<Verdict>& out
 void find_stuck(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::int64_t now_us, std::vector<Verdict>& out);
 // From samples and events (resources.cc): memory, full_disk, slow_disk, clock_jump.
 void find_resources(const Run& run, const std::vector<Rank>& ranks, std::int64_t now_us, std::vector<Verdict>& out);
+// From events (deaths.cc): deaths, a note on what an elastic training has survived.
+void find_deaths(const Run& run, std::vector<Verdict>& out);
 // From metrics and events (numbers.cc): not_finite, loss_spike.
 void find_numbers(const Run& run, std::vector<Verdict>& out);
 

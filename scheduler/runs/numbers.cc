@@ -17,6 +17,7 @@ constexpr int kLeastNorms = 3;
 // A loss leaps if so many reports in a row lie so many deviations above, and so much, what so many reports had before.
 constexpr std::size_t kLeapReports = 3, kLeapBefore = 16, kMostBefore = 64, kMostReports = 256;
 constexpr double kLeapDeviations = 8, kLeapFactor = 1.5;
+constexpr double kLeastLeap = 0.01;  // a part of the run's largest loss: near zero, losses leap by many times themselves
 
 struct Value {
   std::uint64_t step = 0;
@@ -61,7 +62,8 @@ void find_in_metrics(const Run& run, const std::string& name, const std::vector<
   // The stretch at the end that lies above what was before it: its begin is the first of several in a row.
   std::vector<double> before;
   std::size_t leap = 0, in_row = 0;
-  double usual = 0, deviation = 0;
+  double usual = 0, deviation = 0, largest = 0;
+  for (const auto& v : values) largest = std::max(largest, std::abs(v.value));
   for (std::size_t i = values.size() - newest.size(); i < values.size(); ++i) {
     const double value = values[i].value;
     if (before.size() >= kLeapBefore) {
@@ -70,7 +72,8 @@ void find_in_metrics(const Run& run, const std::string& name, const std::vector<
       std::vector<double> apart;
       for (const double b : recent) apart.push_back(std::abs(b - usual));
       deviation = 1.4826 * median(std::move(apart));
-      if (value > usual + kLeapDeviations * deviation && value > usual + (kLeapFactor - 1) * std::abs(usual)) {
+      if (value > usual + kLeapDeviations * deviation &&
+          value > usual + std::max((kLeapFactor - 1) * std::abs(usual), kLeastLeap * largest)) {
         if (in_row++ == 0) leap = i;
         continue;
       }
@@ -95,10 +98,7 @@ void find_numbers(const Run& run, std::vector<Verdict>& out) {
   std::map<std::string, std::vector<Value>> losses;
   std::map<std::string, std::vector<Value>> events;  // not_finite, by what
   std::uint64_t finite_step = 0;                     // the newest step with a finite loss
-  std::uint64_t newest_step = 0;
   for (const auto& p : run.processes) {
-    if (!p.steps.rows.empty()) newest_step = std::max(newest_step, p.steps.rows.back().step);
-    if (p.live) newest_step = std::max(newest_step, p.live->step);
     for (const auto& row : p.metrics.rows) {
       for (const auto& [name, value] : row.values) {
         if (!is_loss(name)) continue;
@@ -107,22 +107,28 @@ void find_numbers(const Run& run, std::vector<Verdict>& out) {
       }
     }
     for (const auto& e : p.events.rows) {
-      const auto what = e.fields.find("what"), step = e.fields.find("step");
-      if (e.kind != "not_finite" || what == e.fields.end() || !what->is_string()) continue;
-      const bool numbered = step != e.fields.end() && step->is_number_unsigned();
-      events[what->get<std::string>()].push_back({numbered ? step->get<std::uint64_t>() : 0, e.t_us, std::nan(""), p.rank()});
+      const auto what = text_in(e, "what");
+      if (what.empty()) continue;
+      if (e.kind == "finite") std::erase_if(events[what], [&](const Value& v) { return v.rank == p.rank(); });
+      if (e.kind != "not_finite") continue;
+      const auto step = static_cast<std::uint64_t>(std::max<std::int64_t>(number_in(e, "step"), 0));
+      events[what].push_back({step, e.t_us, text_in(e, "value") == "inf" ? INFINITY : std::nan(""), p.rank()});
     }
   }
   const auto by_step = [](const Value& a, const Value& b) { return std::make_pair(a.step, a.t_us) < std::make_pair(b.step, b.t_us); };
   for (auto& [what, values] : events) {
+    if (values.empty()) continue;
     std::stable_sort(values.begin(), values.end(), by_step);
     const bool is_norm = !is_loss(what);
     // Those of the last steps in a row, backwards.
     std::size_t from = values.size() - 1, steps = 1;
     for (; from > 0 && values[from].step <= values[from - 1].step + 2; --from) steps += values[from].step != values[from - 1].step;
-    const bool over = values.back().step + 2 < newest_step && (is_norm || finite_step > values.back().step);
-    if (over || finite_step > values.back().step || (is_norm && steps < kLeastNorms)) continue;
-    not_finite(run, what, values[from], steps, out);
+    if (finite_step > values.back().step || (is_norm && steps < kLeastNorms)) continue;
+    // The rank that was first has spoilt the others' by its gradients. Ranks that report a mean have it in the same step.
+    auto first = values[from];
+    for (const auto& other : values)
+      if (other.step == first.step && other.rank != first.rank) first.rank = -1;
+    not_finite(run, what, first, is_norm ? steps : 1, out);
     return;
   }
   for (auto& [name, values] : losses) {

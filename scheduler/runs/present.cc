@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -30,9 +31,23 @@ int world_of(const Process& p) {
   return p.steps.rows.empty() ? p.facts.world : p.steps.rows.back().world;
 }
 
+// Steps that a process has ended, as far as it has shown.
+std::uint64_t shown_step(const Process& p) {
+  return std::max(p.steps.rows.empty() ? 0 : p.steps.rows.back().step, p.live ? p.live->step : 0);
+}
+
 bool lives(const Process& p) { return p.life == Life::kAlive || p.life == Life::kSilent; }
 
 }  // namespace
+
+std::uint64_t reached_step(const Rank& rank, const std::vector<Rank>& ranks) {
+  std::optional<std::uint64_t> others;  // the least of theirs
+  for (const auto& r : ranks) {
+    if (r.rank == rank.rank || generation_of(*r.process) != generation_of(*rank.process)) continue;
+    others = std::min(others.value_or(shown_step(*r.process)), shown_step(*r.process));
+  }
+  return std::max(shown_step(*rank.process), others.value_or(0));
+}
 
 std::int64_t newest_us(const Process& p) {
   std::int64_t out = begin_us(p);

@@ -17,6 +17,9 @@ struct Rank {
 
 // By rank; at most one process each.
 std::vector<Rank> present_ranks(const Run& run);
+// How many steps a rank has ended, by all that is recorded. A page is up to a beat old, and a process that is killed loses its last rows;
+// but the other ranks of its generation have not ended a step without it.
+std::uint64_t reached_step(const Rank& rank, const std::vector<Rank>& ranks);
 // The newest time that a process has left: of a step, sample or beat.
 std::int64_t newest_us(const Process& process);
 

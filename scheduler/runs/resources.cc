@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -24,13 +25,16 @@ constexpr std::size_t kForecastSamples = 6, kMostForecastSamples = 10;
 constexpr double kForecastSeconds = 60, kForecastFreePart = 0.3, kSteadyGrowth = 0.8;
 
 constexpr std::int64_t kLeastDiskBytes = 256 << 20;  // below it, Shoal's own logs stop to grow
+constexpr std::int64_t kSmallDisk = 4;               // a smaller disk is full below this part of it
 
 // A save is slow if it takes this many times as long as the earlier ones, and so much longer.
 constexpr double kTimesSlower = 4, kLeastExcessUs = 1'000'000;
 constexpr std::size_t kLeastEarlier = 2;
 // Without earlier ones: so long, and so little per second or so much pressure.
 constexpr double kSlowAloneUs = 5'000'000, kSlowBytesPerSecond = 10e6, kSlowPressure = 20;
-constexpr double kSomePressure = 10;  // percent; while a save runs
+// Where processes wait for CPUs so often (percent), and so seldom for disks, a save that used or wanted one for so much of its time is
+// slow for lack of it.
+constexpr double kSharedCpu = 25, kSomePressure = 10, kBusyPart = 0.3;
 
 constexpr std::int64_t kClockShownUs = 600'000'000;
 
@@ -40,16 +44,6 @@ std::uint64_t step_at(const Process& p, std::int64_t t_us) {
   for (const auto& row : p.steps.rows)
     if (row.end_us <= t_us) out = std::max(out, row.step + 1);
   return out;
-}
-
-std::int64_t number(const Event& e, const char* key) {
-  const auto at = e.fields.find(key);
-  return at == e.fields.end() || !at->is_number() ? 0 : static_cast<std::int64_t>(std::clamp(at->get<double>(), -9e15, 9e15));
-}
-
-std::string text(const Event& e, const char* key) {
-  const auto at = e.fields.find(key);
-  return at == e.fields.end() || !at->is_string() ? "" : at->get<std::string>();
 }
 
 Verdict verdict_of(const Rank& r, const char* code) {
@@ -72,9 +66,11 @@ double growth(const Process& p) {  // bytes per second; 0 unless it is steady
   std::size_t grows = 0;
   for (std::size_t i = 1; i < t.size(); ++i) grows += rss[i] < rss[i - 1];  // from new to old
   if (static_cast<double>(grows) < kSteadyGrowth * static_cast<double>(t.size() - 1)) return 0;
+  const double last = (rss[0] - rss[1]) / std::max(t[0] - t[1], 1e-3);
   std::reverse(t.begin(), t.end());
   std::reverse(rss.begin(), rss.end());
-  return std::max(slope(t, rss), 0.0);
+  const double usual = std::max(slope(t, rss), 0.0);
+  return last < usual / 2 ? 0 : usual;  // it goes on
 }
 
 // The first sample of the growth that goes on at the end: each adds half of what the last ones do, or more.
@@ -149,6 +145,10 @@ void find_memory(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
 // ---- disks ----
 
 void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
+  // A disk without a single block left takes no sample either, so the reader's own look counts, too. Small file systems are full later.
+  const bool known = run.disk_total > 0;
+  const auto least = known ? std::min(kLeastDiskBytes, run.disk_total / kSmallDisk) : kLeastDiskBytes;
+  const bool full_now = run.state == RunState::kRunning && known && run.disk_free < least;
   for (const auto& r : ranks) {
     const auto& p = *r.process;
     const Event* stopped = nullptr;
@@ -158,83 +158,119 @@ void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<
     }
     const auto& samples = p.samples.rows;
     // Zero is what a row without the key has, unless there was space before.
-    const bool known = std::any_of(samples.begin(), samples.end(), [](const SampleRow& s) { return s.disk_free > 0; });
-    const bool full = known && samples.back().disk_free < kLeastDiskBytes;
-    if (stopped == nullptr && !full) continue;
+    const bool any = std::any_of(samples.begin(), samples.end(), [](const SampleRow& s) { return s.disk_free > 0; });
+    const bool full = any && samples.back().disk_free < least;
+    if (stopped == nullptr && !full && !full_now) continue;
     auto v = verdict_of(r, "full_disk");
     if (full) {
       auto low = samples.end();
-      while (low != samples.begin() && std::prev(low)->disk_free < kLeastDiskBytes) --low;
+      while (low != samples.begin() && std::prev(low)->disk_free < least) --low;
       v.since_step = low->step, v.since_us = low->t_us;
     }
     if (stopped != nullptr && (!full || stopped->t_us < v.since_us)) v.since_us = stopped->t_us, v.since_step = step_at(p, stopped->t_us);
-    v.sentence = fmt::format(
-        "the disk of the run's folder is full on {} since step {}: {}", on_host(r), v.since_step,
-        stopped != nullptr ? "recording has stopped, and checkpoints may fail" : "recording stops soon, and checkpoints may fail");
-    if (full) v.evidence.push_back(fmt::format("{} are free", bytes_text(static_cast<double>(samples.back().disk_free))));
-    if (const auto cause = stopped == nullptr ? std::string() : text(*stopped, "cause"); !cause.empty()) v.evidence.push_back(cause);
+    if (v.since_step == 0) v.since_step = p.steps.rows.empty() ? reached_step(r, ranks) + 1 : p.steps.rows.back().step + 1;
+    const auto free = full_now ? run.disk_free : full ? samples.back().disk_free : -1;
+    v.rank.reset();  // its host's disk
+    v.sentence = fmt::format("the disk of the run's folder is full on {} since step {}: {}", on_host(r), v.since_step,
+                             stopped != nullptr || free == 0 ? "recording has stopped, and checkpoints may fail"
+                                                             : "recording stops soon, and checkpoints may fail");
+    if (free >= 0) v.evidence.push_back(fmt::format("{} are free", bytes_text(static_cast<double>(free))));
+    if (const auto cause = stopped == nullptr ? std::string() : text_in(*stopped, "cause"); !cause.empty()) v.evidence.push_back(cause);
     v.next = "df -h " + shell_word(run.path);
     out.push_back(std::move(v));
     return;
   }
 }
 
+// The time that a rank itself took for a save or load: it may have waited for the other ranks' disks.
+double own_us(const Event& e) { return static_cast<double>(e.fields.contains("own_us") ? number_in(e, "own_us") : number_in(e, "us")); }
+
+// True if the process was slow between two times of day for lack of a CPU: other processes computed, it ran or wanted to, and hardly any
+// process waited for a disk.
+bool lacked_cpu(const Process& p, std::int64_t from_us, std::int64_t to_us) {
+  const auto& rows = p.samples.rows;
+  if (rows.empty()) return false;
+  auto last = std::find_if(rows.begin(), rows.end(), [&](const SampleRow& s) { return s.t_us >= to_us; });
+  if (last == rows.end()) --last;
+  auto first = last;
+  while (first != rows.begin() && first->t_us > from_us) --first;
+  double cpu = last->pressure_cpu, io = last->pressure_io;
+  for (auto s = first; s != last; ++s) cpu = std::max(cpu, s->pressure_cpu), io = std::max(io, s->pressure_io);
+  if (cpu < kSharedCpu || io > kSomePressure) return false;
+  const auto inside_us = std::min(last->t_us, to_us) - from_us;
+  if (inside_us <= 0) return true;  // not known yet
+  const auto outside_us = last->t_us - first->t_us - inside_us;
+  const auto busy_us = last->cpu_us - first->cpu_us + last->runqueue_us - first->runqueue_us - outside_us;
+  return static_cast<double>(busy_us) > kBusyPart * static_cast<double>(inside_us);
+}
+
+struct SlowDisk {
+  double excess_us = 0;  // over the usual time
+  Verdict verdict;
+};
+
+// A save that runs.
+std::optional<SlowDisk> slow_save_now(const Rank& r, const std::vector<const Event*>& all, const std::vector<Rank>& ranks) {
+  const auto& p = *r.process;
+  if (p.life != Life::kAlive || !p.live || p.live->activity != Activity::kSave || p.held_polls < 2) return {};
+  std::vector<double> took;
+  for (const auto* e : all) took.push_back(own_us(*e));
+  const double held = held_us(p), usual = median(took);
+  const double pressure = p.samples.rows.empty() ? 0 : p.samples.rows.back().pressure_io;
+  const bool known = took.size() >= kLeastEarlier;
+  if (known ? held < kTimesSlower * usual || held - usual < kLeastExcessUs / 2 || lacked_cpu(p, p.live->since_us, p.live->beat_us)
+            : held < kSlowAloneUs || pressure < kSlowPressure)
+    return {};
+  SlowDisk out{held - usual, verdict_of(r, "slow_disk")};
+  auto& v = out.verdict;
+  v.since_step = p.live->step, v.since_us = p.live->since_us;
+  v.sentence = fmt::format("the disk of {} is slow: a save of {} in step {} has run for {}", on_host(r), name_of(r, ranks), v.since_step,
+                           duration_text(held));
+  if (known) v.evidence.push_back(fmt::format("earlier ones took {}", duration_text(usual)));
+  if (pressure > 0) v.evidence.push_back(fmt::format("processes of the host wait for disks {:.0f} % of the time", pressure));
+  return out;
+}
+
+// The last save or load of those that have ended.
+std::optional<SlowDisk> slow_event(const Rank& r, const std::vector<const Event*>& all, const std::vector<Rank>& ranks) {
+  if (all.empty()) return {};
+  const auto& last = *all.back();
+  std::vector<double> earlier;  // microseconds per byte
+  for (std::size_t i = 0; i + 1 < all.size(); ++i)
+    if (const auto bytes = number_in(*all[i], "bytes"); bytes > 0) earlier.push_back(own_us(*all[i]) / static_cast<double>(bytes));
+  const double us = own_us(last), bytes = static_cast<double>(number_in(last, "bytes"));
+  const bool known = earlier.size() >= kLeastEarlier && bytes > 0;
+  const double usual = known ? median(earlier) * bytes : 0;
+  if (known
+          ? us < kTimesSlower * usual || us - usual < kLeastExcessUs || lacked_cpu(*r.process, last.t_us - number_in(last, "us"), last.t_us)
+          : us < kSlowAloneUs || bytes / (us / 1e6) > kSlowBytesPerSecond)
+    return {};
+  SlowDisk out{us - usual, verdict_of(r, "slow_disk")};
+  auto& v = out.verdict;
+  v.since_us = last.t_us - number_in(last, "us");
+  v.since_step = static_cast<std::uint64_t>(std::max<std::int64_t>(number_in(last, "step"), 0));
+  v.sentence = fmt::format("the disk of {} is slow: a {} of {} in step {} took {}", on_host(r), last.kind, name_of(r, ranks), v.since_step,
+                           duration_text(us));
+  v.evidence.push_back(fmt::format("{} in {}, {} per second", bytes_text(bytes), duration_text(us), bytes_text(bytes / (us / 1e6))));
+  if (known) v.evidence.push_back(fmt::format("usually {} for as much", duration_text(usual)));
+  return out;
+}
+
 void find_slow_disk(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
+  std::optional<SlowDisk> worst;
   for (const auto& r : ranks) {
-    const auto& p = *r.process;
-    const double pressure = p.samples.rows.empty() ? 0 : p.samples.rows.back().pressure_io;
     for (const char* const kind : {"save", "load"}) {
       std::vector<const Event*> all;
-      for (const auto& e : p.events.rows)
-        if (e.kind == kind && number(e, "us") > 0) all.push_back(&e);
-      std::vector<double> earlier;  // microseconds per byte
-      std::vector<double> took;
-      for (std::size_t i = 0; i + 1 < all.size(); ++i) took.push_back(static_cast<double>(number(*all[i], "us")));
-      for (std::size_t i = 0; i + 1 < all.size(); ++i)
-        if (const auto bytes = number(*all[i], "bytes"); bytes > 0)
-          earlier.push_back(static_cast<double>(number(*all[i], "us")) / static_cast<double>(bytes));
-      const char* const what = *kind == 's' ? "a save" : "a load";
-
-      // One that runs.
-      const bool runs = *kind == 's' && p.life == Life::kAlive && p.live && p.live->activity == Activity::kSave && p.held_polls >= 2;
-      if (runs) {
-        if (!all.empty()) took.push_back(static_cast<double>(number(*all.back(), "us")));
-        const double held = held_us(p);
-        const bool known = took.size() >= kLeastEarlier;
-        const double usual = median(took);
-        if (known
-                ? held < kTimesSlower * usual || held - usual < kLeastExcessUs / 2 || (!p.samples.rows.empty() && pressure < kSomePressure)
-                : held < kSlowAloneUs || pressure < kSlowPressure)
-          continue;
-        auto v = verdict_of(r, "slow_disk");
-        v.since_step = p.live->step + 1, v.since_us = p.live->since_us;
-        v.sentence = fmt::format("the disk of {} is slow: a save of {} runs for {} in step {}", on_host(r), name_of(r, ranks),
-                                 duration_text(held), v.since_step);
-        if (known) v.evidence.push_back(fmt::format("earlier ones took {}", duration_text(usual)));
-        if (pressure > 0) v.evidence.push_back(fmt::format("processes of the host wait for disks {:.0f} % of the time", pressure));
-        v.next = "iostat -x 1";
-        out.push_back(std::move(v));
-        return;
-      }
-      if (all.empty()) continue;
-      const auto& last = *all.back();
-      const auto us = static_cast<double>(number(last, "us")), bytes = static_cast<double>(number(last, "bytes"));
-      const bool known = earlier.size() >= kLeastEarlier && bytes > 0;
-      const double usual = known ? median(earlier) * bytes : 0;
-      if (known ? us < kTimesSlower * usual || us - usual < kLeastExcessUs : us < kSlowAloneUs || bytes / (us / 1e6) > kSlowBytesPerSecond)
-        continue;
-      auto v = verdict_of(r, "slow_disk");
-      v.since_us = last.t_us;
-      v.since_step = static_cast<std::uint64_t>(std::max<std::int64_t>(number(last, "step"), 0));
-      v.sentence = fmt::format("the disk of {} is slow: {} of {} in step {} took {}", on_host(r), what, name_of(r, ranks), v.since_step,
-                               duration_text(us));
-      v.evidence.push_back(fmt::format("{} in {}, {} per second", bytes_text(bytes), duration_text(us), bytes_text(bytes / (us / 1e6))));
-      if (known) v.evidence.push_back(fmt::format("usually {} for as much", duration_text(usual)));
-      v.next = "iostat -x 1";
-      out.push_back(std::move(v));
-      return;
+      for (const auto& e : r.process->events.rows)
+        if (e.kind == kind && number_in(e, "us") > 0) all.push_back(&e);
+      auto found = *kind == 's' ? slow_save_now(r, all, ranks) : std::nullopt;
+      if (!found) found = slow_event(r, all, ranks);
+      if (found && (!worst || found->excess_us > worst->excess_us)) worst = std::move(found);
     }
   }
+  if (!worst) return;
+  worst->verdict.next = "iostat -x 1";
+  out.push_back(std::move(worst->verdict));
 }
 
 // The step in which the time of day changed by so much more than the step took.
@@ -252,7 +288,7 @@ void find_clock_jump(const std::vector<Rank>& ranks, std::int64_t now_us, std::v
     for (auto e = r.process->events.rows.rbegin(); e != r.process->events.rows.rend(); ++e) {
       if (e->kind != "clock" || std::abs(now_us - e->t_us) > kClockShownUs) continue;
       auto v = verdict_of(r, "clock_jump");
-      const auto us = number(*e, "us");
+      const auto us = number_in(*e, "us");
       v.state = Health::kOk;  // durations do not depend on it
       v.since_us = e->t_us;
       v.since_step = jump_step(*r.process, static_cast<double>(us));

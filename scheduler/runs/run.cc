@@ -1,6 +1,18 @@
 #include "scheduler/runs/run.h"
 
+#include <algorithm>
+
 namespace shoal::scheduler::runs {
+
+std::int64_t number_in(const Event& event, const char* key) {
+  const auto at = event.fields.find(key);
+  return at == event.fields.end() || !at->is_number() ? 0 : static_cast<std::int64_t>(std::clamp(at->get<double>(), -9e15, 9e15));
+}
+
+std::string text_in(const Event& event, const char* key) {
+  const auto at = event.fields.find(key);
+  return at == event.fields.end() || !at->is_string() ? "" : at->get<std::string>();
+}
 
 const char* life_text(Life life) {
   switch (life) {

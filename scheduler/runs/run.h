@@ -28,6 +28,9 @@ struct Event {
   std::string kind;
   nlohmann::json fields;  // the whole line, an object
 };
+// A field of an event; 0 or "" if it is absent, or something else.
+std::int64_t number_in(const Event& event, const char* key);
+std::string text_in(const Event& event, const char* key);
 
 // process.json
 struct ProcessFacts {
@@ -108,6 +111,8 @@ struct Run {
   std::string checkpoint;              // the content of the file `checkpoint`
   std::vector<Process> processes;      // by folder
   std::size_t processes_left_out = 0;  // beyond what the reader takes
+  // Bytes of the folder's file system, at the last poll. A total of 0: not known.
+  std::int64_t disk_free = 0, disk_total = 0;
 };
 
 }  // namespace shoal::scheduler::runs

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -218,7 +219,7 @@ struct RunReader::Followed {
   std::vector<LevelFile> files;
   std::int64_t listed_change_us = -1;  // the folder's time of change at a listing that is complete
   std::int64_t beat_us = 0;            // as seen last
-  std::int64_t changed_us = 0;         // by this host's clock: the last poll that saw another beat
+  std::int64_t changed_us = 0;         // by this host's steady time: the last poll that saw another beat; 0: none yet
   std::int64_t written_us = 0;         // the time of the file `live`
 };
 
@@ -249,8 +250,13 @@ std::size_t RunReader::share_of(std::size_t each, std::size_t together) const {
   return std::clamp(together / std::max<std::size_t>(run_.processes.size(), 1), std::min(kLeastRows, each), each);
 }
 
-bool RunReader::poll(std::int64_t now_us) {
+bool RunReader::poll(std::int64_t now_us, std::int64_t steady_us) {
   bool changed = read_end();
+  struct statvfs disk {};
+  if (fstatvfs(folder_.get(), &disk) == 0) {
+    run_.disk_free = static_cast<std::int64_t>(disk.f_bavail * disk.f_frsize);
+    run_.disk_total = static_cast<std::int64_t>(disk.f_blocks * disk.f_frsize);
+  }
   const Fd all = open_folder(folder_, "processes");
   if (all) {
     const auto names = names_in(all, options_.most_processes, &run_.processes_left_out);
@@ -265,7 +271,7 @@ bool RunReader::poll(std::int64_t now_us) {
     }
     for (auto& process : run_.processes) changed = read_process(all, process, *followed_[process.folder], now_us) || changed;
   }
-  for (auto& process : run_.processes) judge_life(process, *followed_[process.folder], now_us);
+  for (auto& process : run_.processes) judge_life(process, *followed_[process.folder], now_us, steady_us);
   judge_state();
   return changed;
 }
@@ -384,16 +390,19 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
   return changed;
 }
 
-void RunReader::judge_life(Process& process, Followed& followed, std::int64_t now_us) const {
+void RunReader::judge_life(Process& process, Followed& followed, std::int64_t now_us, std::int64_t steady_us) const {
   const std::int64_t beat_us = process.live ? process.live->beat_us : process.samples.rows.empty() ? 0 : process.samples.rows.back().t_us;
-  if (beat_us != followed.beat_us && followed.beat_us != 0) followed.changed_us = now_us;
+  if (beat_us != followed.beat_us && followed.beat_us != 0) followed.changed_us = steady_us;
   followed.beat_us = beat_us;
   // Clocks of hosts differ: once a beat has come, this host's clock measures alone. Until then the file's time counts, too.
-  process.quiet_us =
-      std::max<std::int64_t>(followed.changed_us != 0 ? now_us - followed.changed_us : now_us - std::max(beat_us, followed.written_us), 0);
+  process.quiet_us = std::max<std::int64_t>(
+      followed.changed_us != 0 ? steady_us - followed.changed_us : now_us - std::max(beat_us, followed.written_us), 0);
   const bool ended = std::any_of(process.events.rows.begin(), process.events.rows.end(), [](const Event& e) { return e.kind == "end"; });
   const auto pid = process.live ? process.live->pid : process.facts.pid;
-  const auto start_us = process.live ? process.live->start_us : process.facts.start_us;
+  // The kernel's times of begin move with the time of day.
+  auto start_us = process.live ? process.live->start_us : process.facts.start_us;
+  for (const auto& e : process.events.rows)
+    if (e.kind == "clock") start_us += number_in(e, "us");
   if (ended || (process.live && process.live->activity == runtime::Activity::kEnded)) {
     process.life = Life::kEnded;
   } else if (pid == 0 || (beat_us == 0 && !process.on_this_host)) {

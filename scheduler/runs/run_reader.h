@@ -46,8 +46,10 @@ class RunReader {
   RunReader& operator=(RunReader&&) noexcept;
   ~RunReader();
 
-  // Reads what was appended since the last call. `now_us`: the time of day. True if anything but live pages has changed.
-  bool poll(std::int64_t now_us);
+  // Reads what was appended since the last call. `now_us`: the time of day. `steady_us`: a time that does not jump, to measure how long a
+  // process has been quiet. True if anything but live pages has changed.
+  bool poll(std::int64_t now_us, std::int64_t steady_us);
+  bool poll(std::int64_t now_us) { return poll(now_us, now_us); }
   const Run& run() const { return run_; }
 
  private:
@@ -56,7 +58,7 @@ class RunReader {
   RunReader(Run run, Fd folder, ReaderOptions options);
   bool read_end();
   bool read_process(const Fd& all, Process& process, Followed& followed, std::int64_t now_us);
-  void judge_life(Process& process, Followed& followed, std::int64_t now_us) const;
+  void judge_life(Process& process, Followed& followed, std::int64_t now_us, std::int64_t steady_us) const;
   void judge_state();
   std::size_t share_of(std::size_t each, std::size_t together) const;
 

@@ -319,6 +319,49 @@ TEST_F(RunReaderTest, AProcessOfAnotherHostLivesByItsBeatOnAnyClock) {
   }
 }
 
+TEST_F(RunReaderTest, AClockThatJumpsMakesNoProcessQuiet) {
+  for (const std::int64_t jump : {std::int64_t{-3'600'000'000}, std::int64_t{3'600'000'000}}) {
+    write_facts("a");
+    write_live(kNow);
+    auto r = reader();
+    const auto& p = r.run().processes;
+    r.poll(kNow, 10'000'000);
+    write_live(kNow + 250'000);
+    r.poll(kNow + 300'000, 10'300'000);
+    r.poll(kNow + 400'000 + jump, 10'400'000);  // before the next beat
+    EXPECT_EQ(p[0].life, Life::kAlive) << jump;
+    EXPECT_EQ(p[0].quiet_us, 100'000);
+    r.poll(kNow + 400'000 + jump, 10'300'000 + kSilentAfterUs + 1);
+    EXPECT_EQ(p[0].life, Life::kSilent) << jump;
+  }
+}
+
+// The kernel counts the begin of a process by the time of day at present.
+TEST_F(RunReaderTest, AProcessIsFoundAgainAfterItsClockHasJumped) {
+  write_facts("a");
+  write_live(kNow);
+  append("events.0-0.jsonl", R"({"t":7,"kind":"clock","us":5000000})"
+                             "\n");
+  std::int64_t start_us = 0;
+  ReaderOptions options;
+  options.host = "a";
+  options.lives = [&](std::int64_t, std::int64_t start) {
+    start_us = start;
+    return true;
+  };
+  auto r = RunReader::open(folder_, options).value();
+  r.poll(kNow + 2 * kGoneAfterUs);
+  EXPECT_EQ(start_us, 5'000'005);
+}
+
+TEST_F(RunReaderTest, TheSpaceOfTheFoldersDiskIsKnown) {
+  write_facts("a");
+  auto r = reader();
+  r.poll(kNow);
+  EXPECT_GT(r.run().disk_total, 0);
+  EXPECT_GE(r.run().disk_total, r.run().disk_free);
+}
+
 TEST_F(RunReaderTest, TheKernelKnowsThisProcess) {
   EXPECT_TRUE(process_lives(getpid(), 0));
   EXPECT_TRUE(process_lives(getpid(), kNow * 2));

@@ -213,7 +213,7 @@ class SimulatedRun {
         p.events.rows.push_back(
             {row.end_us,
              "save",
-             {{"t", row.end_us}, {"kind", "save"}, {"step", step_}, {"bytes", 100'000'000}, {"us", row.in(runtime::Activity::kSave)}}});
+             {{"t", row.end_us}, {"kind", "save"}, {"step", step_ - 1}, {"bytes", 100'000'000}, {"us", row.in(runtime::Activity::kSave)}}});
       }
       cpu_us_[static_cast<std::size_t>(k)] += static_cast<double>(row.cpu_us);
       runqueue_us_[static_cast<std::size_t>(k)] += 0.02 * static_cast<double>(row.total_us);

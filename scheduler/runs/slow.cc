@@ -31,8 +31,9 @@ constexpr double kLeastChange = 0.2;
 constexpr double kDeviations = 5;
 // Noise of neighbouring steps is related. Blocks of the same length show how much, on the other ranks and earlier.
 constexpr double kAboveBlocks = 1.5;
-constexpr double kMostSteps = 0.85;  // the part of the window that shows the trouble, at half its size
-constexpr double kLeastCost = 0.05;  // a part of the step; less is not worth a word
+constexpr std::int64_t kLeastSharedUs = 5'000'000;  // for a rank that gets less of CPUs that all ranks share with other processes
+constexpr double kMostSteps = 0.85;                 // the part of the window that shows the trouble, at half its size
+constexpr double kLeastCost = 0.05;                 // a part of the step; less is not worth a word
 
 constexpr double kLeastLoader = 0.3;    // the loader's part of the step
 constexpr double kLeastProgram = 0.5;   // the program's part of the step, where that is so from the begin
@@ -253,6 +254,43 @@ void explain_straggler(const StepTable& table, const Found& f, double excess_us,
   v.next = fmt::format("shoal stack {}", p.live ? p.live->pid : p.facts.pid);
 }
 
+// True if the rank's excess is its own: CPU time, or sleep. The rest is time in which other processes had its CPU. False if too few samples
+// have come.
+bool is_own_excess(const StepTable& table, const Found& f, double excess_us) {
+  std::vector<Values> cpu(table.ranks.size()), idle(table.ranks.size());
+  Values total;
+  for (std::size_t i = f.since; i < table.size(); ++i) {
+    total.push_back(static_cast<double>(table.rows[f.rank][i]->total_us));
+    for (std::size_t k = 0; k < table.ranks.size(); ++k) {
+      cpu[k].push_back(static_cast<double>(table.rows[k][i]->cpu_us));
+      idle[k].push_back(std::max(compute_us(*table.rows[k][i]) - cpu[k].back(), 0.0));
+    }
+  }
+  Values other_cpu, other_idle, other_wanted;  // wanted: a CPU, per step
+  double wanted = 0;
+  for (std::size_t k = 0; k < table.ranks.size(); ++k) {
+    const auto used = usage(*table.ranks[k].process, table.end_us[f.since], table.end_us.back() + 1'500'000);
+    if (!used) return false;
+    const double per_step = used->runqueue_us / 1e6 / used->seconds * median(total);
+    if (k == f.rank) {
+      wanted = per_step;
+    } else {
+      other_wanted.push_back(per_step), other_cpu.push_back(median(cpu[k])), other_idle.push_back(median(idle[k]));
+    }
+  }
+  const double more_cpu = median(cpu[f.rank]) - median(other_cpu);
+  const double sleeps = median(idle[f.rank]) - median(other_idle) - std::max(wanted - median(other_wanted), 0.0);
+  return more_cpu >= kSharedPart * excess_us || sleeps >= kSharedPart * excess_us;
+}
+
+// True if processes of every rank's host wait for CPUs.
+bool share_cpus(const std::vector<Rank>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [](const Rank& r) {
+    const auto& rows = r.process->samples.rows;
+    return !rows.empty() && rows.back().pressure_cpu > kMostPressure;
+  });
+}
+
 std::optional<std::size_t> add_straggler(const StepTable& table, std::vector<Verdict>& out) {
   const auto compute = times(table, compute_us);
   const auto other = others(compute);
@@ -265,6 +303,10 @@ std::optional<std::size_t> add_straggler(const StepTable& table, std::vector<Ver
     theirs.push_back(other[f.rank][i]);
     cost.push_back((compute[f.rank][i] - other[f.rank][i]) / std::max(static_cast<double>(table.rows[f.rank][i]->total_us), 1.0));
   }
+  // Where all CPUs are shared, one rank gets less of them for a while, then another one.
+  const double excess_us = median(mine) - median(theirs);
+  if (share_cpus(table.ranks) && !is_own_excess(table, f, excess_us) && table.end_us.back() - table.end_us[f.since] < kLeastSharedUs)
+    return {};
   auto v = verdict_of(table, "straggler", f.since);
   set_rank(v, table.ranks[f.rank]);
   v.cost = std::clamp(median(cost), 0.0, 1.0);
@@ -272,7 +314,7 @@ std::optional<std::size_t> add_straggler(const StepTable& table, std::vector<Ver
                            since_text(table, f.since));
   v.evidence.push_back(
       fmt::format("{} of computation per step, the other ranks {}", duration_text(median(mine)), duration_text(median(theirs))));
-  explain_straggler(table, f, median(mine) - median(theirs), v);
+  explain_straggler(table, f, excess_us, v);
   out.push_back(std::move(v));
   return f.rank;
 }

@@ -129,11 +129,12 @@ std::string stack_command(const Rank& r) {
   return fmt::format("shoal stack {}{}", pid, r.process->on_this_host ? "" : "  # on host " + shell_word(host_of(r)));
 }
 
-Verdict verdict_of(const Rank& r, const char* code, Health state) {
+Verdict verdict_of(const Rank& r, const std::vector<Rank>& ranks, const char* code, Health state) {
   Verdict v;
   v.code = code, v.state = state;
   v.rank = r.rank, v.host = host_of(r);
-  v.since_step = r.process->live ? r.process->live->step + 1 : r.process->steps.rows.empty() ? 0 : r.process->steps.rows.back().step + 1;
+  const bool trains = r.process->live || !r.process->steps.rows.empty();
+  v.since_step = trains ? reached_step(r, ranks) + 1 : 0;
   return v;
 }
 
@@ -174,7 +175,7 @@ bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdic
   if (dead.empty() || run.state == RunState::kLost) return false;
   const auto& first = *std::min_element(dead.begin(), dead.end(),
                                         [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
-  auto v = verdict_of(first, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
+  auto v = verdict_of(first, ranks, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
   v.since_us = newest_us(*first.process);
   v.sentence = fmt::format("{} is dead since step {}: its process {} is gone without an end", name_of(first, ranks), v.since_step,
                            first.process->live ? first.process->live->pid : first.process->facts.pid);
@@ -221,7 +222,7 @@ bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now
   if (silent.empty() || run.state != RunState::kRunning) return false;
   const auto& first = *std::max_element(silent.begin(), silent.end(),
                                         [](const Rank& a, const Rank& b) { return a.process->quiet_us < b.process->quiet_us; });
-  auto v = verdict_of(first, "silent_rank", Health::kStopped);
+  auto v = verdict_of(first, ranks, "silent_rank", Health::kStopped);
   v.since_us = now_us - first.process->quiet_us;
   v.sentence = fmt::format(
       "{} has been silent for {}, since step {}: {}", name_of(first, ranks), duration_text(static_cast<double>(first.process->quiet_us)),
@@ -241,6 +242,18 @@ bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now
   v.next = first.process->on_this_host ? fmt::format("kill -CONT {}", first.process->live->pid) : "ssh " + shell_word(host) + " uptime";
   out.push_back(std::move(v));
   return true;
+}
+
+// Not yet a trouble: an evaluation, an epoch's begin and a save hold up the others, too.
+void add_waiting(const Rank& r, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
+  if (held_us(*r.process) < kStuckUs || in_first_steps(*r.process)) return;
+  auto v = verdict_of(r, {r}, "waiting", Health::kOk);
+  v.since_us = r.process->live->since_us;
+  v.sentence = fmt::format("the other ranks wait for {}, which has been {} since step {}, for {}", name_of(r, ranks),
+                           where_text(*r.process), v.since_step, duration_text(held_us(*r.process)));
+  add_waits(ranks, v.evidence);
+  v.next = stack_command(r);
+  out.push_back(std::move(v));
 }
 
 void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& table, std::vector<Verdict>& out) {
@@ -267,7 +280,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
       const auto &a = *r.process->live, &b = *behind->process->live;
       return a.step == b.step && a.activity == b.activity && a.unit == b.unit;
     });
-    auto v = verdict_of(*behind, "hang", Health::kStopped);
+    auto v = verdict_of(*behind, {*behind}, "hang", Health::kStopped);
     for (const auto& r : active) v.since_us = std::max(v.since_us, r.process->live->since_us);
     if (same) v.rank.reset(), v.host.clear();
     const bool hosts = hosts_of(active).size() > 1;
@@ -284,15 +297,18 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
   // The rank that has been at its activity for the largest multiple of what is usual there.
   const auto over = [&](const Rank& r) { return held_us(*r.process) / limit_us(*r.process); };
   const auto& worst = *std::max_element(moving.begin(), moving.end(), [&](const Rank& a, const Rank& b) { return over(a) < over(b); });
-  if (over(worst) < 1) return;
   // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.
-  const bool others_wait = std::any_of(waiting.begin(), waiting.end(), [&](const Rank& r) { return held_us(*r.process) >= kStuckUs; });
+  const bool others_wait = std::any_of(waiting.begin(), waiting.end(), [](const Rank& r) { return held_us(*r.process) >= kStuckUs; });
+  if (over(worst) < 1) {
+    if (others_wait) add_waiting(worst, ranks, out);
+    return;
+  }
   if (!others_wait && (worst.process->live->activity == Activity::kElsewhere || over(worst) < kTimesLongest)) return;
   // An evaluation, an upload or a large save ends by itself; until it has taken long, it only costs time.
   const auto activity = worst.process->live->activity;
   const bool may_end = activity == Activity::kElsewhere || activity == Activity::kLoader || activity == Activity::kSave;
   const bool stopped = !may_end || held_us(*worst.process) >= kStoppedAfterUs;
-  auto v = verdict_of(worst, "hang", stopped ? Health::kStopped : Health::kSlow);
+  auto v = verdict_of(worst, {worst}, "hang", stopped ? Health::kStopped : Health::kSlow);
   v.since_us = worst.process->live->since_us;
   v.sentence = fmt::format("{} {} {} since step {}, for {}", name_of(worst, ranks), stopped ? "is stuck" : "has been",
                            where_text(*worst.process), v.since_step, duration_text(held_us(*worst.process)));
@@ -317,7 +333,7 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
     if (first != ranks.end()) {
       const auto& p = *first->process;
       v.rank = first->rank, v.host = host_of(*first), v.since_us = newest_us(p);
-      v.since_step = p.live ? p.live->step + 1 : p.steps.rows.empty() ? 0 : p.steps.rows.back().step + 1;
+      v.since_step = reached_step(*first, ranks) + 1;
       v.evidence.push_back(fmt::format("{} was the first without a sign of life, in step {}", name_of(*first, ranks), v.since_step));
       if (p.live) v.evidence.push_back("it was " + where_text(p));
     }
@@ -357,11 +373,15 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
   if (how != nullptr) {
     v.rank = failed->rank() < 0 ? std::nullopt : std::optional(failed->rank());
     v.host = failed->facts.host, v.since_us = how->t_us;
-    v.since_step = failed->steps.rows.empty() ? 0 : failed->steps.rows.back().step + 1;
     const auto said = how->fields.find("cause");
     if (cause.empty() && said != how->fields.end() && said->is_string()) cause = said->get<std::string>();
   }
   if (run.end && run.end->rank) v.rank = run.end->rank;
+  for (const auto& r : ranks) {
+    if (v.rank != r.rank) continue;
+    v.host = host_of(r);
+    v.since_step = r.process->live || !r.process->steps.rows.empty() ? reached_step(r, ranks) + 1 : 0;
+  }
   const auto line = cause.substr(0, std::min(cause.find('\n'), std::size_t{300}));
   v.sentence = fmt::format("the run failed with exit code {}{}", code, line.empty() ? "" : ": " + line);
   if (v.rank)

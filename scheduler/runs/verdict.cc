@@ -15,6 +15,10 @@ namespace {
 constexpr const char* kOrder[] = {
     "dead_rank", "lost",      "failed",      "dead_driver", "silent_rank",           "hang",       "not_finite", "memory",
     "full_disk", "straggler", "slow_loader", "slow_disk",   "exposed_communication", "loss_spike", "clock_jump"};
+// Behind the verdict without a trouble: they are none.
+constexpr const char* kLast[] = {"waiting", "deaths"};
+
+bool is_last(const Verdict& v) { return std::find(std::begin(kLast), std::end(kLast), v.code) != std::end(kLast); }
 
 std::size_t place_of(const Verdict& v) {
   return static_cast<std::size_t>(std::find(std::begin(kOrder), std::end(kOrder), v.code) - std::begin(kOrder));
@@ -70,6 +74,8 @@ const char* health_text(Health health) {
   return "ok";
 }
 
+bool is_note(const Verdict& v) { return is_last(v) || v.code == "clock_jump"; }
+
 nlohmann::json to_json(const Verdict& v) {
   nlohmann::json out = {{"code", v.code}, {"sentence", v.sentence}, {"state", health_text(v.state)}, {"evidence", v.evidence}};
   if (v.rank) out["rank"] = *v.rank;
@@ -89,11 +95,17 @@ std::vector<Verdict> diagnose(const Run& run, std::int64_t now_us) {
   find_numbers(run, out);
   find_resources(run, ranks, now_us, out);
   find_slow(run, table, out);
+  find_deaths(run, out);
+  // A trouble of the rank says why the others wait for it.
+  const auto waits = std::find_if(out.begin(), out.end(), [](const Verdict& v) { return v.code == "waiting"; });
+  const auto explains = [&](const Verdict& v) { return v.state != Health::kOk && v.rank == waits->rank; };
+  if (waits != out.end() && std::any_of(out.begin(), out.end(), explains)) out.erase(waits);
   std::stable_sort(out.begin(), out.end(), [](const Verdict& a, const Verdict& b) { return place_of(a) < place_of(b); });
   // Commands on processes are of use while these live.
   for (auto& v : out)
     if (run.state != RunState::kRunning && (v.next.starts_with("shoal ") || v.next.starts_with("ps "))) v.next.clear();
-  if (out.empty()) out.push_back(without_trouble(run, ranks, table));
+  const auto notes = std::find_if(out.begin(), out.end(), is_last);
+  if (notes == out.begin()) out.insert(notes, without_trouble(run, ranks, table));
   return out;
 }
 

@@ -1,7 +1,8 @@
 // The verdict: what slows or stopped a run, since which step, with evidence and the next command. docs/runs.md lists the codes.
 //
 // Pure: the same run and time give the same verdicts. A false alarm is worse than silence, so each trouble needs steps and time as
-// evidence, and a margin above the noise that this run has shown.
+// evidence, and a margin above the noise that this run has shown. A verdict with the state kOk is none: it says that all is well, or notes
+// what costs no time.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,8 @@ struct Verdict {
 };
 
 const char* health_text(Health health);  // "ok", ...
+// True for what is worth a record and no trouble: `clock_jump`, `waiting`, `deaths`.
+bool is_note(const Verdict& verdict);
 // As docs/runs.md has it.
 nlohmann::json to_json(const Verdict& verdict);
 

@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{Trouble::kExposed, "exposed_communication", false, 3, 1}, Case{Trouble::kStuckInForward, "hang", true, 0, 1},
                       Case{Trouble::kStuckInLoader, "hang", true, 0, 6}, Case{Trouble::kCutLink, "hang", false, 0, 1},
                       Case{Trouble::kDead, "dead_rank", true, 0, 1}, Case{Trouble::kSilent, "silent_rank", true, 0, 5},
-                      Case{Trouble::kStopped, "silent_rank", true, 0, 1.1}, Case{Trouble::kSlowSave, "slow_disk", true, 0, 2},
+                      Case{Trouble::kStopped, "silent_rank", true, 0, 1.1}, Case{Trouble::kSlowSave, "slow_disk", true, 1, 2},
                       Case{Trouble::kMemory, "memory", true, 400, 4}, Case{Trouble::kFullDisk, "full_disk", false, 1, 1},
                       Case{Trouble::kNotFinite, "not_finite", true, 0, 1}, Case{Trouble::kLossSpike, "loss_spike", false, 0, 1},
                       Case{Trouble::kClockJump, "clock_jump", false, 1, 1}),
@@ -153,6 +153,13 @@ TEST(VerdictTest, OnlyALossThatStaysInfiniteIsATrouble) {
   EXPECT_EQ(code_of(run), "ok");
   add_loss(run, "train/loss", {2, NAN});
   EXPECT_EQ(code_of(run), "not_finite");
+}
+
+TEST(VerdictTest, ALossNearZeroMayLeap) {
+  auto run = trained();
+  add_loss(run, "loss", {4,    3,    2,    1,    1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-7,
+                         1e-7, 1e-7, 1e-7, 1e-7, 1e-7, 1e-7, 1e-7, 1e-7, 2e-6, 2e-6, 2e-6, 2e-6});
+  EXPECT_EQ(code_of(run), "ok");
 }
 
 TEST(VerdictTest, OneInfiniteGradientIsNoTroubleAndSeveralAre) {
@@ -238,6 +245,156 @@ TEST(VerdictTest, AnEvaluationOfOneRankOnlyCostsTimeUntilItTakesLong) {
     EXPECT_EQ(v.code, "hang");
     EXPECT_EQ(v.state, state);
   }
+}
+
+TEST(VerdictTest, AWaitForARankIsNotedBeforeItIsATrouble) {
+  auto run = trained();
+  for (auto& p : run.processes) p.held_polls = 20, p.live->since_us = kNow, p.live->beat_us = kNow + 700'000;
+  run.processes[0].live->activity = runtime::Activity::kGather;
+  run.processes[1].live->activity = runtime::Activity::kElsewhere;
+  const auto all = diagnose(run, kNow);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].code, "ok");
+  EXPECT_EQ(all[1].code, "waiting");
+  EXPECT_EQ(all[1].state, Health::kOk);
+  EXPECT_EQ(all[1].rank, 1);
+  EXPECT_EQ(all[1].since_step, 41u);
+  EXPECT_EQ(all[1].sentence,
+            "the other ranks wait for rank 1, which has been in the program, outside of the training step since step 41, for 700 ms");
+  run.processes[0].live->activity = runtime::Activity::kElsewhere;  // both evaluate
+  EXPECT_EQ(diagnose(run, kNow).size(), 1u);
+}
+
+// A rank that is killed has not shown its last steps. The others have not ended a step without it.
+TEST(VerdictTest, TheStepOfADeathIsThatOfTheOthersWaits) {
+  auto run = trained();
+  auto& dead = run.processes[1];
+  dead.life = Life::kGone, dead.live->step = 28;
+  dead.steps.rows.erase(dead.steps.rows.begin() + 25, dead.steps.rows.end());
+  EXPECT_EQ(diagnose(run, kNow)[0].since_step, 41u);
+  run.state = RunState::kEnded;
+  run.end = RunEnd{.exit_code = 137, .cause = "rank 1 was killed by SIGKILL", .rank = 1, .retryable = true, .checkpoint = "", .unix_s = 9};
+  for (const auto& v : diagnose(run, kNow)) {
+    EXPECT_EQ(v.since_step, 41u) << v.code;
+    EXPECT_EQ(v.rank, 1) << v.code;
+    EXPECT_EQ(v.host, "a") << v.code;
+  }
+  run.processes[0].live->generation = 2, run.processes[0].live->step = 90;  // it has gone on without the dead one
+  run.state = RunState::kRunning, run.end.reset();
+  EXPECT_EQ(diagnose(run, kNow)[0].since_step, 29u);
+}
+
+TEST(VerdictTest, DeathsThatATrainingSurvivesAreANote) {
+  auto run = trained();
+  auto& driver = run.processes.emplace_back();
+  driver.facts.role = "driver", driver.life = Life::kAlive;
+  const auto happens = [&](const char* kind, nlohmann::json fields) { run.processes.back().events.rows.push_back({kNow, kind, fields}); };
+  happens("death", {{"rank", 1}, {"cause", "SIGKILL"}});
+  EXPECT_EQ(diagnose(run, kNow).size(), 1u);
+  happens("generation", {{"cause", "dies"}, {"step", 20}, {"steps_lost", 0}, {"pause_us", 300'000}});
+  happens("death", {{"rank", 0}, {"cause", "SIGSEGV\nmore"}});
+  happens("generation", {{"cause", "dies"}, {"step", 30}, {"steps_lost", 0}, {"pause_us", 200'000}});
+  const auto all = diagnose(run, kNow);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].code, "ok");
+  EXPECT_EQ(all[1].sentence, "2 deaths, 0 steps lost: the training has gone on each time, after pauses of 500 ms in all");
+  EXPECT_EQ(all[1].evidence[0], "the last one before step 31: SIGSEGV");
+  EXPECT_EQ(all[1].state, Health::kOk);
+}
+
+TEST(VerdictTest, ALossBelongsToTheRankThatWasFirst) {
+  auto run = trained();
+  const auto happens = [&](std::size_t rank, const char* kind, std::uint64_t step) {
+    run.processes[rank].events.rows.push_back({kNow, kind, {{"what", "loss"}, {"step", step}, {"value", "nan"}}});
+  };
+  happens(1, "not_finite", 37);
+  happens(0, "not_finite", 38);
+  auto v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.code, "not_finite");
+  EXPECT_EQ(v.rank, 1);
+  EXPECT_EQ(v.since_step, 37u);
+  happens(0, "not_finite", 37);  // a mean over ranks
+  EXPECT_FALSE(diagnose(run, kNow)[0].rank.has_value());
+  happens(0, "finite", 39);
+  EXPECT_EQ(diagnose(run, kNow)[0].rank, 1);
+  happens(1, "finite", 39);
+  EXPECT_EQ(code_of(run), "ok");
+}
+
+// Rank 1 computes 18 ms instead of 9 in the last `steps` of 400, during which it has used and wanted a CPU for these parts of the time.
+Run slowed(std::uint64_t steps, double cpu, double wanted) {
+  Run run = trained();
+  for (auto& p : run.processes) {
+    p.steps.rows.clear();
+    const bool mine = p.facts.rank == 1;
+    for (std::uint64_t step = 1; step <= 400; ++step) {
+      runtime::StepRow row;
+      const bool slow = step > 400 - steps;
+      row.step = step, row.rank = p.facts.rank, row.world = 2, row.total_us = row.longest_us = slow ? 20'000 : 10'000;
+      row.end_us =
+          kNow - static_cast<std::int64_t>(400 - step) * (slow ? 20'000 : 10'000) - (slow ? 0 : static_cast<std::int64_t>(steps) * 10'000);
+      row.in(runtime::Activity::kForward) = slow && mine ? 18'000 : 9'000;
+      row.in(runtime::Activity::kGather) = row.total_us - row.in(runtime::Activity::kForward);
+      row.cpu_us = slow && mine ? static_cast<std::int64_t>(cpu * 20'000) : 5'000;
+      p.steps.rows.push_back(row);
+    }
+    for (int s = 10; s >= 0; --s) {
+      auto& sample = p.samples.rows.emplace_back();
+      sample.t_us = kNow - s * 1'000'000, sample.pressure_cpu = 90;
+      sample.runqueue_us = static_cast<std::int64_t>((10 - s) * (mine ? wanted : 0.2) * 1e6);
+    }
+  }
+  return run;
+}
+
+TEST(VerdictTest, ARankThatGetsLessOfSharedCpusIsAStragglerOnlyAfterAWhile) {
+  EXPECT_EQ(code_of(slowed(100, 0.25, 0.65)), "ok");         // for 2 s
+  EXPECT_EQ(code_of(slowed(300, 0.25, 0.65)), "straggler");  // for 6 s
+  EXPECT_EQ(code_of(slowed(100, 0.25, 0.2)), "straggler");   // it sleeps
+  EXPECT_EQ(code_of(slowed(100, 0.9, 0.2)), "straggler");    // it computes more
+}
+
+TEST(VerdictTest, ASlowDiskIsThatOfTheRankWhichWrote) {
+  auto run = trained();
+  const auto save = [&](std::int64_t us, std::int64_t own_us, std::size_t rank) {
+    run.processes[rank].events.rows.push_back(
+        {kNow, "save", {{"step", 40}, {"bytes", 10'000'000}, {"us", us}, {"own_us", own_us}, {"path", "/c"}}});
+  };
+  for (int i = 0; i < 3; ++i) save(60'000, 50'000, 0), save(60'000, 50'000, 1);
+  EXPECT_EQ(code_of(run), "ok");
+  save(3'000'000, 60'000, 0), save(3'000'000, 2'950'000, 1);
+  const auto v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.code, "slow_disk");
+  EXPECT_EQ(v.rank, 1);
+  EXPECT_EQ(v.since_step, 40u);
+  // Other programs take the CPUs, and nothing waits for a disk.
+  for (auto& p : run.processes) {
+    for (std::int64_t s = 5; s >= 0; --s) {
+      auto& sample = p.samples.rows.emplace_back();
+      sample.t_us = kNow - s * 1'000'000, sample.cpu_us = (5 - s) * 200'000, sample.runqueue_us = (5 - s) * 700'000;
+      sample.pressure_cpu = 60;
+    }
+  }
+  EXPECT_EQ(code_of(run), "ok");
+  for (auto& p : run.processes)  // but the save slept
+    for (auto& sample : p.samples.rows)
+      if (sample.t_us > kNow - 3'000'000) sample.cpu_us = 400'000, sample.runqueue_us = 1'400'000;
+  EXPECT_EQ(code_of(run), "slow_disk");
+}
+
+TEST(VerdictTest, ADiskWithoutRoomForASampleIsFullByTheReadersLook) {
+  auto run = trained();
+  run.disk_total = 1'000'000'000'000, run.disk_free = 400'000'000'000;
+  EXPECT_EQ(code_of(run), "ok");
+  run.disk_free = 0;
+  const auto v = diagnose(run, kNow)[0];
+  EXPECT_EQ(v.code, "full_disk");
+  EXPECT_EQ(v.since_step, 41u);
+  EXPECT_EQ(v.sentence, "the disk of the run's folder is full on host a since step 41: recording has stopped, and checkpoints may fail");
+  run.disk_total = 100'000'000, run.disk_free = 40'000'000;  // a small one
+  EXPECT_EQ(code_of(run), "ok");
+  run.disk_free = 20'000'000;
+  EXPECT_EQ(code_of(run), "full_disk");
 }
 
 TEST(VerdictTest, PagesThatArriveLateAreNoHang) {

@@ -116,7 +116,7 @@ def test_one_ctrl_c_ends_stubborn_ranks(fit):
             [
                 "ActorDiedError",
                 "rank 1 has left",
-                "waiting for the parameters of step 4",
+                "waiting for the parameters of step 5",
                 "look at the output of rank 1",
                 "shoal.fsdp.join",
             ],

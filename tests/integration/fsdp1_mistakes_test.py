@@ -47,6 +47,6 @@ def test_a_gather_on_one_rank_only_is_an_error_naming_the_others(forked, shoal_c
     done = forked.run([script], 2, env=shoal_command.env(SHOAL_TIMEOUT="2"))
     assert done.returncode == 1
     said = done.stderr
-    assert "DeadlineExceeded: rank 0 waited 2 s for the parameters of step 0" in said
+    assert "DeadlineExceeded: rank 0 waited 2 s for the parameters of step 1" in said
     assert "rank 1 is between backward and its next forward" in said
     assert "every rank must call this, not one inside `if rank == 0:`" in said

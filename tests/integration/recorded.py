@@ -21,5 +21,5 @@ class Recorded:
 
 
 def recorded(folder, role="rank"):
-    found = [Recorded(f) for f in (folder / "processes").iterdir()]
+    found = [Recorded(f) for f in (folder / "processes").iterdir() if (f / "process.json").exists()]  # else its disk was full
     return sorted((p for p in found if p.facts["role"] == role), key=lambda p: p.facts["rank"])

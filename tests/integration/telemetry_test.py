@@ -1,5 +1,6 @@
 """A run's folder (docs/runs.md): what ranks and driver record there."""
 
+import math
 import os
 import pathlib
 import time
@@ -11,7 +12,7 @@ from internals.core import process
 from recorded import ACTIVITIES, recorded
 
 from shoal.exceptions import ResourceExhausted
-from shoal.train import ScalingConfig, Trainer, get_context, steps
+from shoal.train import ScalingConfig, Trainer, get_context, report, steps
 
 NAP_S = 0.02
 ANSWER_S, CALL_S = 0.6, 0.2  # seconds of the driver's answer after a death, and of on_change
@@ -174,6 +175,55 @@ def test_memory_is_counted_for_each_model(folder):
     (rank,) = recorded(folder)
     kinds = [e["kinds"] for e in rank.events("memory")]
     assert kinds == [{"weights": 4 * n * n, "gradients": 4 * n * n, "optimizer": 4 * n * n} for n in (4, 16)]
+
+
+def spoilt(config):
+    """Rank 1 reports two losses that are NaN. The gradients are NaN in steps 6 to 10."""
+    import torch
+
+    from shoal.fsdp import fully_shard
+    from shoal.optim import clip_grad_norm_
+
+    model = fully_shard(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank = get_context().get_world_rank()
+    for step in range(1, 12):
+        (model(torch.ones(1, 4)).sum() * (math.nan if 6 <= step < 11 else 1)).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        report({"loss": math.nan if rank == 1 and step in (3, 4) else 1.0, "other": math.nan})
+
+
+def test_numbers_that_are_not_finite_are_few_events_of_their_rank(folder):
+    fit(spoilt, 2)
+    first, second = ([(e["kind"], e["what"], e["step"]) for e in p.rows("events") if "finite" in e["kind"]] for p in recorded(folder))
+    norms = [*(("not_finite", "grad_norm", step) for step in (6, 7, 8)), ("finite", "grad_norm", 11)]
+    assert first == norms
+    assert second == [("not_finite", "loss", 3), ("not_finite", "loss", 4), ("finite", "loss", 5), *norms]
+
+
+def slow_save(config):
+    """The disk of rank 1 is slow."""
+    import torch
+    from internals.checkpoint import _disk
+
+    from shoal import checkpoint
+    from shoal.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    if get_context().get_world_rank() == 1:
+        sync = _disk.disk.sync
+        _disk.disk.sync = lambda fd: (time.sleep(ANSWER_S), sync(fd))
+    checkpoint.save(config["path"], model)
+
+
+def test_the_time_of_a_save_is_apart_from_its_waits(folder, tmp_path):
+    fit(slow_save, 2, path=str(tmp_path / "saved"))
+    (fast,), (slow,) = (p.events("save") for p in recorded(folder))
+    assert fast["us"] - fast["own_us"] >= ANSWER_S * 1e6 / 2
+    assert slow["own_us"] >= ANSWER_S * 1e6
 
 
 def test_a_training_that_cannot_begin_leaves_no_folder(module_cluster, module_home, monkeypatch):

@@ -167,8 +167,10 @@ class Step {
     for (const auto& m : models) open.push_back(m->leases().window_open());
     if (telemetry_) {
       // Also waits inside of actions on tensors, such as that for a slot.
-      for (const auto& m : models)
+      for (const auto& m : models) {
         m->peers().observe_waits([t = telemetry_](bool waits) { waits ? t->wait_begin(Activity::kReduce, -1) : t->wait_end(); });
+        m->peers().number_steps([t = telemetry_] { return t->step(); });
+      }
     }
     executor_.arena().set_models(std::move(models));
     machine_.set_groups(std::move(groups), slots, std::move(open));

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import numbers
 import os
 import socket
@@ -24,6 +25,7 @@ from shoal._core.variables import switch, variable
 from shoal._printable import say
 
 Activity = _native.Activity
+_MOST_IN_ROW = 3  # a verdict needs no more
 
 
 @dataclass
@@ -34,6 +36,7 @@ class State:
     # Those not closed yet, with the process that opened each. A forked child keeps them: their end belongs to the parent.
     owners: dict[_native.Telemetry, int] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)  # by name: the number in this rank's telemetry of a unit without a step machine
+    not_finite: dict[str, int] = field(default_factory=dict)  # numbers of this rank that are not finite now: how often in a row
 
 
 state = State()
@@ -60,8 +63,7 @@ def open_telemetry(folder: str, role: str, fit: str = "", obeys: bool = False) -
         opened = _native.Telemetry(
             folder,
             role,
-            int(variable("RANK", 0)),
-            int(variable("WORLD_SIZE", 1)),
+            *_rank_and_world(),
             int(variable("LOCAL_RANK", 0)),
             socket.gethostname(),
             _device(),
@@ -74,6 +76,14 @@ def open_telemetry(folder: str, role: str, fit: str = "", obeys: bool = False) -
     state.owners[opened] = os.getpid()
     event("begin", opened, **({"fit": fit} if fit else {}))
     return opened
+
+
+def _rank_and_world() -> tuple[int, int]:
+    """Returns this process's rank, and how many there are. Programs that start their ranks themselves may give them no variables."""
+    dist = sys.modules.get("torch.distributed")
+    if not variable("RANK") and dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(variable("RANK", 0)), int(variable("WORLD_SIZE", 1))
 
 
 @contextlib.contextmanager
@@ -203,12 +213,38 @@ def number_step(number: int) -> None:
             opened.step = number - 1
 
 
-def record_metrics(metrics: dict[str, Any]) -> None:
-    """Records the numbers among ``metrics``: Python's and NumPy's, and plain CPU tensors of one element. Reading a tensor of a device would
-    make the training wait for it, and reading one of several ranks may need all of them."""
+def record_metrics(metrics: dict[str, Any], first: bool = True) -> None:
+    """Notes losses that are not finite. ``first``: this is rank 0, which also records the numbers among ``metrics``: Python's and NumPy's,
+    and plain CPU tensors of one element. Reading a tensor of a device would make the training wait for it, and reading one of several
+    ranks may need all of them."""
     with contextlib.suppress(Exception):
         if (opened := telemetry()) is not None and (values := list(_numbers(metrics))):
-            opened.metrics(values)
+            if first:
+                opened.metrics(values)
+            for name, value in values:
+                if name.lower().endswith("loss"):
+                    note_finite(name, value, opened.step)
+
+
+def note_finite(what: str, value: float, step: int) -> None:
+    """Records that a number of this rank has become NaN or infinite, or finite again. So a number that stays NaN costs one event.
+    ``step``: the step's number."""
+    bad = not math.isfinite(value)
+    if not bad and not state.not_finite:
+        return
+    in_row = state.not_finite.get(what, 0)
+    if bad:
+        state.not_finite[what] = in_row + 1
+        if in_row < _MOST_IN_ROW:
+            event("not_finite", what=what, step=step, value="nan" if math.isnan(value) else "inf")
+    elif state.not_finite.pop(what, 0):
+        event("finite", what=what, step=step)
+
+
+def note_norm(norm: float) -> None:
+    """Records whether the norm of the gradients is finite, before the optimizer's step."""
+    if (state.not_finite or not math.isfinite(norm)) and (opened := telemetry()) is not None:
+        note_finite("grad_norm", norm, opened.step + 1)
 
 
 def _numbers(metrics: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -237,10 +273,13 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def save_event(kind: str, path: str, begin: float, num_bytes: int | None = None) -> None:
-    """Records a save or load that began at ``time.perf_counter()`` ``begin``. ``num_bytes``: this rank's."""
+def save_event(kind: str, path: str, begin: float, num_bytes: int | None = None, own_s: float | None = None) -> None:
+    """Records a save or load that began at ``time.perf_counter()`` ``begin``. ``num_bytes``: this rank's. ``own_s``: seconds of it in which
+    this rank did not wait for others."""
     with contextlib.suppress(Exception):
         about = {} if num_bytes is None else {"bytes": num_bytes}
+        if own_s is not None:
+            about["own_us"] = int(own_s * 1e6)
         if (opened := telemetry()) is not None:
             about["step"] = opened.step
         event(kind, path=path, us=int((time.perf_counter() - begin) * 1e6), **about)

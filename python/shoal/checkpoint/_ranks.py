@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from shoal._core.telemetry import waiting
 from shoal._distributed.ranks import cpu_backend
 from shoal._objects.tensors import dtensor
 from shoal.checkpoint._manifest import PLAIN
@@ -33,6 +36,8 @@ class Ranks:
     failed = False
 
     def __init__(self, tensors: Iterable[torch.Tensor], apart: bool = False):
+        self.waited_s = 0.0  # in gathers so far
+        self._apart = apart
         meshes = {t.device_mesh for t in tensors if isinstance(t, DTensor)}
         sharded = bool(meshes) or any(hasattr(t, "local_shards") for t in tensors)
         self.group = _group(meshes, apart) if sharded else None
@@ -63,12 +68,15 @@ class Ranks:
         if self.group is None:
             return [value]
         values = [None] * self.size
+        begin = time.perf_counter()
         try:
-            dist.all_gather_object(values, value, group=self.group)  # pickles between the ranks of one job, never on disk
+            with contextlib.nullcontext() if self._apart else waiting():  # a wait of the thread that trains
+                dist.all_gather_object(values, value, group=self.group)  # pickles between the ranks of one job, never on disk
         except Exception:
             self.failed = True
             forget_group(self.group)
             raise
+        self.waited_s += time.perf_counter() - begin
         return values
 
 

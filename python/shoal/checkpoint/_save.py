@@ -32,7 +32,7 @@ def write(
     """Writes the files of all ranks and commits. Collective. Ranks of a model that is not sharded take turns. After an error on which all
     ranks agree, nothing is left of this save: a full disk would stay full otherwise. ``committed``: is called on rank 0 once the checkpoint
     is complete, whatever the other ranks learn."""
-    began = time.perf_counter()
+    began, waited_s = time.perf_counter(), ranks.waited_s
     store = None
     own = folder = ""  # on rank 0: the names of its files' folder, before and after their contents are known
 
@@ -82,7 +82,8 @@ def write(
                 with contextlib.suppress(Exception):  # the first error counts
                     store.abandon(own, folder)
             raise
-    save_event("save", str(path), began, sum(f.num_bytes for f in written[ranks.rank][0].values()))
+    own_s = time.perf_counter() - began - (ranks.waited_s - waited_s)
+    save_event("save", str(path), began, sum(f.num_bytes for f in written[ranks.rank][0].values()), own_s)
 
 
 def _digest(facts: dict[str, str]) -> str:

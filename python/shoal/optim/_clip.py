@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shoal import _native
+from shoal._core.telemetry import note_norm
 from shoal._objects.tensors import address_of, in_memory
 from shoal.exceptions import InvalidArgument, Unimplemented
 from shoal.optim._local import DTYPES, local
@@ -69,6 +70,8 @@ def clip_grad_norm_(
             reason="NonFinite",
             hint="look for an overflow in the loss, or set error_if_nonfinite=False to scale by it anyway",
         )
+    if norm.device.type == "cpu":  # the host would wait for a device
+        note_norm(norm.item())
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     if _by_operators(device) and gradients:
         torch._foreach_mul_([local(g) for g in gradients], factor)

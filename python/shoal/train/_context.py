@@ -86,13 +86,11 @@ def report(metrics: dict[str, Any]) -> None:
         return
     w = current_worker()
     if w is None:
-        if variable("RANK", "0") == "0":
-            record_metrics(metrics)
+        record_metrics(metrics, first=variable("RANK", "0") == "0")
         return
     if w.generation == 0 or w.left or w.mid_batch:
         return
-    if os.environ.get("RANK") == "0":
-        record_metrics(metrics)
+    record_metrics(metrics, first=os.environ.get("RANK") == "0")
     with waiting():
         if w.gang is not None:
             w.gang.await_step()

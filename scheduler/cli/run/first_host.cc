@@ -221,7 +221,7 @@ class FirstHost final : public HostPart {
   int follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
     int stopped = 0, ended_by = 0;
-    const RunWatch watch(host_.folder.path());
+    RunWatch watch(host_.folder.path());
     std::optional<runtime::TimePoint> alone_by;  // the cluster has ended: the script's command has until then to end by itself
     while (!script.ended()) {
       if (leave_signal != 0 && !deadline) {
@@ -246,6 +246,7 @@ class FirstHost final : public HostPart {
       }
       context_->run_until([] { return false; }, kTick);
     }
+    if (ended_by == 0) watch.script_ended();
     return ended_by;
   }
 

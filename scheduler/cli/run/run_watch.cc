@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -27,9 +28,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr auto kInterval = milliseconds(250);
+constexpr auto kInterval = milliseconds(100);
 constexpr int kShare = 10;                         // it reads at most a tenth of the time
-constexpr auto kPatience = milliseconds(1000);     // at the end
+constexpr auto kPatience = milliseconds(1500);     // at the end
+constexpr int kLastPolls = 9;                      // as many as a death on this host takes to be known
 constexpr std::int64_t kForgottenUs = 60'000'000;  // a trouble that comes back later is reported again
 
 std::string host_name() {
@@ -61,13 +63,25 @@ class RunWatch::Work {
     while (!ends_) {
       lock.unlock();
       const auto begin = steady_clock::now();
-      poll(earlier, time_of_day_us());
+      poll(earlier);
       const auto rest = std::max<steady_clock::duration>(kInterval, kShare * (steady_clock::now() - begin));
       lock.lock();
       wake_.wait_for(lock, rest, [this] { return ends_; });
     }
+    // Ranks that have died with the script are found a few beats later.
+    for (int i = 0; i < kLastPolls && by_itself_ && (i == 0 || any_undecided()); ++i) {
+      if (i > 0) wake_.wait_for(lock, kInterval);
+      lock.unlock();
+      poll(earlier, true);
+      lock.lock();
+    }
     ended_ = true;
     wake_.notify_all();
+  }
+
+  void script_ended() {
+    const std::lock_guard lock(mutex_);
+    by_itself_ = true;
   }
 
   // True once the thread has ended.
@@ -79,17 +93,33 @@ class RunWatch::Work {
   }
 
  private:
-  void poll(const std::set<std::string>& earlier, std::int64_t now_us) {
+  // True if a rank of this host has neither ended nor is known to be gone.
+  bool any_undecided() const {
+    if (!reader_) return false;
+    const auto& all = reader_->run().processes;
+    return std::any_of(all.begin(), all.end(),
+                       [](const runs::Process& p) { return p.on_this_host && p.life == runs::Life::kAlive && p.rank() >= 0; });
+  }
+
+  // `script_ended`: a run without a living process is no lost one, since this command writes its end.
+  void poll(const std::set<std::string>& earlier, bool script_ended = false) {
+    const auto now_us = time_of_day_us();
     if (!reader_) {
       auto opened = runs::RunReader::open(folder_, {.left_out = earlier});
       if (!opened) return;  // no rank has begun
       reader_.emplace(std::move(*opened));
     }
-    reader_->poll(now_us);
-    for (const auto& verdict : runs::diagnose(reader_->run(), now_us)) {
-      if (verdict.state == runs::Health::kOk) continue;
+    const auto steady_us = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now().time_since_epoch()).count();
+    reader_->poll(now_us, steady_us);
+    std::optional<runs::Run> ended;
+    if (script_ended) ended.emplace(reader_->run()).state = runs::RunState::kEnded;
+    for (const auto& verdict : runs::diagnose(ended ? *ended : reader_->run(), now_us)) {
+      if (verdict.state == runs::Health::kOk && !runs::is_note(verdict)) continue;
+      if (verdict.code == "lost") continue;  // this command writes the run's end
       auto& seen = seen_us_[{verdict.code, verdict.rank.value_or(-1)}];
-      if (now_us - std::exchange(seen, now_us) > kForgottenUs) report(verdict);
+      const bool again = seen == 0 || steady_us - seen > kForgottenUs;
+      seen = steady_us;
+      if (again) report(verdict);
     }
   }
 
@@ -100,9 +130,11 @@ class RunWatch::Work {
       auto opened = runtime::Telemetry::open(folder_, std::move(facts));
       if (opened) telemetry_ = *opened;
     }
-    if (telemetry_) telemetry_->event("verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    // The error of a process that has ended comes with its exit.
-    for (const char* code : {"dead_rank", "dead_driver", "failed", "lost"})
+    const bool ok = verdict.state == runs::Health::kOk;
+    if (telemetry_)
+      telemetry_->event(ok ? "note" : "verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    // The error of a process that has ended comes with its exit. Waits may end soon, and the driver prints deaths.
+    for (const char* code : {"dead_rank", "dead_driver", "failed", "waiting", "deaths"})
       if (verdict.code == code) return;
     const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);
     print(stderr, "shoal: {}\n", verdict.sentence + next);
@@ -113,16 +145,19 @@ class RunWatch::Work {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ends_ = false, ended_ = false;
+  bool by_itself_ = false;  // the script's end: no signal has killed its ranks
 
   // ---- the thread's
   std::optional<runs::RunReader> reader_;
   std::shared_ptr<runtime::Telemetry> telemetry_;                // this command's part of the folder, with its first verdict
-  std::map<std::pair<std::string, int>, std::int64_t> seen_us_;  // by code and rank: when the trouble was there last
+  std::map<std::pair<std::string, int>, std::int64_t> seen_us_;  // by code and rank: the steady time when the trouble was there last
 };
 
 RunWatch::RunWatch(const std::string& folder) : work_(std::make_shared<Work>(folder)) {
   thread_ = std::make_unique<runtime::SideThread>([work = work_] { work->run(); });
 }
+
+void RunWatch::script_ended() { work_->script_ended(); }
 
 RunWatch::~RunWatch() {
   if (!work_->end()) (void)thread_.release();

@@ -14,6 +14,8 @@ class RunWatch {
  public:
   // Processes that are in the folder now are an earlier run's.
   explicit RunWatch(const std::string& folder);
+  // The script has ended by itself. The thread reads on until it knows of the ranks that have died with it.
+  void script_ended();
   // Ends the thread, or leaves it alone while it waits for the file system.
   ~RunWatch();
   RunWatch(const RunWatch&) = delete;

@@ -8,6 +8,7 @@
 
 #include "runtime/core/printable.h"
 #include "scheduler/runs/present.h"
+#include "scheduler/runs/views/event_text.h"
 
 namespace shoal::scheduler::cli {
 
@@ -17,29 +18,15 @@ using runs::duration_text;
 
 namespace {
 
-constexpr std::size_t kMostEventText = 160;
+constexpr std::size_t kMostEventText = 200;
 
 std::string percent(double part) { return fmt::format("{:.0f} %", part * 100); }
 
-// An event's fields in words, apart from its time and kind.
-std::string event_text(const runs::Event& event) {
-  std::string out;
-  for (const auto& [key, value] : event.fields.items()) {
-    if (key == "t" || key == "kind" || value.is_null()) continue;
-    std::string text;
-    if (value.is_string()) {
-      text = value.get<std::string>();
-    } else if (key == "us" || key == "pause_us") {
-      text = duration_text(value.is_number() ? value.get<double>() : 0);
-    } else if (key == "bytes") {
-      text = bytes_text(value.is_number() ? value.get<double>() : 0);
-    } else {
-      text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-    }
-    out += (out.empty() ? "" : ", ") + (key == "us" ? "took" : key) + " " + text.substr(0, text.find('\n'));
-    if (out.size() > kMostEventText) return out.substr(0, kMostEventText) + "..";
-  }
-  return out;
+// The first line of an event's text.
+std::string line_of(const runs::Event& event) {
+  auto text = runs::event_text(event);
+  text = text.substr(0, text.find('\n'));
+  return text.size() > kMostEventText ? text.substr(0, kMostEventText) + ".." : text;
 }
 
 }  // namespace
@@ -136,12 +123,12 @@ Table event_table(const runs::Run& run, std::size_t most) {
   for (const auto& p : run.processes) {
     const auto who = p.rank() < 0 ? p.facts.role : fmt::format("rank {}", p.rank());
     for (const auto& e : p.events.rows)
-      if (e.kind != "memory" && e.kind != "begin") rows.push_back({e.t_us, who, &e});  // each rank has them
+      if (e.kind != "memory" && e.kind != "begin" && e.kind != "note") rows.push_back({e.t_us, who, &e});  // each rank has them
   }
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.t_us < b.t_us; });
   Table out{{"TIME", "PROCESS", "EVENT", "DETAILS"}, {}};
   for (std::size_t i = rows.size() - std::min(rows.size(), most); i < rows.size(); ++i)
-    out.rows.push_back({local_time_text(rows[i].t_us), rows[i].who, rows[i].event->kind, event_text(*rows[i].event)});
+    out.rows.push_back({local_time_text(rows[i].t_us), rows[i].who, rows[i].event->kind, line_of(*rows[i].event)});
   return out;
 }
 

@@ -91,6 +91,26 @@ TEST(RunTextTest, ADifferenceNamesTheUnitThatGrew) {
   EXPECT_NE(d.sentence.find("most in forward of layers.0 (+2.0 ms, before 1.0 ms)"), std::string::npos) << d.sentence;
 }
 
+TEST(RunTextTest, ADifferenceNamesTheRankThatGrew) {
+  const auto before = simulated(Trouble::kNone, 7).run();
+  auto after = before;
+  for (auto& p : after.processes) {
+    for (auto& row : p.steps.rows) {
+      row.total_us += 8'000;
+      row.in(p.rank() == 1 ? runtime::Activity::kForward : runtime::Activity::kGather) += 8'000;
+    }
+  }
+  auto d = runs::difference(before, after);
+  EXPECT_NE(d.sentence.find("; rank 1 changed most: "), std::string::npos) << d.sentence;
+  ASSERT_EQ(d.ranks.size(), before.processes.size());
+  for (const auto& r : d.ranks) EXPECT_EQ(r.own.differs, r.rank == 1);
+  EXPECT_EQ(runs::to_json(d)["ranks"][1]["rank"], 1);
+  for (auto& p : after.processes)  // all ranks alike
+    for (auto& row : p.steps.rows)
+      if (p.rank() != 1) row.in(runtime::Activity::kGather) -= 8'000, row.in(runtime::Activity::kForward) += 8'000;
+  EXPECT_EQ(runs::difference(before, after).sentence.find("rank"), std::string::npos);
+}
+
 TEST(RunTextTest, NamesOfOtherProcessesAreEscaped) {
   auto run = simulated(Trouble::kStuckInForward, 7).run();
   run.name = "a\x1b]0;owned\x07";

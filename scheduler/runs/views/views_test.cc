@@ -376,7 +376,11 @@ TEST(EventText, NamesWhatHappened) {
                   {"steps_lost", 0}}),
             "generation 2 of 3 workers: a worker died; the training paused for 295 ms, moved 3.1 MB, and lost 0 steps");
   EXPECT_EQ(text({{"kind", "clock"}, {"us", -3600000000}}), "the time of day jumped by -60 min");
-  EXPECT_EQ(text({{"kind", "new_kind"}, {"t", 1}, {"x", 2}}), "{\"x\":2}");
+  EXPECT_EQ(text({{"kind", "new_kind"}, {"t", 1}, {"x", 2}, {"y", "z"}}), "x 2, y z");
+  EXPECT_EQ(text({{"kind", "end"}, {"code", nullptr}, {"cause", ""}}), "the process ended");
+  EXPECT_EQ(text({{"kind", "death"}, {"rank", nullptr}, {"worker", 4}}), "worker 4, which had not joined yet, died");
+  EXPECT_EQ(text({{"kind", "generation"}, {"generation", 1}, {"world", 2}, {"cause", "begins"}}), "generation 1 begins with 2 workers");
+  EXPECT_EQ(text({{"kind", "finite"}, {"what", "loss"}, {"step", 9}}), "loss is finite again in step 9");
 }
 
 }  // namespace
