@@ -2,8 +2,8 @@
 
 `paint URL TEXT ROUNDS`: milliseconds until the first paint, and until TEXT is there, in a new browser context each time.
 `rows URL ROUNDS`: milliseconds from a key or click until each list of a cluster has rows.
-`look URL RUN SECONDS`: three people look at a run and at the cluster's actors; prints `they look` once all see them, and then the number of
-their requests.
+`look URL RUN THIRD SECONDS`: three people look at a run, the third one at the page `actors` or `events`; prints `they look` once all see
+them, and then the number of their requests.
 Each prints one JSON object at its end.
 """
 
@@ -62,11 +62,11 @@ def lists(page: Page) -> dict[str, float]:
         "next page": timed(lambda: page.keyboard.press("ArrowRight"), ".pager >> text=page 2"),
         "jobs": timed(lambda: page.click(".tabs button:has-text('jobs')"), "tbody tr >> text=job 1"),
         "nodes": timed(lambda: page.click(".tabs button:has-text('nodes')"), "tbody tr >> text=node-1."),
-        "logs": timed(lambda: page.keyboard.press("8"), "pre.log"),
+        "logs": timed(lambda: page.keyboard.press("8"), "pre.log, main .empty:not(.waiting)"),
     }
 
 
-def look(browser: Browser, url: str, run: str, seconds: str) -> dict:
+def look(browser: Browser, url: str, run: str, third: str, seconds: str) -> dict:
     num_requests = 0
 
     def count(_) -> None:
@@ -74,7 +74,11 @@ def look(browser: Browser, url: str, run: str, seconds: str) -> dict:
         num_requests += 1
 
     pages = []
-    for name, text in (("run", "Step time"), ("workers", "rank 7 beside the others"), ("actors", "Trainer")):
+    for name, text in (
+        ("run", "Step time"),
+        ("workers", "rank 7 beside the others"),
+        (third, {"actors": "Trainer", "events": "began to train"}[third]),
+    ):
         page = new_page(browser)
         page.on("request", count)
         page.goto(url)
@@ -85,7 +89,7 @@ def look(browser: Browser, url: str, run: str, seconds: str) -> dict:
     print("they look", flush=True)
     num_requests = 0
     pages[0].wait_for_timeout(float(seconds) * 1000)
-    print(pages[0].evaluate("document.hidden"), file=sys.stderr)
+    assert not any(page.evaluate("document.hidden") for page in pages)  # a hidden page sends nothing
     return {"requests": num_requests, "steps": int(pages[0].locator(".tile strong").first.inner_text())}
 
 

@@ -167,15 +167,21 @@ function Header() {
   );
 }
 
+function Fish() {
+  return (
+    <svg viewBox="0 0 32 20" aria-hidden="true">
+      <path d="M2 10c5-7 13-8 19-2l6-5v14l-6-5C15 18 7 17 2 10z" />
+      <circle cx="9" cy="9" r="1.4" />
+    </svg>
+  );
+}
+
 function Side() {
   const { run, page } = route.value;
   return (
     <nav class="side" aria-label="Pages">
       <a class="brand" href={runs.value.length > 1 || cluster.value ? "#/" : link("run")}>
-        <svg viewBox="0 0 32 20" aria-hidden="true">
-          <path d="M2 10c5-7 13-8 19-2l6-5v14l-6-5C15 18 7 17 2 10z" />
-          <circle cx="9" cy="9" r="1.4" />
-        </svg>
+        <Fish />
         Shoal
       </a>
       {(runs.value.length > 1 || (cluster.value && runs.value.length > 0)) && (
@@ -240,7 +246,20 @@ function Help() {
 
 function App() {
   if (refused.value) return <main class="alone"><Problem error={refused.value} /></main>;
-  if (!ready.value) return <main class="alone"><div class="empty waiting">opening …</div></main>;
+  if (!ready.value)
+    return (
+      <>
+        <div class="side">
+          <span class="brand">
+            <Fish />
+            Shoal
+          </span>
+        </div>
+        <main class="alone">
+          <div class="empty waiting">opening …</div>
+        </main>
+      </>
+    );
   const { run, page } = route.value;
   const chosen = PAGES.find((one) => one.page === page) ?? PAGES[0]!;
   return (
