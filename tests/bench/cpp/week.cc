@@ -1,7 +1,7 @@
 // week FOLDER DAYS STEP_MS: writes the folder of a run of one rank that has trained for so long, with the recorder itself.
 //
-// This program's time is simulated: the recorder reads the clocks below, which the training moves on. The recorder's thread writes once in a
-// simulated second. The run has ended by now. Output: one JSON object.
+// This program's time is simulated: the recorder reads the clocks below, which the training moves on. The recorder's thread writes once in
+// a simulated second. The run has ended by now. Output: one JSON object.
 #include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
