@@ -1,4 +1,4 @@
-"""The dashboard with 20,000 actors, 10,000 jobs and a week of steps, in Debian's Chromium beside plain files (about 10 minutes)."""
+"""The dashboard with 20,000 actors, 10,000 jobs and a week of steps, in Debian's Chromium beside plain files (about 20 minutes)."""
 
 import contextlib
 import functools
@@ -47,7 +47,7 @@ ROWS = {
     ],
     "week": [
         Row("folder of a week of steps, 8 ranks", "MB", "week", FOLDER, goal=("<=", 1)),
-        Row("`shoal show` of it", "s", "show", SECOND, goal=("<=", 1)),
+        Row("`shoal show` of it", "s", "show", SECOND),
         Row("first paint of it", "s", "first paint of a week", SECOND, goal=("<=", 1)),
         Row("until its charts are there", "s", "charts of a week", SECOND),
     ],
