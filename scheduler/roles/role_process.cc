@@ -59,6 +59,8 @@ Result<std::unique_ptr<Http>> Http::start(RoleProcess& process, const HttpRole& 
   web::HttpServer::Options o;
   o.port = role.port;
   o.open_paths = {"/"};
+  // Another one than the cluster's: what listens on this port after this process cannot use what a page that is still open sends to it.
+  o.page_token = runtime::Token::random(*process.random).hex();
   const auto listen = [&] {
     return web::HttpServer::listen(process.loop, *process.clock, process.log, out->token_, o,
                                    [http = out.get()](const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply) {
@@ -69,6 +71,7 @@ Result<std::unique_ptr<Http>> Http::start(RoleProcess& process, const HttpRole& 
   };
   SHOAL_TRY(out->token_, process.folder.token());
   SHOAL_OK(process.folder.write_http_token(web::http_token(out->token_)));
+  SHOAL_OK(process.folder.write_page_token(o.page_token));
   auto server = listen();
   if (!server && server.error().reason() == "AddressInUse" && role.or_any) {
     o.port = 0;

@@ -121,17 +121,17 @@ class Http {
       : gateway_(*process.clock, process.network, {.head = head, .logs = process.folder.logs()}),
         api_(gateway_, role.around, process.folder.name()),
         metrics_(gateway_, *process.clock, {.aside = [this](auto work, auto then) { side_.run(std::move(work), std::move(then)); }}),
-        runs_({.folders = runs_folders(process.folder.path()),
+        runs_({.folders = runs_folders(process.folder.path(), role.runs),
                .cluster = true,
                .session = process.folder.name(),
                .now_us = [&process] { return process.clock->unix_millis() * 1000; },
                .aside = [this](auto work, auto then) { runs_side_.run(std::move(work), std::move(then)); }}),
         side_(process.loop),
         runs_side_(process.loop) {}
-  // The runs of trainers are beside the sessions, in SHOAL_HOME, and those of `shoal run` where it was started.
-  static std::vector<std::string> runs_folders(const std::string& session) {
-    std::error_code gone;
-    return {std::filesystem::path(session).parent_path() / "runs", std::filesystem::current_path(gone) / "shoal-run"};
+  // The runs of trainers are beside the sessions, in SHOAL_HOME.
+  static std::vector<std::string> runs_folders(const std::string& session, std::vector<std::string> folders) {
+    folders.push_back(std::filesystem::path(session).parent_path() / "runs");
+    return folders;
   }
   void metrics(const web::HttpRequest& request, std::shared_ptr<web::HttpReply> reply);
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "actors/protocol/cluster/resources.h"
 #include "scheduler/etcd/access.h"
@@ -22,7 +23,8 @@ namespace shoal::scheduler {
 struct HttpRole {
   bool on = false;
   std::uint16_t port = 0;
-  bool or_any = false;  // any free port when `port` is taken
+  bool or_any = false;                 // any free port when `port` is taken
+  std::vector<std::string> runs = {};  // folders of runs' folders, besides SHOAL_HOME/runs
   web::Surroundings around;
 };
 

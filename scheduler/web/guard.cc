@@ -5,6 +5,7 @@
 #include <openssl/hmac.h>
 
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,7 +22,8 @@ std::string http_token(const runtime::Token& token) {
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
-Guard::Guard(const runtime::Token& token, const std::string& host, std::uint16_t port) : token_(http_token(token)) {
+Guard::Guard(const runtime::Token& token, const std::string& host, std::uint16_t port, std::string page_token)
+    : token_(http_token(token)), page_token_(std::move(page_token)) {
   for (const std::string& name : {std::string("127.0.0.1"), std::string("localhost"), std::string("[::1]"), host}) {
     hosts_.insert(name + ":" + std::to_string(port));
   }
@@ -37,11 +39,12 @@ std::optional<Refusal> Guard::check(const HttpRequest& request, bool needs_token
   if (!needs_token) return std::nullopt;
   constexpr std::string_view kBearer = "Bearer ";
   const std::string& said = request.header("authorization");
-  const Refusal refused{
-      401, "the cluster's token for HTTP is needed: Authorization: Bearer TOKEN (the file http-token in the session's folder)"};
-  if (said.size() != kBearer.size() + token_.size() || !said.starts_with(kBearer)) return refused;
-  if (CRYPTO_memcmp(said.data() + kBearer.size(), token_.data(), token_.size()) != 0) return refused;
-  return std::nullopt;
+  const auto carries = [&](const std::string& token) {
+    return !token.empty() && said.size() == kBearer.size() + token.size() && said.starts_with(kBearer) &&
+           CRYPTO_memcmp(said.data() + kBearer.size(), token.data(), token.size()) == 0;
+  };
+  if (carries(token_) || (request.method == "GET" && carries(page_token_))) return std::nullopt;
+  return Refusal{401, "the cluster's token for HTTP is needed: Authorization: Bearer TOKEN (the file http-token in the session's folder)"};
 }
 
 }  // namespace shoal::scheduler::web

@@ -16,15 +16,15 @@ std::string http_token(const runtime::Token& token);
 
 class Guard {
  public:
-  // `host` is the server's bound address.
-  Guard(const runtime::Token& token, const std::string& host, std::uint16_t port);
+  // `host` is the server's bound address. `page_token`: grants GET alone, beside the token; "" for none.
+  Guard(const runtime::Token& token, const std::string& host, std::uint16_t port, std::string page_token = "");
 
-  // The status is 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), and 401 without http_token(token). The
-  // time of the comparison does not depend on the token that was sent. `needs_token`: false for what everyone may read.
+  // The status is 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), and 401 without a token that
+  // grants it. The time of a comparison does not depend on the token that was sent. `needs_token`: false for what everyone may read.
   std::optional<Refusal> check(const HttpRequest& request, bool needs_token = true) const;
 
  private:
-  const std::string token_;
+  const std::string token_, page_token_;
   std::set<std::string> hosts_;
 };
 

@@ -248,7 +248,7 @@ Result<void> HttpServer::Impl::open(const runtime::Token& token) {
   if (!error) acceptor.bind(at, error);
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
   if (error) return fail(from_errno(error.value(), fmt::format("{}:{}", options.host, options.port)).with_reason("AddressInUse"));
-  guard.emplace(token, options.host, acceptor.local_endpoint(error).port());
+  guard.emplace(token, options.host, acceptor.local_endpoint(error).port(), options.page_token);
   return {};
 }
 

@@ -119,6 +119,24 @@ TEST_F(GuardTest, EveryRequestNeedsTheToken) {
   }
 }
 
+TEST_F(GuardTest, TheTokenOfAPageReadsAndChangesNothing) {
+  const std::string page(64, 'c');
+  const Guard guard(token_, "127.0.0.1", 8265, page);
+  const auto status = [&guard](const std::string& method, const std::string& token) {
+    HttpRequest request;
+    request.method = method;
+    request.headers = {{"host", "127.0.0.1:8265"}, {"authorization", "Bearer " + token}};
+    const auto refusal = guard.check(request);
+    return refusal ? refusal->status : 200;
+  };
+  EXPECT_EQ(status("GET", page), 200);
+  EXPECT_EQ(status("POST", page), 401);
+  EXPECT_EQ(status("DELETE", page), 401);
+  EXPECT_EQ(status("GET", std::string(64, 'd')), 401);  // an earlier head's
+  EXPECT_EQ(status("POST", hex_), 200);
+  EXPECT_EQ(this->status({{"host", "127.0.0.1:8265"}, {"authorization", "Bearer "}}), 401);  // no page token is no empty one
+}
+
 // RFC 2104, as computed by `printf 'shoal http' | openssl dgst -sha256 -mac HMAC -macopt hexkey:aa..ab`.
 TEST_F(GuardTest, TheTokenOfTheClusterItselfIsNothingForHttp) {
   EXPECT_EQ(hex_, "bbbb09f5a3b6936e84ff55457e080757445db72ecd21b76f26387d9507697492");

@@ -2,7 +2,7 @@
 //
 //   GET /                       the page; it contains no data, and needs no token
 //   GET /api/v1/about           {cluster, version, session}
-//   GET /api/v1/runs            {rows, total}: the newest first
+//   GET /api/v1/runs            {rows, total, offset}: the newest first; offset, limit
 //   GET /api/v1/runs/NAME/VIEW  a view, with its query
 //
 // Loop thread only. Folders are read by `aside`, one request after the other.
@@ -38,10 +38,10 @@ class RunsApi {
     std::vector<std::string> folders = {};  // folders of runs' folders
     bool cluster = false;                   // the server has the cluster's lists, too
     std::string session = {};
-    std::size_t most_runs = 200;             // the newest ones
+    std::size_t most_runs = 10'000;          // the newest ones
     std::size_t most_open = 4;               // runs that are followed at a time
     std::int64_t fresh_us = 400'000;         // a run is read again after this time: many readers cost as much as one
-    std::int64_t fresh_list_us = 4'000'000;  // the same for a list of runs, which reads each run that has not ended
+    std::int64_t fresh_list_us = 4'000'000;  // the same for the order of runs, and for a run in their list
     std::function<std::int64_t()> now_us;
     // Runs `work` beside the loop, then `then` on it, in order. Empty: at once.
     std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};

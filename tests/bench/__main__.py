@@ -10,7 +10,7 @@ from launch import PEERS
 from report import load
 
 BENCHES = ["first", "actors", "step", "spmd", "parity", "checkpoint", "collectives", "calls", "hosts", "hosts_calls", "head", "optim"]
-BENCHES += ["peak", "elastic", "recovery", "backend", "soak", "schedule"]
+BENCHES += ["peak", "elastic", "recovery", "backend", "soak", "schedule", "dashboard"]
 MODULES = {"hosts": "hosts_data"}  # where the module has another name
 
 

@@ -1,11 +1,14 @@
-"""Looks at the dashboard in Chromium: `python browsing.py URL FOLDER CHROMIUM KIND`, in an environment with Playwright.
+"""Looks at the dashboard in Chromium: `python browsing.py URL FOLDER CHROMIUM KIND [RUN]`, in an environment with Playwright.
 
-KIND: `run` (a run that goes on), `ended` (one that does not), or `cluster`. It writes screenshots into FOLDER, and prints one JSON object.
+KIND: `run` (a run that goes on), `ended` (one that does not), `empty`, `cluster`, `trains` (RUN, on the page of its cluster), or `gone`
+(the server ends, whose pid is RUN); behind a dash it may say more. It writes screenshots into FOLDER, and prints one JSON object.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -27,7 +30,7 @@ PAGES = {
 class Visit:
     def __init__(self, page: Page, folder: Path, kind: str) -> None:
         self.page, self.folder, self.kind = page, folder, kind
-        self.out: dict = {"console": [], "foreign": [], "shown": []}
+        self.out: dict = {"console": [], "foreign": [], "shown": [], "text": {}, "wide": []}
         page.on("console", lambda message: self.out["console"].append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.out["console"].append(f"error: {error}"))
         page.on("request", self.requested)
@@ -55,13 +58,37 @@ class Visit:
         paints = "JSON.stringify(performance.getEntriesByType('paint').map((e) => [e.name, Math.round(e.startTime)]))"
         self.out["paint_ms"] = dict(json.loads(self.page.evaluate(paints)))
 
-    def pages(self) -> None:
+    def pages(self, **texts: str) -> None:
+        """Each page by its key. ``texts``: they show that a page is there, and replace those of PAGES."""
         for number, (name, text) in enumerate(PAGES.items(), 1):
             self.key(str(number))
-            self.page.wait_for_selector(f"main >> text={text}")
+            self.page.wait_for_selector(f"main >> text={texts.get(name, text)}")
             self.page.wait_for_selector(".waiting", state="detached")
             self.shot(name)
             self.out["shown"].append(name)
+            self.out["text"][name] = self.page.locator("main").inner_text()
+
+    def narrow(self) -> None:
+        """Nothing but a table or a chart is wider than a narrow window."""
+        self.page.set_viewport_size({"width": 480, "height": 900})
+        for number, (name, text) in enumerate(PAGES.items(), 1):
+            if name in ("actors", "logs"):
+                continue
+            self.key(str(number))
+            self.page.wait_for_selector(f"main >> text={text}")
+            self.shot(f"narrow-{name}")
+            if self.page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                self.out["wide"].append(name)
+        self.page.set_viewport_size({"width": 1360, "height": 900})
+
+    def tab(self) -> None:
+        """The keyboard reaches the link beside the verdict, and follows it."""
+        self.key("1")
+        self.page.locator(".verdict a").first.focus()
+        self.shot("focus")
+        self.key("Enter")
+        self.page.wait_for_selector("main >> text=Workers")
+        self.out["beside"] = self.page.locator("tbody tr").first.inner_text()
 
     def charts(self) -> None:
         """A chart shows a step's values under the pointer, and zooms."""
@@ -116,6 +143,23 @@ class Visit:
         first = self.page.evaluate(tile)
         self.page.wait_for_function(f"(first) => ({tile})() > first", arg=first)
 
+    def server_ends(self, pid: int) -> None:
+        """The page's time passes faster than ours."""
+        os.kill(pid, signal.SIGTERM)
+        stopped = self.page.locator(".lost button")
+        while stopped.count() == 0:
+            self.page.clock.fast_forward(3000)
+            self.page.wait_for_timeout(50)
+        self.out["lost"] = self.page.locator(".lost").inner_text()
+        self.shot("stopped")
+        later: list[str] = []
+        self.page.on("request", lambda request: later.append(request.url))
+        for _ in range(40):
+            self.page.clock.fast_forward(3000)
+            self.page.wait_for_timeout(20)
+        self.out["later_requests"] = len(later)
+        self.out["console"] = []  # requests that failed
+
     def actors(self) -> None:
         self.key("5")
         self.page.wait_for_selector("td >> text=Counter")
@@ -136,17 +180,32 @@ class Visit:
 
 
 def main() -> None:
-    url, folder, chromium, kind = sys.argv[1:5]
+    url, folder, chromium, kind, *run = sys.argv[1:]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_context(viewport={"width": 1360, "height": 900}, color_scheme="light", accept_downloads=True).new_page()
         page.set_default_timeout(60_000)
         visit = Visit(page, Path(folder), kind)
+        if kind == "gone":
+            page.clock.install()
         visit.open(url)
         if kind == "cluster":
             visit.page.wait_for_selector("main >> text=Runs")
             visit.shot("runs")
             visit.actors()
+        elif kind == "empty":
+            visit.pages(step="No step is recorded", memory="Memory", checkpoints="has saved no checkpoint")
+        elif kind == "gone":
+            visit.server_ends(int(run[0]))
+        elif kind.startswith("trains"):
+            page.click(f"td a:has-text('{run[0]}')") if kind == "trains" else page.wait_for_selector("main >> text=Step time")
+            visit.pages(**({"actors": "TrainWorker", "logs": "has trained 40 steps"} if kind == "trains" else {}))
+            visit.out["verdict"] = page.locator(".verdict").inner_text()
+            visit.tab()
+            visit.narrow()
+            visit.dark()
+            if kind == "trains":
+                visit.grows()
         else:
             visit.pages()
             visit.out["verdict"] = page.locator(".verdict .sentence").inner_text()

@@ -2,9 +2,12 @@
 
 import html.parser
 import json
+import os
 import signal
 
 import pytest
+from launching.commands import LIMIT_S
+from launching.leftovers import wait_until
 from serving import serve
 from synthetic_run import HOSTILE, SyntheticRun
 
@@ -144,10 +147,11 @@ def test_the_cluster_serves_the_page_and_its_runs(shoal_command, home):
     cluster = shoal_command.start()
     board = serve(shoal_command)
     assert board.running.code() == 0
-    assert board.token == (cluster.session / "http-token").read_text().strip()
+    assert board.token != (cluster.session / "http-token").read_text().strip()
     assert "<title>Shoal</title>" in board.request("/", Authorization=None)[2]
     assert board.json("/api/v1/about")["cluster"] is True
-    assert board.json("/api/v1/runs") == {"rows": [], "total": 0}
+    assert board.json("/api/v1/runs") == {"rows": [], "total": 0, "offset": 0}
+    assert board.request("/api/jobs/", method="POST")[0] == 401  # the page's token reads and changes nothing
 
     def states() -> dict[str, str]:
         return {row["name"]: row["state"] for row in board.json("/api/v1/runs")["rows"]}
@@ -165,6 +169,51 @@ def test_the_cluster_serves_the_page_and_its_runs(shoal_command, home):
     assert board.json(f"/api/v0/nodes?contains={nodes[0]['host']}")["total"] == 1
     assert board.json("/api/v0/nodes?contains=nothing-has-this")["total"] == 0
     assert shoal_command("stop").returncode == 0
+
+
+def test_the_pages_token_ends_with_its_head(shoal_command):
+    """A process that listens on the port of a head that is gone cannot use what an open page sends to it."""
+    cluster = shoal_command.start()
+    before = serve(shoal_command)
+    assert before.request("/api/v1/about")[0] == 200
+    cluster.kill_head()
+    wait_until(lambda: shoal_command("dashboard").returncode == 0 and serve(shoal_command).token != before.token, LIMIT_S, "the next head")
+    after = serve(shoal_command)
+    assert after.request("/api/v1/about")[0] == 200
+    assert after.request("/api/v1/about", Authorization=f"Bearer {before.token}")[0] == 401
+    assert shoal_command("stop").returncode == 0
+
+
+def test_runs_are_listed_in_pages_the_newest_first(shoal_command, home):
+    for number in range(130):
+        folder = home / "runs" / f"run-{number:03}"
+        (folder / "processes").mkdir(parents=True)
+        for path in (folder / "processes", folder):
+            os.utime(path, (1_700_000_000 + number * 7 % 130,) * 2)
+    shoal_command.start()
+    board = serve(shoal_command)
+    newest = [f"run-{number:03}" for number in sorted(range(130), key=lambda number: -(number * 7 % 130))]
+    first = board.json("/api/v1/runs")
+    assert ([row["name"] for row in first["rows"]], first["total"]) == (newest[:100], 130)
+    assert [row["name"] for row in board.json("/api/v1/runs?offset=120&limit=50")["rows"]] == newest[120:]
+    assert board.request("/api/v1/runs?limit=all")[0] == 400
+    run_of(home / "runs" / "just-now", ranks=1)
+    assert board.json("/api/v1/runs?limit=1")["rows"][0]["name"] == "just-now"
+    assert shoal_command("stop").returncode == 0
+
+
+def test_a_run_whose_folder_was_made_again_is_read_anew(shoal_command, tmp_path):
+    run_of(tmp_path / "run", steps=40)
+    board = serve(shoal_command, "--run", tmp_path / "run")
+    view = "/api/v1/runs/run"
+    have = board.json(f"{view}/steps?points=100")
+    events = board.json(f"{view}/events")
+    (tmp_path / "run").rename(tmp_path / "old")
+    run_of(tmp_path / "run", steps=60)
+    again = board.json(f"{view}/steps?points=100&cursor={have['cursor']}")
+    assert (again["reset"], again["columns"]["step"]) == (True, list(range(1, 61)))
+    assert board.json(f"{view}/events?cursor={events['cursor']}")["rows"]
+    assert board.json(f"{view}/summary")["step"] == 60
 
 
 def test_without_a_cluster_it_says_what_to_do(shoal_command):

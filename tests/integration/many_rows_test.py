@@ -2,22 +2,19 @@
 
 import http.client
 import json
-import os
 import signal
-import subprocess
 import urllib.parse
 from pathlib import Path
 
 import pytest
 from launching.commands import Command
-from launching.leftovers import wait_until
+from launching.filled import ACTORS, JOBS, NODES, filled
 
 import shoal
 from shoal.job_submission import JobSubmissionClient
 from shoal.util import state
 
 FILL = Path(__file__).parents[2] / "scheduler/state/fill_store"
-ACTORS, JOBS, NODES = 20_000, 10_001, 10_001  # with the driver's job, and the node that lives
 HTTP_ROWS = 10_000  # the largest page
 
 
@@ -25,27 +22,7 @@ HTTP_ROWS = 10_000  # the largest page
 def many(module_home):
     """(command, cluster) of a head that has been restarted with a filled store."""
     command = Command(module_home)
-    cluster = command.start(cpus=1)
-    driver = command.driver("""
-        import shoal, threading
-        shoal.init(address="auto")
-        print("job", shoal.get_runtime_context().get_job_id(), flush=True)
-        threading.Event().wait()
-        """)
-    driver.said("job ")
-    wait_until(lambda: driver.out.endswith("\n"), 5)
-    node, head = cluster.pid("node"), cluster.pid("head")
-    os.kill(node, signal.SIGSTOP)  # it would start the next head at once
-    os.kill(head, signal.SIGKILL)
-    database = cluster.session / "state.sqlite"
-    wait_until(lambda: subprocess.run([FILL, database, driver.out.split()[-1]]).returncode == 0, 60, "the rows in the store")
-    os.kill(node, signal.SIGCONT)
-
-    def there():
-        status = command("status", "--json")
-        return status.returncode == 0 and json.loads(status.stdout)["actors"] == ACTORS and json.loads(status.stdout)["nodes"] == 1
-
-    wait_until(there, 120, "the next head")
+    cluster, driver = filled(command, FILL)
     yield command, cluster
     driver.signal(signal.SIGKILL)
     assert command("stop").returncode == 0

@@ -64,6 +64,17 @@ def test_a_home_without_runs_lists_none(shoal_command):
     assert shoal_command.json("ls") == {"schema": "shoal.runs/1", "runs": [], "more": 0}
 
 
+def test_the_runs_of_a_folder_are_listed(shoal_command, run, tmp_path):
+    write_process(tmp_path / "elsewhere" / "other", 0, pid=100)
+    write_process(tmp_path / "elsewhere" / "shoal-run" / "third", 0, pid=101)
+    assert {row["name"] for row in shoal_command.json("ls", tmp_path / "elsewhere")["runs"]} == {"other", "third"}
+    assert [row["name"] for row in shoal_command.json("ls", run)["runs"]] == ["first"]
+    none = shoal_command("ls", tmp_path / "nowhere")
+    assert none.returncode == 3, none
+    assert "there is no folder" in none.stderr
+    assert "no runs in" in shoal_command("ls", tmp_path).stderr
+
+
 def test_show_has_the_verdict_first_and_then_the_ranks(shoal_command, run):
     done = shoal_command("show", "first")
     assert done.returncode == 0, done

@@ -42,6 +42,6 @@ Ranks of a ``Trainer``, which run many functions in one run on the program's clu
 
     test_use = pytest.mark.parametrize("name", use)(lambda name, failed: check(name, failed))
 
-``etcd`` starts an etcd, ``slurm`` a Slurm, ``sshd`` an sshd on each host. ``pods`` plays pods of Kubernetes. ``warm`` lets the interpreter
-from which workers are forked import a test's modules once.
+``filled`` makes a cluster with 20,000 actors. ``etcd`` starts an etcd, ``slurm`` a Slurm, ``sshd`` an sshd on each host. ``pods`` plays
+pods of Kubernetes. ``warm`` lets the interpreter from which workers are forked import a test's modules once.
 """

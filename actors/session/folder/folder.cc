@@ -220,6 +220,7 @@ Result<runtime::Token> SessionFolder::token() const {
 }
 
 Result<void> SessionFolder::write_http_token(const std::string& token) const { return write_file(http_token_file(), token + "\n"); }
+Result<void> SessionFolder::write_page_token(const std::string& token) const { return write_file(page_token_file(), token + "\n"); }
 
 Result<void> SessionFolder::write_metrics_target(const std::string& http) const {
   const json targets =

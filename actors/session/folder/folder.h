@@ -82,6 +82,9 @@ class SessionFolder {
   Result<runtime::Token> token() const;
   Result<void> write_http_token(const std::string& token) const;
   std::string http_token_file() const { return path_ + "/http-token"; }
+  // The token of the dashboard's page: of this head's process alone, for reading.
+  Result<void> write_page_token(const std::string& token) const;
+  std::string page_token_file() const { return path_ + "/page-token"; }
   // Writes a file that leads Prometheus (by its file_sd format) to GET /metrics at this http://HOST:PORT.
   Result<void> write_metrics_target(const std::string& http) const;
   std::string metrics_targets_file() const { return path_ + "/prom_metrics_service_discovery.json"; }

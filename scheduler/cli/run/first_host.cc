@@ -56,7 +56,8 @@ class FirstHost final : public HostPart {
 
   int run() {
     auto words = start_words();
-    words.insert(words.end(), {"--head", "--port", std::to_string(port())});
+    const std::filesystem::path folder = std::filesystem::absolute(host_.folder.path());
+    words.insert(words.end(), {"--head", "--port", std::to_string(port()), "--runs", folder.lexically_normal().parent_path()});
     const bool alone = allocation_.max_nodes == 1;
     if (!alone && options_.interface.empty()) {
       const auto address = own_address();

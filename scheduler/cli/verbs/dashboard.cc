@@ -31,7 +31,7 @@ struct DashboardOptions {
   std::uint16_t port = 0;
 };
 
-std::string page_url(const std::string& address, const std::string& http_token) { return address + "/#token=" + http_token; }
+std::string page_url(const std::string& address, const std::string& token) { return address + "/#token=" + token; }
 
 void print_address(const Common& common, const std::string& url, const std::string& run) {
   if (common.json) return print_json({{"schema", "shoal.dashboard/1"}, {"url", url}, {"run", run}});
@@ -125,9 +125,9 @@ int name_cluster(const Common& common) {
     return failed(common,
                   Error(none).with_hint("run this on the head's host; the cluster has to be started with --include-dashboard true"));
   }
-  std::ifstream file(found->folder->http_token_file());
+  std::ifstream file(found->folder->page_token_file());
   std::string token;
-  if (!std::getline(file, token)) return failed(common, from_errno(errno, "the token for HTTP in " + found->folder->http_token_file()));
+  if (!std::getline(file, token)) return failed(common, from_errno(errno, "the page's token in " + found->folder->page_token_file()));
   print_address(common, page_url(info->http, token), "");
   return kOk;
 }

@@ -53,6 +53,7 @@ int run_role(const Environment& environment, int argc, char** argv) {
   app.add_flag("--remove-folder", remove_folder);
   auto* http_port = app.add_option("--http-port", http.port);
   app.add_flag("--http-or-any", http.or_any);
+  app.add_option("--runs", http.runs);
   app.add_flag("--keeps-head", keeps_head);
   app.add_option("--store", store);
   etcd::Access store_access;

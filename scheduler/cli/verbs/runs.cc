@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ constexpr std::size_t kMostRankRows = 64;        // in a table; --json has all
 constexpr auto kBetweenRunPolls = std::chrono::milliseconds(300);
 
 struct RunsOptions {
-  std::string run, other;
+  std::string run, other, folder;
   std::size_t limit = 20, events = 10;
   bool once = false;
   double interval_s = 1;
@@ -61,7 +62,11 @@ void read_run(runs::RunReader& reader, Moments& moments) {
 
 int ls_runs(const Common& common, const RunsOptions& options) {
   Moments moments;
-  const auto listed = runs::list_runs(run_roots(common.target.root));
+  std::error_code gone;
+  if (!options.folder.empty() && !std::filesystem::is_directory(options.folder, gone))
+    return failed(common, not_found("there is no folder " + options.folder).with_hint("`shoal ls` alone lists the runs of this user"));
+  const auto roots = options.folder.empty() ? run_roots(common.target.root) : std::vector{options.folder, options.folder + "/shoal-run"};
+  const auto listed = runs::list_runs(roots);
   const auto shown = options.limit == 0 ? listed.size() : std::min(options.limit, listed.size());
   std::vector<runs::RunReader> readers;
   bool any_runs = false;
@@ -95,8 +100,7 @@ int ls_runs(const Common& common, const RunsOptions& options) {
     return kOk;
   }
   if (rows.empty()) {
-    print(stderr, "shoal: no runs in {} and {} (docs/runs.md: a run has a folder where it is recorded)\n", run_roots(common.target.root)[0],
-          run_roots(common.target.root)[1]);
+    print(stderr, "shoal: no runs in {} and {} (docs/runs.md: a run has a folder where it is recorded)\n", roots[0], roots[1]);
     return kOk;
   }
   print_table({"RUN", "STATE", "RANKS", "STEP", "BEGAN", "NEWEST", "VERDICT"}, rows);
@@ -216,6 +220,7 @@ constexpr const char* kRunOrNewest = "Name of a run (see `shoal ls`), or its fol
 void add_ls(CommandLine& line) {
   auto& options = line.own<RunsOptions>();
   auto* verb = line.add_verb_without_cluster("ls", "List runs, with the verdict on each: those in ./shoal-run and $SHOAL_HOME/runs");
+  verb->add_option("folder", options.folder, "List the runs in this folder, and in its shoal-run, instead")->check(not_empty());
   verb->add_option("--limit", options.limit, "Maximum number of runs, the newest first; 0 shows all")->capture_default_str();
   line.on_run(verb, [&options](const Common& common) { return ls_runs(common, options); });
 }

@@ -57,6 +57,7 @@ struct StartOptions {
   std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut
   std::string spill_folder;            // folder for spilled objects; "": the node's choice
   bool http = true;
+  std::string runs;                        // `shoal run` names the folder of its own folder
   std::optional<std::uint16_t> http_port;  // unset: 8265, or any free one
   bool block = false;                      // stay until a signal, the cluster's end or the node's end, then end the started processes
 };
@@ -196,6 +197,10 @@ std::vector<std::string> head_words(const Common& common, const StartOptions& op
   if (options.durability == "fsync") words.push_back("--fsync");
   if (options.http) words.insert(words.end(), {"--http-port", std::to_string(options.http_port.value_or(kHttpPort))});
   if (options.http && !options.http_port) words.push_back("--http-or-any");
+  // Those of `shoal run` lie where it was started.
+  std::error_code gone;
+  for (const auto& folder : {std::filesystem::current_path(gone).string() + "/shoal-run", options.runs})
+    if (options.http && !folder.empty()) words.insert(words.end(), {"--runs", folder});
   return words;
 }
 
@@ -413,6 +418,7 @@ void add_head_options(CLI::App& verb, StartOptions& options) {
                   "Port of the head's HTTP interface; 0 chooses a free one (default: 8265, or a free one if that is taken)");
   verb.add_option("--dashboard-host", options.dashboard_host, "Address of the HTTP interface, which has to be a loopback address");
   verb.add_option("--include-dashboard", options.http, "Start the head with an HTTP interface")->capture_default_str();
+  verb.add_option("--runs", options.runs)->group("");
   verb.add_option(
       "--store", options.store,
       "Store of the head's decisions. For a cluster with several heads: etcds://HOST:PORT[,HOST:PORT]/NAME (TLS), or etcd://.. on "

@@ -1,7 +1,9 @@
 #include "scheduler/runs/views/critical_path.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace shoal::scheduler::runs {
@@ -13,26 +15,31 @@ namespace {
 
 std::int64_t end_of(const Span& span) { return span.from_us + span.length_us; }
 
-// A rank's time without overlap, in order: waits cut the work around them into pieces.
+// A rank's time without overlap, in order: of spans inside each other the innermost counts, such as a unit's forward inside the root's.
 std::vector<Span> flattened(const Lane& lane) {
-  std::vector<Span> waits, out;
+  std::vector<Span> spans, open, out;
   for (const auto& s : lane.spans) {
-    if (s.length_us > 0 && runtime::is_wait(s.activity)) waits.push_back(s);
+    if (s.length_us > 0) spans.push_back(s);
   }
-  const auto earlier = [](const Span& a, const Span& b) { return a.from_us < b.from_us; };
-  std::sort(waits.begin(), waits.end(), earlier);
-  out = waits;
-  for (const auto& s : lane.spans) {
-    if (runtime::is_wait(s.activity)) continue;
-    std::int64_t at = s.from_us;
-    auto wait = std::partition_point(waits.begin(), waits.end(), [&](const Span& w) { return end_of(w) <= s.from_us; });
-    for (; wait != waits.end() && wait->from_us < end_of(s); ++wait) {
-      if (wait->from_us > at) out.push_back({s.activity, s.unit, at, wait->from_us - at});
-      at = std::max(at, end_of(*wait));
-    }
-    if (at < end_of(s)) out.push_back({s.activity, s.unit, at, end_of(s) - at});
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    const bool waits = runtime::is_wait(a.activity), other_waits = runtime::is_wait(b.activity);
+    return std::tuple(a.from_us, -a.length_us, waits) < std::tuple(b.from_us, -b.length_us, other_waits);
+  });
+  std::int64_t at = 0;
+  const auto pass = [&](std::int64_t until) {  // the innermost open span lasts until then
+    if (until > at) out.push_back({open.back().activity, open.back().unit, at, until - at});
+    at = std::max(at, until);
+  };
+  const auto close = [&](std::int64_t until) {
+    for (; !open.empty() && end_of(open.back()) <= until; open.pop_back()) pass(end_of(open.back()));
+  };
+  for (const auto& s : spans) {
+    close(s.from_us);
+    if (!open.empty()) pass(s.from_us);
+    at = std::max(at, s.from_us);
+    open.push_back(s);
   }
-  std::sort(out.begin(), out.end(), earlier);
+  close(std::numeric_limits<std::int64_t>::max());
   return out;
 }
 

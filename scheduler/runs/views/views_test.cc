@@ -351,6 +351,17 @@ TEST(CriticalPath, AWaitWithoutALaterRankIsTheExchangeItself) {
   EXPECT_TRUE(critical_path({Lane{}, Lane{}}).empty());
 }
 
+TEST(CriticalPath, TheRootsOwnForwardBetweenItsUnitsCounts) {
+  const std::vector<Lane> lanes = {
+      {{{Activity::kForward, 1, 2, 10}, {Activity::kForward, 2, 80, 10}, {Activity::kGather, 2, 80, 4}, {Activity::kForward, 0, 0, 100}}}};
+  const auto found = path(lanes);
+  EXPECT_EQ(found.size(), 6u);
+  EXPECT_EQ(found.at(2), std::tuple(std::size_t{0}, std::int64_t{12}, std::int64_t{68}, Activity::kForward));
+  std::int64_t length = 0;
+  for (const auto& part : found) length += std::get<2>(part);
+  EXPECT_EQ(length, 100);
+}
+
 TEST(CriticalPath, SpansThatOverlapInAnyWayEndIt) {
   std::vector<Lane> lanes(3);
   std::uint64_t seed = 7;

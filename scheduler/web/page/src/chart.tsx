@@ -22,6 +22,7 @@ interface Options {
   value: (value: number | null | undefined) => string;
   marks?: Mark[];
   zero?: boolean; // the axis begins at 0
+  top?: number; // the axis ends there; higher values are cut off
   log?: boolean;
   sync?: string;
   onZoom?: (from: number, to: number) => void;
@@ -157,7 +158,12 @@ export function Chart(options: Options) {
           x: { time: Boolean(time) },
           y: log
             ? { distr: 3 }
-            : { range: (_, low, high) => [zero ? 0 : low - (high - low || Math.abs(high) || 1) * 0.06, high + (high - (zero ? 0 : low) || Math.abs(high) || 1) * 0.08] },
+            : {
+                range: (_, low, highest) => {
+                  const high = Math.min(highest, latest.current.top ?? Infinity);
+                  return [zero ? 0 : low - (high - low || Math.abs(high) || 1) * 0.06, high + (high - (zero ? 0 : low) || Math.abs(high) || 1) * 0.08];
+                },
+              },
         },
         axes: [
           { ...axis, space: 76, size: 22, ...(time ? { values: (_: uPlot, at: number[]) => at.map((one) => clock(one * 1e6)) } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7] }) },

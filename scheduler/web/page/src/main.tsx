@@ -16,7 +16,7 @@ import { RunsPage } from "./pages/runs";
 import { StepPage } from "./pages/step";
 import { WorkersPage } from "./pages/workers";
 import { Failure } from "./source";
-import { dark, go, link, lost, pageKeys, route, source, summary, toggleTheme, usePolled } from "./store";
+import { dark, given_up, go, link, lost, pageKeys, route, source, summary, toggleTheme, tryAgain, usePolled } from "./store";
 import type { RunRow, Summary, Verdict } from "./types";
 import { Command, Pill, Problem } from "./ui";
 
@@ -65,9 +65,14 @@ function VerdictBanner({ verdict, more }: { verdict: Verdict; more: Verdict[] })
             ))}
           </ul>
         )}
-        {verdict.next && (
+        {(verdict.next || verdict.rank != null) && (
           <div class="next">
-            <span>next:</span> <Command text={verdict.next} />
+            {verdict.next && (
+              <>
+                <span>next:</span> <Command text={verdict.next} />
+              </>
+            )}
+            {verdict.rank != null && verdict.state !== "ok" && <a href={link("workers", { sort: "score" })}>rank {verdict.rank} beside the others</a>}
           </div>
         )}
         {more.length > 0 && (
@@ -111,6 +116,24 @@ function Above() {
 
 const RUN_TONES: Record<string, string> = { running: "good", lost: "bad", ended: "quiet" };
 
+function Lost() {
+  const why = lost.value;
+  if (!why) return null;
+  return (
+    <span class="lost" role="alert" title={why.hint}>
+      {why.message}
+      {given_up.value && (
+        <>
+          , so this page has stopped: {why.hint}{" "}
+          <button type="button" onClick={tryAgain}>
+            try again
+          </button>
+        </>
+      )}
+    </span>
+  );
+}
+
 function Header() {
   const now = summary.value;
   const { run } = route.value;
@@ -119,10 +142,10 @@ function Header() {
       <header class="top">
         <h1>Cluster</h1>
         <span class="since">{session.value}</span>
+        <Lost />
       </header>
     );
   const failed = now?.end && now.end.code !== 0;
-  const open = lost.value;
   return (
     <header class="top">
       <div>
@@ -139,12 +162,17 @@ function Header() {
           {now.state === "running" ? `training for ${duration(now.now - now.begin)}` : `trained for ${duration(now.last - now.begin)}`}
         </span>
       )}
-      {open && (
-        <span class="lost" role="alert" title={open.hint}>
-          {open.message}
-        </span>
-      )}
+      <Lost />
     </header>
+  );
+}
+
+function Fish() {
+  return (
+    <svg viewBox="0 0 32 20" aria-hidden="true">
+      <path d="M2 10c5-7 13-8 19-2l6-5v14l-6-5C15 18 7 17 2 10z" />
+      <circle cx="9" cy="9" r="1.4" />
+    </svg>
   );
 }
 
@@ -153,15 +181,13 @@ function Side() {
   return (
     <nav class="side" aria-label="Pages">
       <a class="brand" href={runs.value.length > 1 || cluster.value ? "#/" : link("run")}>
-        <svg viewBox="0 0 32 20" aria-hidden="true">
-          <path d="M2 10c5-7 13-8 19-2l6-5v14l-6-5C15 18 7 17 2 10z" />
-          <circle cx="9" cy="9" r="1.4" />
-        </svg>
+        <Fish />
         Shoal
       </a>
-      {runs.value.length > 1 && (
+      {(runs.value.length > 1 || (cluster.value && runs.value.length > 0)) && (
         <select aria-label="Run" value={run} onChange={(event) => go(run ? page : "run", {}, event.currentTarget.value)}>
           {!run && <option value="">choose a run</option>}
+          {run && !runs.value.some((row) => row.name === run) && <option>{run}</option>}
           {runs.value.map((row) => (
             <option key={row.name}>{row.name}</option>
           ))}
@@ -220,7 +246,20 @@ function Help() {
 
 function App() {
   if (refused.value) return <main class="alone"><Problem error={refused.value} /></main>;
-  if (!ready.value) return <main class="alone"><div class="empty waiting">opening …</div></main>;
+  if (!ready.value)
+    return (
+      <>
+        <div class="side">
+          <span class="brand">
+            <Fish />
+            Shoal
+          </span>
+        </div>
+        <main class="alone">
+          <div class="empty waiting">opening …</div>
+        </main>
+      </>
+    );
   const { run, page } = route.value;
   const chosen = PAGES.find((one) => one.page === page) ?? PAGES[0]!;
   return (

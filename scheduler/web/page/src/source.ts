@@ -16,7 +16,7 @@ export class Failure extends Error {
 export interface Source {
   readonly exported: boolean;
   about(): Promise<{ cluster: boolean; version: string; session?: string }>;
-  runs(): Promise<Table<RunRow>>;
+  runs(query?: Query): Promise<Table<RunRow>>;
   view<T>(run: string, view: string, query: Query): Promise<T>;
   // A path of the cluster's own lists.
   get<T>(path: string, query: Query): Promise<T>;
@@ -54,8 +54,8 @@ class Server implements Source {
   about() {
     return this.get<{ cluster: boolean; version: string; session?: string }>("/api/v1/about", {});
   }
-  runs() {
-    return this.get<Table<RunRow>>("/api/v1/runs", {});
+  runs(query: Query = {}) {
+    return this.get<Table<RunRow>>("/api/v1/runs", query);
   }
   view<T>(run: string, view: string, query: Query) {
     return this.get<T>(`/api/v1/runs/${encodeURIComponent(run)}/${view}`, query);

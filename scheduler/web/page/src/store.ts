@@ -6,6 +6,7 @@ import type { Summary } from "./types";
 
 export const source = openSource();
 export const POLL_MS = 1000;
+const GIVE_UP_MS = 30_000; // without an answer
 
 // --- the route: #/RUN/PAGE?key=value
 
@@ -84,6 +85,24 @@ export function toggleTheme(): void {
 
 export const summary = signal<Summary | null>(null);
 export const lost = signal<Failure | null>(null); // why the last request failed
+// No request follows until somebody wants one: what listens on this port later is another process.
+export const given_up = signal(false);
+let failing_since = 0;
+
+function answered(): void {
+  failing_since = 0;
+  lost.value = null;
+}
+function unanswered(why: Failure): void {
+  if (why.status !== 0 && why.status !== 401) return;
+  failing_since ||= Date.now();
+  lost.value = why.status === 401 ? new Failure("the server was started again", "open the URL that `shoal dashboard` prints now", 401) : why;
+  given_up.value ||= why.status === 401 || Date.now() - failing_since >= GIVE_UP_MS;
+}
+export function tryAgain(): void {
+  failing_since = 0;
+  given_up.value = false;
+}
 
 export interface Polled<T> {
   data: T | null;
@@ -121,7 +140,7 @@ export function usePolled<T extends { cursor?: string }>(
           if (ended) return;
           wait = every;
           batch(() => {
-            lost.value = null;
+            answered();
             if ((next as { unchanged?: boolean }).unchanged) return;
             data = latest.current(data, next);
             setState({ key, data, error: null });
@@ -130,20 +149,21 @@ export function usePolled<T extends { cursor?: string }>(
           if (ended) return;
           const why = failure(error);
           wait = Math.min(wait * 2, 15_000);
-          if (why.status === 0 || why.status === 401) lost.value = why;
+          unanswered(why);
           setState({ key, data, error: why });
         }
       }
-      if (!ended && !source.exported) timer = window.setTimeout(() => void poll(), wait);
+      if (!ended && !source.exported && !given_up.value) timer = window.setTimeout(() => void poll(), wait);
     };
-    if (run || fetcher) void poll();
+    if ((run || fetcher) && !given_up.value) void poll();
     return () => {
       ended = true;
       clearTimeout(timer);
     };
-  }, [key]);
+  }, [key, given_up.value]);
   // The old view's data stays until the new one's arrives, so that nothing flickers, unless it is another run's.
-  return state.key === key || JSON.parse(state.key)[0] === run ? state : { data: null, error: null };
+  const shown = state.key === key || JSON.parse(state.key)[0] === run ? state : { data: null, error: null };
+  return given_up.value && shown.data === null ? { data: null, error: lost.value } : shown;
 }
 
 // --- keys that the present page handles

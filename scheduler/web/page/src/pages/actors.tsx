@@ -1,7 +1,7 @@
 // Actors & shards: the cluster's actors, nodes, workers and jobs, a page of the head's list at a time.
 import { useRef, useState } from "preact/hooks";
 import { bytes, count } from "../format";
-import { amend, route, source, usePageKeys, usePolled } from "../store";
+import { amend, link, route, source, usePageKeys, usePolled } from "../store";
 import { Rows, type Field } from "../table";
 import { Card, Empty, Loaded, Pill } from "../ui";
 
@@ -43,7 +43,9 @@ function why(row: Row): string {
   const cause = row["cause"] as { message?: string } | null;
   return text(row, "pending_reason") || cause?.message || "";
 }
-const reason: Field<Row> = { name: "why pending or dead", cell: (row) => <span class="why">{why(row) || <span class="quiet">–</span>}</span>, grow: true };
+// A cause may be long: three lines of it are there, and more under the pointer.
+const long = (words: string) => (words ? <span class="why" title={words.slice(0, 2000)}>{words.slice(0, 600)}</span> : <span class="quiet">–</span>);
+const reason: Field<Row> = { name: "why pending or dead", cell: (row) => long(why(row)), grow: true };
 const amounts = (row: Row, key: string): string =>
   Object.entries((row[key] ?? {}) as Record<string, number>)
     .filter(([name]) => !name.startsWith("node:"))
@@ -54,7 +56,7 @@ const LISTS: Record<string, Field<Row>[]> = {
   actors: [id("id", "id"), field("class", "class"), field("name", "name"), state, field("rank", "rank", { number: true }), field("of", "world_size", { number: true }), field("pid", "pid", { number: true }), id("node", "node"), field("restarts", "num_restarts", { number: true }), reason],
   nodes: [id("id", "id"), field("host", "host"), state, field("pid", "pid", { number: true }), { name: "free", cell: (row) => amounts(row, "available") }, { name: "of", cell: (row) => amounts(row, "total"), grow: true }],
   workers: [id("id", "id"), field("role", "role"), state, field("rank", "rank", { number: true }), field("pid", "pid", { number: true }), id("node", "node"), id("job", "job"), reason],
-  jobs: [id("id", "id"), field("name", "name"), state, field("workers", "num_workers", { number: true }), field("exit code", "exit_code", { number: true }), field("command", "entrypoint", { grow: true }), reason],
+  jobs: [{ name: "id", cell: (row) => <a href={link("logs", { job: text(row, "id") })} title="Its output"><code>{text(row, "id")}</code></a> }, field("name", "name"), state, field("workers", "num_workers", { number: true }), field("exit code", "exit_code", { number: true }), { name: "command", cell: (row) => long(text(row, "entrypoint")), grow: true }, reason],
 };
 
 function Listing({ what, contains, state: wanted }: { what: string; contains: string; state: string }) {

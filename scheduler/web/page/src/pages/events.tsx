@@ -44,12 +44,14 @@ function Phases({ fields }: { fields: Record<string, unknown> }) {
   );
 }
 
-// Processes that report the same within two seconds are one entry.
+const same = (a: RunEvent, b: RunEvent): boolean => a.kind === b.kind && (a.text === b.text || ((a.kind === "save" || a.kind === "load") && a.fields["path"] === b.fields["path"]));
+
+// Processes that report the same within two seconds, or one checkpoint, are one entry.
 function grouped(rows: RunEvent[]): { event: RunEvent; ranks: number[] }[] {
   const out: { event: RunEvent; ranks: number[] }[] = [];
   for (const event of rows) {
     const last = out[out.length - 1];
-    if (last && last.event.kind === event.kind && last.event.text === event.text && last.event.t - event.t < 2e6) last.ranks.push(event.rank);
+    if (last && same(last.event, event) && last.event.t - event.t < 2e6) last.ranks.push(event.rank);
     else out.push({ event, ranks: [event.rank] });
   }
   return out;
@@ -64,6 +66,13 @@ function who(event: RunEvent, ranks: number[]): string {
   return (event.rank >= 0 ? `rank ${event.rank}` : event.role || "process") + (event.host ? ` on ${event.host}` : "");
 }
 
+// A kind without a sentence of the server has its fields as JSON: they are read more easily by name.
+function textOf(event: RunEvent): string {
+  if (!event.text.startsWith("{")) return event.text;
+  const fields = Object.entries(event.fields).filter(([name]) => name !== "t" && name !== "kind");
+  return fields.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`).join(" · ");
+}
+
 function Entry({ event, ranks }: { event: RunEvent; ranks: number[] }) {
   const mark = MARKS.get(event.kind);
   const evidence = Array.isArray(event.fields["evidence"]) ? (event.fields["evidence"] as unknown[]) : [];
@@ -76,7 +85,7 @@ function Entry({ event, ranks }: { event: RunEvent; ranks: number[] }) {
       <div>
         <span class="kind">{event.kind.replaceAll("_", " ")}</span>
         <span class="who">{who(event, ranks)}</span>
-        <p>{event.text}</p>
+        <p>{textOf(event)}</p>
         {event.kind === "generation" && <Phases fields={event.fields} />}
         {evidence.map((line) => (
           <p class="note" key={String(line)}>

@@ -12,6 +12,8 @@ import { Card, Empty, Legend, Loaded } from "../ui";
 const LIMIT = 16;
 const newest = (values: (number | null)[]): number | null => values.findLast((value) => value !== null) ?? null;
 
+const title = (kind: string): string => (kind === "unit" ? "largest unit, whole (predicted)" : kind);
+
 // What was measured after the first step, beside the prediction.
 function Kinds({ memory }: { memory: Memory }) {
   const rows = memory.series.filter((one) => one.kinds);
@@ -29,7 +31,7 @@ function Kinds({ memory }: { memory: Memory }) {
       <span>{what}</span>
       <div class="bar">
         {names.map((name, i) => (
-          <i key={name} style={{ background: colour(i), width: `${(100 * (kinds[name] ?? 0)) / most}%` }} title={`${name}: ${bytes(kinds[name])}`} />
+          <i key={name} style={{ background: colour(i), width: `${(100 * (kinds[name] ?? 0)) / most}%` }} title={`${title(name)}: ${bytes(kinds[name])}`} />
         ))}
       </div>
       <b>{bytes(sum(kinds))}</b>
@@ -37,7 +39,7 @@ function Kinds({ memory }: { memory: Memory }) {
   );
   return (
     <Card title="Memory by kind" aside="after the first step">
-      <Legend items={names.map((name, i) => ({ name, colour: colour(i), value: bytes(rows[0]!.kinds![name]) }))} />
+      <Legend items={names.map((name, i) => ({ name: title(name), colour: colour(i), value: bytes(rows[0]!.kinds![name] ?? rows[0]!.predicted?.[name]) }))} />
       {rows.map((one) => (
         <div key={one.id}>
           {bar(one.kinds!, `rank ${one.rank}`)}

@@ -56,6 +56,17 @@ function MarkLegend({ marks }: { marks: Mark[] }) {
   );
 }
 
+const USUAL_PEAK = 4; // times the usual step: higher ones would leave no room for it
+
+// A save or a change of the workers makes a step many times longer.
+function peaks(us: number[]): { top: number | undefined; higher: number } {
+  const sorted = [...us].sort((a, b) => a - b);
+  const top = 1.5 * (sorted[Math.floor(0.9 * (sorted.length - 1))] ?? 0);
+  const usual = sorted[Math.floor(sorted.length / 2)] ?? 0;
+  if (sorted.length < 20 || sorted[sorted.length - 1]! < USUAL_PEAK * usual) return { top: undefined, higher: 0 };
+  return { top, higher: us.filter((one) => one > top).length };
+}
+
 function StepTime({ steps }: { steps: Steps }) {
   const columns = steps.columns;
   const x = columns["step"]!;
@@ -63,6 +74,7 @@ function StepTime({ steps }: { steps: Steps }) {
   const exposed = x.map((_, i) => WAITS.reduce((sum, activity) => sum + (columns[activity.key]?.[i] ?? 0), 0));
   const last = x.length - 1;
   const total = columns["us"]!.reduce((sum, us) => sum + us, 0) || 1;
+  const { top, higher } = peaks(columns["us"]!);
   const work = WORK.filter((activity) => columns[activity.key]!.some((us) => us > 0));
   const parts = [...work.map((activity) => ({ name: activity.name, colour: activity.colour, values: columns[activity.key]! })), { name: "exposed communication", colour: EXPOSED, values: exposed }];
   return (
@@ -74,8 +86,9 @@ function StepTime({ steps }: { steps: Steps }) {
           value: percent(part.values.reduce((sum, us) => sum + us, 0) / total),
         }))}
       />
-      <Chart x={x} columns={parts} stacked zero height={230} value={duration} marks={steps.marks} label={`Step time by activity, until step ${x[last]}`} {...zoom} />
+      <Chart x={x} columns={parts} stacked zero {...(top ? { top } : {})} height={230} value={duration} marks={steps.marks} label={`Step time by activity, until step ${x[last]}`} {...zoom} />
       <MarkLegend marks={steps.marks} />
+      {higher > 0 && <p class="note">{plural(higher, "peak")} higher than the chart; the pointer shows each value.</p>}
     </>
   );
 }

@@ -1,10 +1,11 @@
 // Runs: those that the server knows.
 import { ago } from "../format";
-import { link, source, usePolled } from "../store";
-import { Rows, type Field } from "../table";
+import { amend, link, route, source, usePolled } from "../store";
+import { Pager, Rows, type Field } from "../table";
 import type { RunRow, Table } from "../types";
 import { Card, Empty, Loaded, Pill } from "../ui";
 
+const LIMIT = 50;
 const TONES: Record<string, string> = { running: "good", lost: "bad", failed: "bad" };
 
 const FIELDS: Field<RunRow>[] = [
@@ -17,7 +18,8 @@ const FIELDS: Field<RunRow>[] = [
 ];
 
 export function RunsPage() {
-  const polled = usePolled<Table<RunRow>>("runs", {}, undefined, () => source.runs(), 5000);
+  const offset = Number(route.value.query.get("offset") ?? "") || 0;
+  const polled = usePolled<Table<RunRow>>("runs", { offset }, undefined, () => source.runs({ offset, limit: LIMIT }), 5000);
   return (
     <Card title="Runs" aside="the newest first" flush>
       <Loaded polled={polled}>
@@ -27,7 +29,10 @@ export function RunsPage() {
               <code>shoal run train.py</code> records one; so does <code>SHOAL_RUN_FOLDER=DIR</code> with other launchers.
             </Empty>
           ) : (
-            <Rows fields={FIELDS} rows={data.rows} rowKey={(row) => row.name} />
+            <>
+              <Rows fields={FIELDS} rows={data.rows} rowKey={(row) => row.name} />
+              <Pager offset={offset} limit={LIMIT} total={data.total} shown={data.rows.length} go={(to) => amend({ offset: to || "" })} />
+            </>
           )
         }
       </Loaded>
