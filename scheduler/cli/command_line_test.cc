@@ -120,7 +120,7 @@ TEST(CommandLine, WrongUsageIsAnErrorLikeOthers) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(Shoal()({"jobs", "list", "--more", "12"}), kUsage);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "error[InvalidArgument/Usage]: The following arguments were not expected: 12 --more\n"
+            "error[InvalidArgument/Usage]: `shoal jobs list` has no option --more\n"
             "  hint: `shoal jobs list --help` lists the options\n");
   testing::internal::CaptureStderr();
   EXPECT_EQ(Shoal()({}), kUsage);

@@ -157,6 +157,12 @@ std::string name_of(const Rank& rank, const std::vector<Rank>& ranks) {
   return fmt::format("rank {} on host {}", rank.rank, host);
 }
 
+std::string stack_command(const Rank& rank) {
+  const auto& p = *rank.process;
+  return fmt::format("shoal stack {}{}", p.live ? p.live->pid : p.facts.pid,
+                     p.on_this_host ? "" : "  # on host " + shell_word(host_of(rank)));
+}
+
 std::string shell_word(const std::string& text) {
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("-._/:@%+=,").find(c) != std::string_view::npos;

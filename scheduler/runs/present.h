@@ -44,6 +44,7 @@ std::string host_of(const Rank& rank);
 std::vector<std::string> hosts_of(const std::vector<Rank>& ranks);
 // "rank 3 on host b", or without the host if the run has one host.
 std::string name_of(const Rank& rank, const std::vector<Rank>& ranks);
+std::string stack_command(const Rank& rank);
 // A word for a shell, quoted where necessary: hosts' names are other processes' text.
 std::string shell_word(const std::string& text);
 std::string duration_text(double us);

@@ -197,7 +197,12 @@ std::optional<Found> find_straggler(const StepTable& table, const std::vector<Va
   return out;
 }
 
-void explain_straggler(const StepTable& table, const Found& f, double excess_us, Verdict& v) {
+// Where the workers of a training may change, its driver has a part of the run.
+bool is_elastic(const Run& run) {
+  return std::any_of(run.processes.begin(), run.processes.end(), [](const Process& p) { return p.facts.role == "driver"; });
+}
+
+void explain_straggler(const Run& run, const StepTable& table, const Found& f, double excess_us, Verdict& v) {
   const auto& rank = table.ranks[f.rank];
   const auto& p = *rank.process;
   const auto from_us = table.end_us[f.since], to_us = table.end_us.back() + 1'500'000;
@@ -233,7 +238,7 @@ void explain_straggler(const StepTable& table, const Found& f, double excess_us,
     v.sentence += ": it sleeps or waits there, or its CPU is limited";
     v.evidence.push_back(
         fmt::format("{} of a step's computation without a CPU, usually {}", duration_text(median(idle)), duration_text(idle_usual)));
-    v.next = fmt::format("shoal stack {}", p.live ? p.live->pid : p.facts.pid);
+    v.next = stack_command(rank);
     return;
   }
   if (shared) {
@@ -241,8 +246,9 @@ void explain_straggler(const StepTable& table, const Found& f, double excess_us,
     if (counts_cpu)
       v.evidence.push_back(
           fmt::format("{} of a step's computation without a CPU, usually {}", duration_text(median(idle)), duration_text(idle_usual)));
-    const bool others_elsewhere = hosts_of(table.ranks).size() > 1;
-    v.next = others_elsewhere ? "shoal drain " + shell_word(host_of(rank)) : "ps -eo pid,psr,pcpu,args --sort=-pcpu | head";
+    const auto host = shell_word(host_of(rank));
+    const std::string look = "ps -eo pid,psr,pcpu,args --sort=-pcpu | head";
+    v.next = hosts_of(table.ranks).size() == 1 ? look : is_elastic(run) ? "shoal drain " + host : fmt::format("ssh {} '{}'", host, look);
     return;
   }
   v.sentence += counts_cpu ? ": its computation itself takes longer" : "";
@@ -251,7 +257,7 @@ void explain_straggler(const StepTable& table, const Found& f, double excess_us,
     for (std::size_t i = f.since; i < table.size(); ++i) cpu.push_back(static_cast<double>(table.rows[f.rank][i]->cpu_us));
     v.evidence.push_back(fmt::format("{} of CPU time per step: more work, or a slower CPU", duration_text(median(cpu))));
   }
-  v.next = fmt::format("shoal stack {}", p.live ? p.live->pid : p.facts.pid);
+  v.next = stack_command(rank);
 }
 
 // True if the rank's excess is its own: CPU time, or sleep. The rest is time in which other processes had its CPU. False if too few samples
@@ -291,7 +297,7 @@ bool share_cpus(const std::vector<Rank>& ranks) {
   });
 }
 
-std::optional<std::size_t> add_straggler(const StepTable& table, std::vector<Verdict>& out) {
+std::optional<std::size_t> add_straggler(const Run& run, const StepTable& table, std::vector<Verdict>& out) {
   const auto compute = times(table, compute_us);
   const auto other = others(compute);
   const auto found = find_straggler(table, compute, other);
@@ -314,7 +320,7 @@ std::optional<std::size_t> add_straggler(const StepTable& table, std::vector<Ver
                            since_text(table, f.since));
   v.evidence.push_back(
       fmt::format("{} of computation per step, the other ranks {}", duration_text(median(mine)), duration_text(median(theirs))));
-  explain_straggler(table, f, excess_us, v);
+  explain_straggler(run, table, f, excess_us, v);
   out.push_back(std::move(v));
   return f.rank;
 }
@@ -363,9 +369,7 @@ void describe_loader(const StepTable& table, std::size_t rank, const Part& found
                            found.level * 100, who, since_text(table, found.since));
   v.evidence.push_back(fmt::format("{} per step in the data loader, {} elsewhere in the program", duration_text(load), duration_text(out)));
   if (found.since > 0) v.evidence.push_back(fmt::format("{:.0f} % before", found.before * 100));
-  v.next = in_loader ? "more workers in the data loader, or data on a faster disk"
-                     : fmt::format("shoal stack {}", table.ranks[rank].process->live ? table.ranks[rank].process->live->pid
-                                                                                     : table.ranks[rank].process->facts.pid);
+  v.next = in_loader ? "more workers in the data loader, or data on a faster disk" : stack_command(table.ranks[rank]);
 }
 
 void add_loader(const StepTable& table, std::vector<Verdict>& out) {
@@ -392,6 +396,8 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
     if (median_of_last(table, middle, found->window, feed_us) < kLeastPartUs) return;
     auto v = verdict_of(table, "slow_loader", found->since);
     describe_loader(table, middle, *found, table.ranks.size() > 1 ? "each step of all ranks" : "each step", v);
+    if (table.ranks.size() > 1 && load_us < out_us)
+      v.evidence.push_back("a collective that the program calls itself counts there: one slow rank may hold up all of them");
     out.push_back(std::move(v));
     return;
   }
@@ -489,12 +495,12 @@ void add_exposed(const StepTable& table, std::vector<Verdict>& out) {
 
 }  // namespace
 
-void find_slow(const Run&, const StepTable& table, std::vector<Verdict>& out) {
+void find_slow(const Run& run, const StepTable& table, std::vector<Verdict>& out) {
   if (table.size() < kWindows[0]) return;
   Values total;
   for (const auto* row : table.rows[0]) total.push_back(static_cast<double>(row->total_us));
   const double step_us = median(last(total, 64));
-  const auto straggler = table.ranks.size() > 1 && step_us >= kLeastComputedUs ? add_straggler(table, out) : std::nullopt;
+  const auto straggler = table.ranks.size() > 1 && step_us >= kLeastComputedUs ? add_straggler(run, table, out) : std::nullopt;
   if (step_us < kLeastStepUs) return;
   add_loader(table, out);
   if (!straggler) add_exposed(table, out);

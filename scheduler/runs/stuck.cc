@@ -124,11 +124,6 @@ void add_waits(const std::vector<Rank>& ranks, std::vector<std::string>& evidenc
   if (names.size() > 1) evidence.push_back(fmt::format("ranks {} wait, for up to {}", joined(names), duration_text(longest)));
 }
 
-std::string stack_command(const Rank& r) {
-  const auto pid = r.process->live ? r.process->live->pid : r.process->facts.pid;
-  return fmt::format("shoal stack {}{}", pid, r.process->on_this_host ? "" : "  # on host " + shell_word(host_of(r)));
-}
-
 Verdict verdict_of(const Rank& r, const std::vector<Rank>& ranks, const char* code, Health state) {
   Verdict v;
   v.code = code, v.state = state;
@@ -175,6 +170,8 @@ bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdic
   if (dead.empty() || run.state == RunState::kLost) return false;
   const auto& first = *std::min_element(dead.begin(), dead.end(),
                                         [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
+  // The run's record knows of another host's death, behind which the cluster has ended this rank.
+  if (run.end && run.end->rank && run.end->rank != first.rank) return false;
   auto v = verdict_of(first, ranks, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
   v.since_us = newest_us(*first.process);
   v.sentence = fmt::format("{} is dead since step {}: its process {} is gone without an end", name_of(first, ranks), v.since_step,
@@ -283,9 +280,16 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
     auto v = verdict_of(*behind, {*behind}, "hang", Health::kStopped);
     for (const auto& r : active) v.since_us = std::max(v.since_us, r.process->live->since_us);
     if (same) v.rank.reset(), v.host.clear();
-    const bool hosts = hosts_of(active).size() > 1;
-    v.sentence = fmt::format("all ranks wait for each other since step {}, for {}: {}", v.since_step, duration_text(shortest),
-                             hosts ? "a link between hosts is cut, or the ranks diverge" : "the ranks diverge");
+    const auto world = static_cast<std::size_t>(std::max(behind->process->live->world, 1));
+    const bool partly = active.size() < world;  // the rank that holds up these may be one of another host
+    const bool hosts = partly || hosts_of(active).size() > 1;
+    v.sentence = fmt::format(
+        "{} since step {}, for {}: {}",
+        partly ? fmt::format("the {} of {} ranks that this folder has wait", active.size(), world) : "all ranks wait for each other",
+        v.since_step, duration_text(shortest),
+        partly  ? "for a rank elsewhere, or a link between hosts is cut"
+        : hosts ? "a link between hosts is cut, or the ranks diverge"
+                : "the ranks diverge");
     for (std::size_t i = 0; i < active.size() && i < kMostNames; ++i) {
       v.evidence.push_back(fmt::format("rank {}: {}, step {}, for {}", active[i].rank, where_text(*active[i].process),
                                        active[i].process->live->step + 1, duration_text(held_us(*active[i].process))));

@@ -10,6 +10,7 @@ from schemas import SCHEMAS, check
 
 import shoal
 
+
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_a_schema_is_one_of_draft_2020_12_and_names_itself(name):
     schema = SCHEMAS[name]

@@ -1,4 +1,5 @@
-// The meanings of codes, reasons, exit codes and verdicts. explanations.awk makes their source of tables in docs/errors.md and docs/runs.md.
+// The meanings of codes, reasons, exit codes and verdicts. explanations.awk makes their source of tables in docs/errors.md and
+// docs/runs.md.
 #pragma once
 
 #include <span>
@@ -27,8 +28,8 @@ bool has_code(const Explanation& reason, std::string_view code);
 // `CODE/REASON` for each code of a reason, else the name.
 std::string title_of(const Explanation& entry);
 
-// Finds the entries for a code (with all its reasons behind it), a reason, `CODE/REASON`, an exit code or a verdict's code. Case does not count, nor does
-// what surrounds the word in a message, as in `error[CODE/REASON]:`. Returns none for an unknown word.
+// Finds the entries for a code (with all its reasons behind it), a reason, `CODE/REASON`, an exit code or a verdict's code. Case does not
+// count, nor does what surrounds the word in a message, as in `error[CODE/REASON]:`. Returns none for an unknown word.
 std::vector<Explanation> explain(std::string_view text);
 
 // The code, reason or pair that a mistyped text may mean; "" if none is near.

@@ -48,7 +48,7 @@ TEST(Explanation, EachEntryHasAMeaningAndNoNameIsThereTwice) {
     EXPECT_FALSE(entry.meaning.empty()) << entry.name;
     if (entry.kind == Explanation::Kind::kExit) continue;
     EXPECT_FALSE(entry.remedy.empty()) << entry.name;
-    EXPECT_EQ(entry.causes.empty(), entry.kind == Explanation::Kind::kCode) << entry.name;
+    EXPECT_EQ(!entry.causes.empty(), entry.kind == Explanation::Kind::kReason) << entry.name;
   }
 }
 
