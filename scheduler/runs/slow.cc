@@ -247,8 +247,10 @@ void explain_straggler(const Run& run, const StepTable& table, const Found& f, d
       v.evidence.push_back(
           fmt::format("{} of a step's computation without a CPU, usually {}", duration_text(median(idle)), duration_text(idle_usual)));
     const auto host = shell_word(host_of(rank));
-    const std::string look = "ps -eo pid,psr,pcpu,args --sort=-pcpu | head";
-    v.next = hosts_of(table.ranks).size() == 1 ? look : is_elastic(run) ? "shoal drain " + host : fmt::format("ssh {} '{}'", host, look);
+    const std::string command = "ps -eo pid,psr,pcpu,args --sort=-pcpu | head";
+    v.next = hosts_of(table.ranks).size() == 1 ? command
+             : is_elastic(run)                 ? "shoal drain " + host
+                                               : fmt::format("ssh {} '{}'", host, command);
     return;
   }
   v.sentence += counts_cpu ? ": its computation itself takes longer" : "";

@@ -46,7 +46,8 @@ def test_no_host_is_started_if_another_one_does_not_answer(hosts):
 def test_the_other_hosts_end_with_a_first_host_that_cannot_begin(hosts):
     """Its port is taken."""
     a = hosts.hosts.a
-    taken = a.program([sys.executable, "-c", f"import socket\ns = socket.create_server(('{a.address}', 7461))\nprint('listens')\ns.accept()"])
+    listens = f"import socket; s = socket.create_server(('{a.address}', 7461)); print('listens'); s.accept()"
+    taken = a.program([sys.executable, "-c", listens])
     taken.said("listens")
     job = launched(hosts, "--port", "7461", "--name", "taken", "--", "true")
     assert job.code() == 120, job.out + job.err

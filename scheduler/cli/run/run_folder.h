@@ -28,7 +28,7 @@ struct ExitRecord {
   bool retryable = false;   // the same command may succeed at another time
   std::string checkpoint;   // the newest one; "": none is known
   std::int64_t unix_s = 0;  // the time of the end
-  std::string run = {};     // that of its meeting; "": it ended before
+  std::string run = {};     // the run in its meeting; "": it ended before
 };
 
 class RunFolder {
