@@ -46,13 +46,6 @@ std::int64_t thread_cpu_ns() {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
-// A part of a file name.
-std::string plain(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 64)) out += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' ? c : '_';
-  return out.empty() ? "host" : out;
-}
-
 template <class Row, class Read>
 Segments::Merge merge_rows(Read read, void (*add)(Row& sum, const Row& later)) {
   return [=](const std::vector<std::string_view>& lines) -> std::string {
@@ -124,10 +117,16 @@ std::int64_t Telemetry::now_ns() {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
+std::string name_of_host(std::string_view host) {
+  std::string out;
+  for (const char c : host.substr(0, 64)) out += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' ? c : '_';
+  return out.empty() ? "host" : out;
+}
+
 Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, ProcessFacts facts) {
   count_forks();
   const auto start = time_of_day_us();
-  const auto name = fmt::format("{}-{}-{}", plain(facts.host), getpid(), start);
+  const auto name = fmt::format("{}-{}-{}", name_of_host(facts.host), getpid(), start);
   auto folder = make_folder(run, name);
   const auto path = run + "/processes/" + name;
   if (!folder) return fail(from_errno(errno, path));

@@ -34,6 +34,9 @@ struct ProcessFacts {
   std::vector<std::string> argv = {};
 };
 
+// The host in the name of a process's folder: letters, digits, '.' and '_'.
+std::string name_of_host(std::string_view host);
+
 class Telemetry {
  public:
   // Makes the process's folder below `run`/processes, and `run` itself, of this user alone.

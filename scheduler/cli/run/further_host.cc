@@ -27,8 +27,15 @@ namespace {
 
 constexpr double kFirstHostsRecordS = 5;
 constexpr int kMostAttempts = 3;
-constexpr const char* kOtherRun = "OtherRun";  // the head that answers is another run's
+constexpr const char* kOtherRun = "OtherRun";                  // the head that answers is another run's
+constexpr const char* kEnds = "Ending";                        // the head that answers ends, or has this host already
+constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // a run that trains is not disturbed
 constexpr auto kLastRows = std::chrono::seconds(5);
+
+std::string own_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
 
 // The script's exit code, from the row of its job.
 int code_of(const JobRow& row) { return row.state == actors::JobState::kStopped && row.exit_code == 0 ? 128 + SIGTERM : row.exit_code; }
@@ -48,7 +55,8 @@ class FurtherHost final : public HostPart {
       if (begun) return follow();
       // The head of an earlier run may end while this host joins. This run's head comes after it.
       const auto code = begun.error().code();
-      const bool again = (code == Code::kUnavailable || code == Code::kDeadlineExceeded) && attempt < kMostAttempts;
+      const bool again =
+          (code == Code::kUnavailable || code == Code::kDeadlineExceeded) && attempt < kMostAttempts && clock_->now() < deadline;
       if (!again || end_signal != 0 || leave_signal != 0) return fail_with(begun.error(), kSubmitOther, true);
       print(stderr, "shoal: this host tries again to join: {}\n", begun.error().message());
       abandon();
@@ -70,6 +78,7 @@ class FurtherHost final : public HostPart {
     env.push_back("SHOAL_TOKEN=" + meeting.token);
     env.push_back("SHOAL_CA_FINGERPRINT=" + meeting.fingerprint);
     run_ = meeting.run;
+    host_.folder.count_again(run_);
     return begin(std::move(words), std::move(env));
   }
 
@@ -78,6 +87,7 @@ class FurtherHost final : public HostPart {
     auto next_status = after(2);
     std::string why;
     while (end_signal == 0 && leave_signal == 0) {
+      std::chrono::nanoseconds interval = milliseconds(100);
       const auto meeting = has_secret() ? meeting_by_secret() : host_.folder.read_meeting();
       if (!meeting) return fail(meeting.error());
       if (!*meeting && has_secret()) {
@@ -87,9 +97,11 @@ class FurtherHost final : public HostPart {
               ", which both must share (or give both one secret, SHOAL_TOKEN_FILE)";
       } else if (const auto there = reach(**meeting); there) {
         return **meeting;
-      } else if (there.error().reason() == kOtherRun) {
+      } else if (there.error().reason() == kOtherRun || there.error().reason() == kEnds) {
         why = there.error().message();
-        if (!(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
+        // The end of a run without this host is not this host's end.
+        if (there.error().reason() == kOtherRun && !(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
+        interval = kIntervalBesideARun;
       } else {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
       }
@@ -103,7 +115,7 @@ class FurtherHost final : public HostPart {
         print(stderr, "shoal: waiting: {}\n", why);
         next_status = clock_->now() + kStatusInterval;
       }
-      usleep(100'000);
+      for (const auto until = clock_->now() + interval; clock_->now() < until && end_signal == 0 && leave_signal == 0;) usleep(50'000);
     }
     if (end_signal == 0) end_signal = leave_signal;
     return fail(cancelled("a signal"));
@@ -135,11 +147,12 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
     SHOAL_TRY(const auto script, job_of(*client));
     // A run with a fixed number of hosts begins once all are in it, and no run begins again.
-    if (script && (!allocation_.elastic || script->ended_unix_ms != 0))
+    if (script && !allocation_.joins && (!allocation_.elastic || script->ended_unix_ms != 0))
       return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
+    if (script && script->ended_unix_ms != 0) return fail(unavailable("the run is under way to its end").with_reason(kEnds));
     if (!allocation_.joins && has_living(reply.nodes, number_)) {
       return fail(unavailable(fmt::format("a run is under way that has a host {} already: an earlier one, or this command twice", number_))
-                      .with_reason(kOtherRun));
+                      .with_reason(kEnds));
     }
     if (!allocation_.elastic) return {};
     const auto num =
@@ -193,8 +206,9 @@ class FurtherHost final : public HostPart {
         if (leaves) {
           print(stderr, "shoal: this host has left the run\n");
           end();
-          send_last_records();
+          run_.clear();  // the run goes on, and this host may come back to it
           record({0, "", {}, false, host_.folder.newest_checkpoint()});
+          send_last_records();
           return 0;
         }
         break;
@@ -236,10 +250,15 @@ class FurtherHost final : public HostPart {
   // Sends what this host's processes record to the first host, if that takes it.
   void send_records(const JobRow& row) {
     const auto found = row.submission.metadata.find(RecordPlace::kMetadata);
-    if (sender_ || found == row.submission.metadata.end()) return;
+    if (std::exchange(tried_to_send_, true) || found == row.submission.metadata.end()) return;
     const auto place = RecordPlace::parse(found->second);
     const auto credentials = session_->credentials();
-    if (place && credentials) sender_ = std::make_unique<RunFilesSender>(*credentials, *place, began_us_);
+    if (!place || !credentials) return;
+    try {
+      sender_ = std::make_unique<RunFilesSender>(*credentials, *place, own_name(), began_us_);
+    } catch (const std::system_error& error) {  // the limit of processes
+      print(stderr, "shoal: warning: the first host does not record this one: no thread: {}\n", error.what());
+    }
   }
 
   // This host's processes have ended.
@@ -259,6 +278,7 @@ class FurtherHost final : public HostPart {
 
   const std::int64_t began_us_ = clock_->unix_millis() * 1000;
   std::unique_ptr<RunFilesSender> sender_;
+  bool tried_to_send_ = false;
 };
 
 }  // namespace

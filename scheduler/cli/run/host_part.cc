@@ -122,6 +122,7 @@ void HostPart::abandon() {
   session_.reset();
   context_.reset();
   said_ = {};
+  run_.clear();
 }
 
 double HostPart::ranks_grace_s() const { return std::max(options_.grace_s / 2, options_.grace_s - kEndOfRanksS); }

@@ -117,14 +117,19 @@ std::set<RunFolder::FileId> RunFolder::exits() const {
   return out;
 }
 
-void RunFolder::forget_earlier_run(std::uint32_t host) {
+void RunFolder::leave_out_recorded_run(std::uint32_t host) {
   const auto said = nlohmann::json::parse(read_all(open_file(exit_file(host).c_str())), nullptr, false);
   if (said.is_object() && said.contains("run") && said["run"].is_string()) leave_out(said["run"]);
+}
+
+void RunFolder::forget_earlier_run(std::uint32_t host) {
+  leave_out_recorded_run(host);
   unlinkat(folder_.get(), exit_file(host).c_str(), 0);
   if (host == 0) unlinkat(folder_.get(), kCheckpointFile, 0);
 }
 
-Result<std::string> RunFolder::set_earlier_run_aside() const {
+Result<std::string> RunFolder::set_earlier_run_aside() {
+  leave_out_recorded_run(0);
   struct stat seen {};
   if (fstatat(folder_.get(), kProcesses, &seen, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(seen.st_mode)) return "";
   std::string path;

@@ -40,12 +40,13 @@ class RunFolder {
   // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint. Other
   // hosts may yet write records of that run's end, which do not count from now on.
   void forget_earlier_run(std::uint32_t host);
-  // Records of this run's end do not count.
+  // Records of this run's end do not count, or count again.
   void leave_out(const std::string& run) { left_out_.insert(run); }
+  void count_again(const std::string& run) { left_out_.erase(run); }
 
   // Moves what an earlier run has recorded into a folder of its own beside this one, PATH-1 or with the next free number. Returns its path;
   // "": there was no record.
-  Result<std::string> set_earlier_run_aside() const;
+  Result<std::string> set_earlier_run_aside();
 
   // The file appears with all of its content.
   Result<void> write_meeting(const Meeting& meeting);
@@ -69,6 +70,7 @@ class RunFolder {
   RunFolder(std::string path, Fd folder) : path_(std::move(path)), folder_(std::move(folder)) {}
   using FileId = std::pair<std::uint64_t, std::int64_t>;  // inode, and nanoseconds of the last change
   std::set<FileId> exits() const;
+  void leave_out_recorded_run(std::uint32_t host);
   Result<void> write_whole(const std::string& name, const std::string& text) const;
   Fd open_file(const char* name) const;
   std::string path_;

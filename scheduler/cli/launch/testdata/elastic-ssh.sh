@@ -97,9 +97,11 @@ explain() {
 end_started() {
   local number
   for ((number = $1; number < started; ++number)); do
-    end "$number" "$2" | on "$number" >/dev/null 2>&1 ||
-      echo "shoal: host ${hosts[number]}: no answer; end the process in $name-$number.pid there" >&2
+    { end "$number" "$2" | on "$number" >/dev/null 2>&1 ||
+      echo "shoal: host ${hosts[number]}: no answer; end the process in $name-$number.pid there" >&2; } &
+    ((number % 8 != 7)) || wait
   done
+  wait
 }
 
 notes=$(mktemp -d) started=0 failed=0 checks=()
@@ -134,12 +136,14 @@ follow() {
   begin 0
   cat <<'END'
 pid=$(cat "$name-0.pid")
-while is_of_run "$pid"; do sleep 0.2; done &
+while is_of_run "$pid"; do sleep 0.5; done &
 tail --pid=$! -n +1 -f "$name-0.log"
+kill $! 2>/dev/null
 END
 }
 follow | on 0 || true
 code=$({ begin 0; echo 'sed -n "s/.*\"exit_code\": *\([0-9]*\).*/\1/p" "shoal-run/$name/exit.json" 2>/dev/null'; } | on 0) || true
 [ -n "$code" ] || { echo "shoal: host ${hosts[0]} does not say how the run ends; $name-0.log there may" >&2; exit 1; }
+trap 'exit 130' INT
 [ "$code" = 0 ] || end_started 1 50  # the others may wait for a first host that could not begin
 exit "$code"

@@ -124,7 +124,8 @@ Result<void> RunFilesCopy::write_part(std::uint64_t sender, const RunFilePart& p
   return {};
 }
 
-// The process's folder, which its first part makes; empty where a user has removed it.
+// The process's folder, which its first part makes. Empty where a user has removed it, and where the process is recorded without this
+// sender: it shares the folder, or another host sends it.
 Result<Fd> RunFilesCopy::folder_of(std::uint64_t sender, const std::string& name) {
   const std::string all_path = folder_ + "/processes";
   const Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -134,15 +135,15 @@ Result<Fd> RunFilesCopy::folder_of(std::uint64_t sender, const std::string& name
     if (processes_.size() >= kMostProcesses) return fail(refused("the run has too many processes"));
     if (mkdirat(folder.get(), "processes", 0700) != 0 && errno != EEXIST) return fail(from_errno(errno, all_path));
   } else if (known->second.sender != sender) {
-    return fail(refused("two hosts send a process " + name));
+    return Fd();
   }
   const Fd all = runs::open_folder(folder, "processes");
   if (!all) return fail(from_errno(errno, all_path));
   if (known == processes_.end()) {
-    if (mkdirat(all.get(), name.c_str(), 0700) != 0)
-      return errno == EEXIST ? fail(refused("this folder has a process " + name + " already"))
-                             : fail(from_errno(errno, all_path + "/" + name));
-    processes_[name].sender = sender;
+    const bool is_new = mkdirat(all.get(), name.c_str(), 0700) == 0;
+    if (!is_new && errno != EEXIST) return fail(from_errno(errno, all_path + "/" + name));
+    if (is_new) processes_[name].sender = sender;
+    if (!processes_[name].sender) return Fd();
   }
   return runs::open_folder(all, name.c_str());
 }

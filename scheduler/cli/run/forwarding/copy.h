@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,13 +20,13 @@ class RunFilesCopy {
  public:
   explicit RunFilesCopy(std::string folder) : folder_(std::move(folder)) {}
 
-  // InvalidArgument/RunFileRefused: a name, a size, or a process that this folder has from elsewhere; the sender repeats it in vain.
-  // ResourceExhausted: the disk is full, or the process has too many files. Parts up to the one that failed are written.
+  // InvalidArgument/RunFileRefused: a name or size that the format has not; the sender repeats it in vain. Other errors are the disk's.
+  // Parts up to the one that failed are written. A process that this folder has from elsewhere stays as it is.
   Result<void> write(const actors::RunFiles& files, std::string_view bytes);
 
  private:
   struct Process {
-    std::uint64_t sender = 0;
+    std::optional<std::uint64_t> sender;         // nullopt: the process writes here itself
     std::map<std::string, std::uint64_t> sizes;  // by file
   };
   Result<void> write_part(std::uint64_t sender, const actors::RunFilePart& part, std::string_view bytes);

@@ -102,7 +102,7 @@ class ForwardingTest : public ::testing::Test {
 
   const fs::path root_ = fs::path(testing::TempDir()) / ("forwarding" + std::to_string(getpid()));
   const fs::path source_folder_ = root_ / "there", copy_folder_ = root_ / "here";
-  RunFilesSource source_{source_folder_, 0};
+  RunFilesSource source_{source_folder_, "b", 0};
   RunFilesCopy copy_{copy_folder_};
 };
 
@@ -186,9 +186,9 @@ TEST_F(ForwardingTest, APartOfALineStays) {
   EXPECT_EQ(text(copy_folder_ / "processes/b-1-5/steps.0-0.jsonl"), "other\n");
 }
 
-TEST_F(ForwardingTest, AnEarlierRunIsLeftOut) {
-  process("b-1-5"), process("b-2-7"), process("unnamed");
-  const auto batch = RunFilesSource(source_folder_, 6).read(kMost);
+TEST_F(ForwardingTest, EarlierRunsAndOtherHostsAreLeftOut) {
+  process("b-1-5"), process("b-2-7"), process("c-2-7"), process("unnamed");
+  const auto batch = RunFilesSource(source_folder_, "b", 6).read(kMost);
   ASSERT_EQ(batch.parts.size(), 1u);
   EXPECT_EQ(batch.parts[0].process, "b-2-7");
 }
@@ -252,12 +252,14 @@ TEST_F(ForwardingTest, NoLinkIsFollowed) {
   EXPECT_FALSE(copy_.write({1, {{"b-1-5", "samples.0-0.jsonl", 0, 1, false}}}, "x"));
 }
 
-TEST_F(ForwardingTest, AProcessHasOneSender) {
+TEST_F(ForwardingTest, AProcessHasOneSenderAndOthersOfAMessageArrive) {
   fs::create_directories(copy_folder_ / "processes/a-1-5");
-  EXPECT_EQ(refusal({"a-1-5", "steps.0-0.jsonl"}, "x").reason(), "RunFileRefused");
-  EXPECT_TRUE(copy_.write({1, {{"b-1-5", "steps.0-0.jsonl", 0, 1, false}}}, "x"));
-  EXPECT_FALSE(copy_.write({2, {{"b-1-5", "steps.0-0.jsonl", 0, 1, false}}}, "y"));
-  EXPECT_EQ(content(copy_folder_).size(), 1u);
+  const auto row = [](const char* process) { return RunFilePart{process, "steps.0-0.jsonl", 0, 1, false}; };
+  EXPECT_TRUE(copy_.write({1, {row("a-1-5"), row("b-1-5")}}, "xx"));
+  EXPECT_TRUE(copy_.write({2, {row("b-1-5"), row("c-1-5")}}, "yy"));
+  EXPECT_TRUE(copy_.write({2, {row("a-1-5")}}, "y"));
+  const std::map<std::string, std::string> expected = {{"processes/b-1-5/steps.0-0.jsonl", "x"}, {"processes/c-1-5/steps.0-0.jsonl", "y"}};
+  EXPECT_EQ(content(copy_folder_), expected);
 }
 
 TEST_F(ForwardingTest, AFullDiskLeavesWholeLines) {
@@ -290,6 +292,16 @@ TEST_F(ForwardingTest, WhatAUserRemovesDoesNotComeBack) {
   append(process("b-2-5") / "steps.0-0.jsonl", "row\n");
   send_all();
   EXPECT_EQ(content(copy_folder_).size(), 1u);
+}
+
+TEST(Pace, AMessageWithoutAnAnswerIsFollowedByASmallerOne) {
+  Pace pace;
+  for (int i = 0; i < 10; ++i) pace.answered(pace.budget(), std::chrono::milliseconds(1));
+  ASSERT_EQ(pace.budget(), Pace::kMost);
+  pace.lost();
+  EXPECT_EQ(pace.budget(), Pace::kMost / 4);
+  for (int i = 0; i < 10; ++i) pace.lost();
+  EXPECT_EQ(pace.budget(), Pace::kLeast);
 }
 
 TEST(Pace, AMessageTakesAQuarterOfASecond) {

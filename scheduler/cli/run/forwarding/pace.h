@@ -24,6 +24,9 @@ class Pace {
     budget_ = static_cast<std::size_t>(std::clamp(fitting, static_cast<double>(kLeast), static_cast<double>(std::min(2 * budget_, kMost))));
   }
 
+  // No answer came to a message: the link may be slower than it was.
+  void lost() { budget_ = std::max(kLeast, budget_ / 4); }
+
  private:
   std::size_t budget_ = 64 << 10;
 };

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <system_error>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "actors/protocol/wire/method.h"
 #include "actors/protocol/wire/run_files.h"
@@ -21,6 +24,7 @@ constexpr auto kTick = milliseconds(50);  // until the thread sees that it is to
 constexpr auto kSends = seconds(2);       // a sender shows twice a second that it lives
 constexpr auto kPatience = seconds(1);
 constexpr std::size_t kMostHosts = 10'000;  // connections
+constexpr const char* kRefused = "RunFileRefused";
 }  // namespace
 
 class RunFilesReceiver::Work final : public runtime::PeerHandler {
@@ -70,9 +74,16 @@ class RunFilesReceiver::Work final : public runtime::PeerHandler {
     }
     hosts_[peer.number()].last = context_.clock->now();
     const auto files = actors::from_bytes<actors::RunFiles>(request.message.body);
-    const auto written = files ? copy_.write(*files, request.message.payload.view()) : Result<void>(fail(files.error()));
-    if (!written) return responder.fail(written.error());
-    responder.reply({});
+    if (!files) return responder.fail(Error(files.error()).with_reason(kRefused));
+    // A sender that got no answer connects again. Its old connection may yet deliver a message, which would undo newer rows.
+    auto& newest = newest_[files->sender];
+    if (peer.number() < newest) return responder.fail(unavailable("this host has a newer connection"));
+    newest = peer.number();
+    const auto written = copy_.write(*files, request.message.payload.view());
+    if (written) return responder.reply({});
+    // Whatever is wrong with this host's disk, it may be mended while the run goes on.
+    const bool is_refusal = written.error().reason() == kRefused;
+    responder.fail(is_refusal ? written.error() : resource_exhausted(written.error().message()));
   }
   void on_notice(runtime::Peer&, runtime::Request) override {}
   void on_closed(runtime::Peer& peer, const Error&) override { hosts_.erase(peer.number()); }
@@ -82,6 +93,7 @@ class RunFilesReceiver::Work final : public runtime::PeerHandler {
   std::unique_ptr<runtime::Listener> listener_;
   std::map<std::uint64_t, Host> hosts_;  // by number of the connection
   std::uint64_t num_hosts_ = 0;
+  std::map<std::uint64_t, std::uint64_t> newest_;  // by sender: the number of its newest connection
   std::promise<void> ended_;
   const std::shared_future<void> is_ended_ = ended_.get_future().share();
 };
@@ -89,7 +101,11 @@ class RunFilesReceiver::Work final : public runtime::PeerHandler {
 Result<std::unique_ptr<RunFilesReceiver>> RunFilesReceiver::start(const actors::Credentials& credentials, const std::string& folder) {
   auto work = std::make_shared<Work>(credentials, folder);
   SHOAL_TRY(auto address, work->listen(credentials.host));
-  return std::unique_ptr<RunFilesReceiver>(new RunFilesReceiver(std::move(work), std::move(address)));
+  try {
+    return std::unique_ptr<RunFilesReceiver>(new RunFilesReceiver(std::move(work), std::move(address)));
+  } catch (const std::system_error& error) {  // the limit of processes
+    return fail(resource_exhausted(fmt::format("no thread: {}", error.what())));
+  }
 }
 
 RunFilesReceiver::RunFilesReceiver(std::shared_ptr<Work> work, std::string address) : work_(std::move(work)), address_(std::move(address)) {

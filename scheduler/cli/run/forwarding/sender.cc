@@ -50,8 +50,8 @@ std::optional<RecordPlace> RecordPlace::parse(const std::string& text) {
 
 class RunFilesSender::Work {
  public:
-  Work(const actors::Credentials& credentials, RecordPlace place, std::int64_t since_us)
-      : credentials_(credentials), place_(std::move(place)), source_(place_.folder, since_us) {}
+  Work(const actors::Credentials& credentials, RecordPlace place, const std::string& host, std::int64_t since_us)
+      : credentials_(credentials), place_(std::move(place)), source_(place_.folder, host, since_us) {}
 
   void run() {
     send_until_end();
@@ -79,7 +79,7 @@ class RunFilesSender::Work {
       const bool last = finishes_;
       const auto begin = context_->clock->now();
       const auto sent = send(last);
-      if (sent == Sent::kRefused || (last && sent != Sent::kMore)) return;
+      if (sent == Sent::kRefused || (last && sent == Sent::kAll)) return;
       const auto until = begin + (sent == Sent::kNoAnswer ? milliseconds(kReconnect) : milliseconds(Pace::kInterval));
       while (!ends_ && !finishes_ && context_->clock->now() < until) context_->run_until([] { return false; }, kTick);
     }
@@ -105,7 +105,7 @@ class RunFilesSender::Work {
       pace_.answered(batch.bytes.size(), sent_ - now);
       return batch.more ? Sent::kMore : Sent::kAll;
     }
-    if (answer.error().code() == Code::kInvalidArgument) {
+    if (answer.error().reason() == "RunFileRefused") {
       if (!shares_folder())
         print(stderr, "shoal: warning: the run's folder on the first host lacks this host: {}\n", answer.error().message());
       return Sent::kRefused;
@@ -114,6 +114,7 @@ class RunFilesSender::Work {
       no_room_until_ = sent_ + kNoRoom;
       return Sent::kAll;
     }
+    pace_.lost();
     client_.reset();  // it has not come in time, or the connection broke
     return no_answer(answer.error());
   }
@@ -144,8 +145,8 @@ class RunFilesSender::Work {
   bool warned_ = false;
 };
 
-RunFilesSender::RunFilesSender(const actors::Credentials& credentials, RecordPlace place, std::int64_t since_us)
-    : work_(std::make_shared<Work>(credentials, std::move(place), since_us)) {
+RunFilesSender::RunFilesSender(const actors::Credentials& credentials, RecordPlace place, const std::string& host, std::int64_t since_us)
+    : work_(std::make_shared<Work>(credentials, std::move(place), host, since_us)) {
   thread_ = std::make_unique<runtime::SideThread>([work = work_] { work->run(); });
 }
 

@@ -31,7 +31,7 @@ inline constexpr const char* kMarkFile = ".first-host";
 class RunFilesSender {
  public:
   // `since_us`: when this host's part of the run began, in microseconds since 1970.
-  RunFilesSender(const actors::Credentials& credentials, RecordPlace place, std::int64_t since_us);
+  RunFilesSender(const actors::Credentials& credentials, RecordPlace place, const std::string& host, std::int64_t since_us);
   // Ends the thread, or leaves it alone while it waits for the file system or the network.
   ~RunFilesSender();
   RunFilesSender(const RunFilesSender&) = delete;

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "runtime/telemetry/live_page.h"
+#include "runtime/telemetry/telemetry.h"
 #include "scheduler/cli/run/forwarding/names.h"
 #include "scheduler/runs/files.h"
 
@@ -40,6 +41,9 @@ std::string whole_lines(const Fd& file, std::uint64_t offset, std::size_t most) 
 
 }  // namespace
 
+RunFilesSource::RunFilesSource(std::string folder, const std::string& host, std::int64_t since_us)
+    : folder_(std::move(folder)), names_begin_(runtime::name_of_host(host) + "-"), since_us_(since_us) {}
+
 void RunFilesSource::add(Batch& batch, const std::string& process, const std::string& file, std::uint64_t offset, std::string_view bytes,
                          std::function<void()> confirmed) {
   batch.parts.push_back({process, file, offset, bytes.size(), false});
@@ -55,7 +59,7 @@ RunFilesSource::Batch RunFilesSource::read(std::size_t most, Which which) {
   if (!all) return batch;
   auto due = runs::names_in(all, kMostProcesses);
   std::erase_if(due, [&](const std::string& name) {
-    if (!is_process_name(name) || start_us_of(name) < since_us_) return true;
+    if (!is_process_name(name) || !name.starts_with(names_begin_) || start_us_of(name) < since_us_) return true;
     return processes_[name].silent_rounds++ >= kSilentRounds && round_ % kSilentRounds != 0;
   });
   ++round_;

@@ -20,8 +20,9 @@ namespace shoal::scheduler::cli {
 
 class RunFilesSource {
  public:
-  // Leaves out processes that began before `since_us`: they are an earlier run's.
-  RunFilesSource(std::string folder, std::int64_t since_us) : folder_(std::move(folder)), since_us_(since_us) {}
+  // Reads processes of the host `host`, since other hosts that share the folder send theirs, and leaves out those that began before
+  // `since_us`: they are an earlier run's.
+  RunFilesSource(std::string folder, const std::string& host, std::int64_t since_us);
 
   struct Batch {
     std::vector<actors::RunFilePart> parts;
@@ -53,7 +54,7 @@ class RunFilesSource {
   void read_rows(Batch& batch, const Fd& folder, const std::string& name, Process& process, std::size_t most);
   void read_file(Batch& batch, const Fd& folder, const std::string& name, Process& process, const std::string& file, std::size_t most);
 
-  const std::string folder_;
+  const std::string folder_, names_begin_;
   const std::int64_t since_us_;
   std::map<std::string, Process> processes_;
   std::string last_;  // the process at which a message was full: the next one begins behind it, so that none waits for ever
