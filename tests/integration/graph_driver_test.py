@@ -503,6 +503,19 @@ def test_an_error_of_a_batch_ends_no_record(cluster, tmp_path, monkeypatch):
         assert p.events("end")[0]["code"] == 0
 
 
+def test_ctrl_c_while_records_close_leaves_no_ranks(cluster, tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
+    ranks = example_ranks()
+    monkeypatch.setattr(graph, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.close()
+    with pytest.raises(ActorDiedError):
+        ranks.frames()
+
+
 def test_a_killed_shard_actor_fails_the_next_step(cluster):
     ranks = example_ranks()
     shoal.get(ranks.step())
