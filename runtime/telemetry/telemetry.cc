@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -136,7 +137,14 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
   });
   // A process that is killed soon has a name, too.
   SHOAL_OK(out->write_facts(out->facts()));
-  out->thread_ = std::make_unique<SideThread>([telemetry = out.get()] { telemetry->run(); });
+  try {
+    out->thread_ = std::make_unique<SideThread>([telemetry = out.get()] { telemetry->run(); });
+  } catch (const std::system_error& error) {  // a limit of processes
+    out.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);  // readers would take it for a rank that has ended
+    return fail(from_errno(error.code().value(), "the thread that records"));
+  }
   return out;
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/telemetry/telemetry.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -191,6 +192,19 @@ TEST_F(TelemetryTest, TooManyEventsLeaveRoomForTheEnd) {
 TEST_F(TelemetryTest, AnUnusableFolderIsAnError) {
   std::ofstream(folder_ / "file") << "x";
   EXPECT_FALSE(Telemetry::open(folder_ / "file", {}));
+}
+
+TEST_F(TelemetryTest, AHostWithoutThreadsIsAnError) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  pthread_attr_init(&huge);
+  pthread_attr_setstacksize(&huge, std::size_t{1} << 50);  // no address space has room for it
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  const auto opened = Telemetry::open(folder_ / "run", {});
+  EXPECT_EQ(pthread_setattr_default_np(&before), 0);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code(), Code::kResourceExhausted);
+  EXPECT_TRUE(fs::is_empty(folder_ / "run" / "processes"));
 }
 
 class SegmentsTest : public TelemetryTest {

@@ -477,6 +477,45 @@ def test_a_ranks_exception_in_a_step_reaches_all(cluster, tmp_path, monkeypatch)
     assert (end["code"], end["cause"]) == (1, "ZeroDivisionError: a unit's own mistake")
 
 
+def batch_that_fails_once():
+    failed = []
+
+    def batch(rank, step):
+        if step == 1 and not failed:
+            failed.append(step)
+            raise ZeroDivisionError("a batch's own mistake")
+        return graph_driver.batch(rank, step)
+
+    return batch
+
+
+def test_an_error_of_a_batch_ends_no_record(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
+    ranks = place(graph_driver.model, batch_that_fails_once(), LOSS, num_workers=2)
+    ranks.send(graph_driver.write_step())
+    shoal.get(ranks.step())
+    with pytest.raises(ZeroDivisionError, match="own mistake"):
+        shoal.get(ranks.step())
+    shoal.get(ranks.step())
+    ranks.close()
+    for p in recorded(tmp_path):
+        assert [s["step"] for s in p.rows("steps")] == [1, 2]
+        assert p.events("end")[0]["code"] == 0
+
+
+def test_ctrl_c_while_records_close_leaves_no_ranks(cluster, tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
+    ranks = example_ranks()
+    monkeypatch.setattr(graph, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.close()
+    with pytest.raises(ActorDiedError):
+        ranks.frames()
+
+
 def test_a_killed_shard_actor_fails_the_next_step(cluster):
     ranks = example_ranks()
     shoal.get(ranks.step())

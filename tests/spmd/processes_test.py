@@ -64,6 +64,15 @@ if sys.argv[1] == "units":
 else:
     xs.mark_sharding(net[0].weight, mesh, ("fsdp", None))
 optimizer = torch.optim.AdamW(net.parameters())
+
+class Interrupted(torch.nn.Module):
+    def forward(self):
+        raise KeyboardInterrupt
+
+try:
+    Interrupted()()
+except KeyboardInterrupt:
+    pass  # from the next step on, calls are recorded as before
 spec = xs.ShardingSpec(mesh, ("fsdp", None))
 for x in pl.MpDeviceLoader([torch.randn(8, 8) for _ in range(5)], xm.xla_device(), input_sharding=spec):
     loss = net(x).square().mean()

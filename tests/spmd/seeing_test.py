@@ -23,6 +23,14 @@ xr.use_spmd()
 MESH = xs.Mesh([3, 1, 2, 0, 4, 6, 5, 7], (2, 4), ("x", "y"))
 
 
+def test_a_program_that_records_nothing_has_no_hooks(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RUN_FOLDER", str(tmp_path))
+    monkeypatch.setenv("SHOAL_RECORD", "0")
+    before = len(torch.nn.modules.module._global_forward_hooks)
+    xr.use_spmd()
+    assert len(torch.nn.modules.module._global_forward_hooks) == before
+
+
 def parts_of(svg: str) -> list[tuple[list[int], dict[str, float], str]]:
     """The devices, rectangle and title of every part that the picture shows."""
     found = []

@@ -23,6 +23,7 @@ from shoal._core.masks import masked, masked_arguments
 from shoal._core.process import state as process
 from shoal._core.variables import switch, variable
 from shoal._printable import say
+from shoal.exceptions import InvalidArgument
 
 Activity = _native.Activity
 _MOST_IN_ROW = 3  # a verdict needs no more
@@ -52,6 +53,13 @@ def telemetry(opens: bool = False) -> _native.Telemetry | None:
         if state.telemetry is not None:
             atexit.register(_close_at_exit)
     return state.telemetry if state.pid == pid else None
+
+
+def may_record() -> bool:
+    """Returns True if this process has a run's folder, and SHOAL_RECORD is not off. A wrong value is reported by what opens a record."""
+    with contextlib.suppress(InvalidArgument):
+        return bool(variable("SHOAL_RUN_FOLDER")) and switch("SHOAL_RECORD", True)
+    return True
 
 
 def open_telemetry(folder: str, role: str, fit: str = "", obeys: bool = False) -> _native.Telemetry | None:

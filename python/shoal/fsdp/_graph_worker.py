@@ -87,23 +87,22 @@ class GraphWorker:
 
     def step(self) -> float:
         """Runs one step. Returns this rank's loss before the update."""
+        program = self._make_program()  # later steps work if this fails
         try:
-            loss = self._run_step()
+            self._runner.run(program)
         except BaseException as error:
             telemetry.close(error)  # later steps fail with the same cause
             raise
         if self._rank == 0:
-            telemetry.record_metrics({"loss": loss})
-        return loss
+            telemetry.record_metrics({"loss": program.loss})
+        return program.loss
 
-    def _run_step(self) -> float:
+    def _make_program(self) -> _Program:
         with telemetry.at(Activity.LOADER):
             batch = self._batch(self._rank, self._runner.steps)
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise InvalidArgument("batch(rank, step) must return (inputs, targets)")
-        program = _Program(self._modules, self._parameters, self._names, self._loss, batch, self._grad, self._runner.micro_batches)
-        self._runner.run(program)
-        return program.loss
+        return _Program(self._modules, self._parameters, self._names, self._loss, batch, self._grad, self._runner.micro_batches)
 
     def step_graph(self) -> _graph.StepGraph:
         return _graph.of_model(self._runner, self._runner.memory)

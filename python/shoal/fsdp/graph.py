@@ -375,9 +375,11 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the ranks and releases their resources. The driver's end does the same."""
-        self._close_records()
-        for w in self._workers:
-            kill(w)
+        try:
+            self._close_records()
+        finally:  # Ctrl-C ends the wait for their records
+            for w in self._workers:
+                kill(w)
 
     def _close_records(self) -> None:
         """A rank that is killed could not record its end. One that does not answer is left as it is."""

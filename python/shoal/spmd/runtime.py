@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal._core.variables import variable
+from shoal._core.telemetry import may_record
 from shoal.exceptions import InvalidArgument
 from shoal.spmd._auto import choice as _choice
 from shoal.spmd._controller import workers as _workers
@@ -67,7 +67,7 @@ def use_spmd(auto: bool = False, memory_budget: int | str | None = None, workers
         _devices.see_one()
     else:
         _devices.begin()
-    if variable("SHOAL_RUN_FOLDER"):
+    if may_record():
         from shoal.spmd._fsdp import run_record  # late: loads FSDPv2's wrapper, which other programs do not need
 
         run_record.begin()

@@ -57,25 +57,33 @@ Result<void> check_variable(Configured& key) {
 
 bool same_key(const Configured& a, const Configured& b) { return a.name == b.name && a.verb == b.verb; }
 
-// Settings of a working directory may come with somebody's sources: they choose no program, no cluster and no secret.
+// Settings of a working directory may come with somebody's sources: they choose no program, no cluster, no secret and no file to write.
 bool is_of_user_alone(const std::string& variable) {
-  const auto names = {"SHOAL_ADDRESS", "SHOAL_BINARY", "SHOAL_CA_FINGERPRINT", "SHOAL_HOME", "SHOAL_PYTHON", "SHOAL_TOKEN_FILE"};
-  return std::ranges::find(names, variable) != names.end() || variable.ends_with("_LIBRARY");
+  const auto names = {"SHOAL_ADDRESS", "SHOAL_BINARY", "SHOAL_CA_FINGERPRINT", "SHOAL_HOME",
+                      "SHOAL_PYTHON",  "SHOAL_TOKEN",  "SHOAL_TOKEN_FILE",     "SHOAL_RUN_FOLDER"};
+  return std::ranges::find(names, variable) != names.end() || variable.starts_with("SHOAL_STORE_") || variable.ends_with("_LIBRARY");
 }
 
-// Variables by which shells, interpreters and the loader choose what they execute.
+// Variables by which shells, interpreters, the loader and libraries choose what they execute, and which files and hosts they trust.
 bool chooses_program(const std::string& variable) {
-  const auto names = {"PATH", "ENV", "BASH_ENV", "SHELL", "SHOAL_RUNTIME_ENV"};
-  return std::ranges::find(names, variable) != names.end() || variable.starts_with("LD_") || variable.starts_with("PYTHON") ||
-         is_of_user_alone(variable);
+  const auto of_programs = {"PATH", "ENV", "BASH_ENV", "SHELL", "SHELLOPTS", "BASHOPTS", "IFS", "PS4", "CDPATH", "CC", "CXX"};
+  const auto of_files = {"HOME", "GCONV_PATH", "LOCPATH", "NLSPATH", "CUDA_HOME", "PERLLIB", "NODE_PATH", "NODE_OPTIONS"};
+  const auto of_trust = {"HOSTALIASES", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "KUBECONFIG", "SHOAL_CONFIG", "SHOAL_RUNTIME_ENV"};
+  const auto begins = {"LD_", "PYTHON", "XDG_", "BASH_FUNC_", "GIT_", "SSH_", "SSL_CERT_", "OPENSSL_", "PERL5", "RUBY", "PIP_", "UV_"};
+  const auto ends = {"_PROXY", "_proxy", "_INJECTION64_PATH", "_PLUGIN"};
+  const auto is_in = [&](const auto& names) { return std::ranges::find(names, variable) != names.end(); };
+  return is_in(of_programs) || is_in(of_files) || is_in(of_trust) || is_of_user_alone(variable) ||
+         std::ranges::any_of(begins, [&](const char* part) { return variable.starts_with(part); }) ||
+         std::ranges::any_of(ends, [&](const char* part) { return variable.ends_with(part); });
 }
 
-// The same of an option's section: its words choose neither what is executed, nor which hosts get the caller's variables, nor a file that
-// is replaced.
+// The same of an option's section: its words choose neither what is executed, nor which hosts get the caller's variables or reach a
+// cluster, nor a file or folder that is replaced.
 bool is_of_user_alone(const Configured& key) {
   if (key.verb.empty()) return is_of_user_alone(key.name);
-  const auto names = {"shoal", "image", "hosts", "master-addr", "store", "runtime-env", "runtime-env-json", "export", "output"};
-  if (std::ranges::find(names, key.name) != names.end()) return true;
+  const auto names = {"shoal",  "image",  "hosts",      "master-addr",    "runtime-env", "runtime-env-json",
+                      "export", "output", "run-folder", "dashboard-host", "authority",   "object-spilling-directory"};
+  if (std::ranges::find(names, key.name) != names.end() || key.name == "store" || key.name.starts_with("store-")) return true;
   return key.name == "env" && std::ranges::any_of(key.values, [](const auto& v) { return chooses_program(v.substr(0, v.find('='))); });
 }
 

@@ -106,7 +106,8 @@ TEST_F(Folders, AFileThatOthersCanWriteIsLeftOutWithAWarning) {
 }
 
 TEST_F(Folders, AWorkingDirectoryChoosesNoProgramAndNoCluster) {
-  for (const char* key : {"python", "binary", "nccl_library", "address", "token_file", "ca_fingerprint", "home"}) {
+  for (const char* key :
+       {"python", "binary", "nccl_library", "address", "token_file", "ca_fingerprint", "home", "run_folder", "store_in_clear_text"}) {
     write("project/shoal.toml", std::string(key) + " = \"x\"\n");
     const auto found = find();
     ASSERT_FALSE(found) << key;
@@ -119,10 +120,13 @@ TEST_F(Folders, AWorkingDirectoryChoosesNoProgramAndNoCluster) {
 }
 
 TEST_F(Folders, ASectionOfAWorkingDirectoryChoosesNoProgramAndNoHosts) {
-  for (const char* section : {"[launch.ssh]\nshoal = \"./evil\"", "[launch.kueue]\nimage = \"evil\"", "[run]\nmaster-addr = \"evil\"",
-                              "[launch.ssh]\nhosts = \"evil\"", "[submit]\nruntime-env-json = \"{}\"", "[start]\nstore = \"evil\"",
-                              "[dashboard]\nexport = \"../.bashrc\"", "[launch.ssh]\nenv = [\"A=1\", \"LD_PRELOAD=./evil.so\"]",
-                              "[launch.ssh]\nenv = \"SHOAL_PYTHON=./evil\""}) {
+  for (const char* section :
+       {"[launch.ssh]\nshoal = \"./evil\"", "[launch.kueue]\nimage = \"evil\"", "[run]\nmaster-addr = \"evil\"",
+        "[launch.ssh]\nhosts = \"evil\"", "[submit]\nruntime-env-json = \"{}\"", "[start]\nstore = \"evil\"",
+        "[dashboard]\nexport = \"../.bashrc\"", "[launch.ssh]\nenv = [\"A=1\", \"LD_PRELOAD=./evil.so\"]",
+        "[launch.ssh]\nenv = \"SHOAL_PYTHON=./evil\"", "[run]\nrun-folder = \"../docs\"",
+        "[start]\nobject-spilling-directory = \"../docs\"", "[start]\nstore-in-clear-text = true", "[start]\nstore-ca-file = \"evil\"",
+        "[start]\ndashboard-host = \"0.0.0.0\"", "[start]\nauthority = \"evil\""}) {
     write("project/shoal.toml", section);
     const auto found = find();
     ASSERT_FALSE(found) << section;
@@ -132,6 +136,34 @@ TEST_F(Folders, ASectionOfAWorkingDirectoryChoosesNoProgramAndNoHosts) {
   }
   write("project/shoal.toml", "[launch.ssh]\nenv = [\"A=1\", \"SHOAL_FSDP=1\"]\ngrace = 5\n");
   EXPECT_EQ(find()->settings.size(), 2u);
+}
+
+TEST_F(Folders, VariablesOfAWorkingDirectoryChooseNoProgram) {
+  for (const char* name : {"SHOAL_CONFIG",
+                           "SHOAL_TOKEN",
+                           "SHOAL_RUN_FOLDER",
+                           "HOME",
+                           "XDG_CONFIG_HOME",
+                           "GCONV_PATH",
+                           "SHELLOPTS",
+                           "IFS",
+                           "BASH_FUNC_ls%%",
+                           "GIT_SSH_COMMAND",
+                           "SSH_ASKPASS",
+                           "NODE_OPTIONS",
+                           "PERL5OPT",
+                           "RUBYOPT",
+                           "HTTPS_PROXY",
+                           "http_proxy",
+                           "CUDA_INJECTION64_PATH",
+                           "NCCL_NET_PLUGIN",
+                           "PIP_INDEX_URL",
+                           "SSL_CERT_FILE"}) {
+    write("project/shoal.toml", std::string("[launch.ssh]\nenv = \"") + name + "=./evil\"\n");
+    EXPECT_FALSE(find()) << name;
+  }
+  write("project/shoal.toml", "[launch.ssh]\nenv = [\"CUDA_VISIBLE_DEVICES=0\", \"NCCL_DEBUG=INFO\", \"OMP_NUM_THREADS=1\"]\n");
+  EXPECT_TRUE(find());
 }
 
 TEST_F(Folders, ALinkCountsAsTheUsersFileAlone) {

@@ -132,9 +132,13 @@ std::string launch_file(const LaunchRequest& request, LaunchTarget launcher) {
   return "";
 }
 
+// The flag MFD_NOEXEC_SEAL, which glibc 2.35 does not name. Hosts with vm.memfd_noexec=2 may demand it, and Linux before 6.3 refuses it.
+constexpr unsigned kNoExecution = 8;
+
 // A file in memory. Every user of this host can read the words of a command, and the text has the values of --env.
 Result<Fd> memory_file(std::string_view text) {
-  Fd file(memfd_create("shoal-launch", 0));  // the shell inherits it
+  Fd file(memfd_create("shoal-launch", kNoExecution));  // the shell inherits it
+  if (!file && errno == EINVAL) file = Fd(memfd_create("shoal-launch", 0));
   if (!file) return fail(from_errno(errno, "the file of the launch"));
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t size = write(file.get(), text.data() + at, text.size() - at);

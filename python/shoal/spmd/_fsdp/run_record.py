@@ -107,5 +107,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if _is_recorded(optimizer) and (opened := telemetry()) is not None:
+    if not _is_recorded(optimizer):
+        return
+    _calls.begun.clear()  # no hook runs after a forward that KeyboardInterrupt or SystemExit has ended
+    if (opened := telemetry()) is not None:
         opened.end_optimizer(_key(optimizer))
