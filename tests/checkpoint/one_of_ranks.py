@@ -9,6 +9,7 @@ class OneOfRanks(Ranks):
 
     rank, size, group, failed = 0, 2, None, False
     death, error, events = 0, None, None
+    waited_s = 0.0
 
     def __init__(self, *_, **__):
         self._gathers = 0
