@@ -25,6 +25,8 @@ def cluster(hosts, monkeypatch):
     folder.mkdir()
     with pods(hosts, folder, 2, {"train-shoal": {"token": "1f" * 32}}) as made:
         yield made
+    for host in hosts.all:  # the machines that the test has lost
+        hosts.heal(host)
 
 
 def printed(hosts, kind: str, *words) -> str:
