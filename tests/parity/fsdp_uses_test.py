@@ -328,6 +328,7 @@ def _left_by_an_exception(then, ranks=(0, 1), block=0, by_hand=False):
     loss = loss_of(model, 7)
     if rank() == 1:
         time.sleep(0.2)  # rank 1 is late: the other rank has long started its step over
+    # The number is that of the run's record, which has the steps of earlier cases.
     expected = pytest.raises(RuntimeError, match="boom") if rank() in ranks else pytest.raises(ValueError, match=r"started step \d over")
     with expected as kept:  # with its traceback, whose frames hold what they have
         loss.backward()
