@@ -86,10 +86,10 @@ Result<void> StepRunner::run(StepProgram& program) {
   const auto telemetry = options_.telemetry.get();
   if (!result) {
     if (telemetry != nullptr) telemetry->unwind();
-    lost_ = std::move(result).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_));
+    lost_ = std::move(result).error().in(fmt::format("rank {}", rank())).in(fmt::format("step {}", steps_ + 1));
     // If a peer died, the membership page already names it as the cause. Otherwise mark_gone() comes before reset(), so that other ranks
     // see this error, not a step that was started over.
-    if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_, lost_->message()));
+    if (lost_->reason() != "ActorDied") model_->peers().mark_gone(fmt::format("its step {} failed: {}", steps_ + 1, lost_->message()));
     model_->reset();
     return fail(*lost_);
   }

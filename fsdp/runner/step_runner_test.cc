@@ -303,10 +303,10 @@ TEST_F(StepRunnerTest, AFailedRankIsLostAndItsCauseReachesTheOthers) {
   const auto done = run_all(kSteps);
   ASSERT_FALSE(done[1]);
   EXPECT_EQ(done[1].error().message(), "not this batch");
-  EXPECT_EQ(done[1].error().context(), (std::vector<std::string>{"node 3 forward(b)", "rank 1", "step 2"}));
+  EXPECT_EQ(done[1].error().context(), (std::vector<std::string>{"node 3 forward(b)", "rank 1", "step 3"}));
   ASSERT_FALSE(done[0]);
   EXPECT_EQ(done[0].error().reason(), "ActorDied");
-  EXPECT_EQ(done[0].error().message(), "its step 2 failed: not this batch");
+  EXPECT_EQ(done[0].error().message(), "its step 3 failed: not this batch");
   for (std::size_t r = 0; r < 2; ++r) {
     const auto again = runners_[r]->run(*programs_[r]);
     ASSERT_FALSE(again);

@@ -469,7 +469,7 @@ def test_a_ranks_exception_in_a_step_reaches_all(cluster, tmp_path, monkeypatch)
     losses = [ranks.step() for _ in range(4)]
     with pytest.raises(ZeroDivisionError, match="own mistake"):
         shoal.get(losses[2][1], timeout=60)
-    with pytest.raises(ActorDiedError, match="step 2 failed: ZeroDivisionError: a unit's own mistake"):
+    with pytest.raises(ActorDiedError, match="step 3 failed: ZeroDivisionError: a unit's own mistake"):
         shoal.get(losses[2][0], timeout=60)
     with pytest.raises(Exception, match="own mistake"):  # the next step fails too: the ranks do not continue after half a step
         shoal.get(losses[3][1], timeout=60)
