@@ -25,7 +25,7 @@ from shoal.train import State, report, steps
 
 NAP_S = 0.03
 WIDTH = int(os.environ.get("WIDTH", "256"))
-SAMPLES, BATCH, SAVE_EVERY = 4096, 64, 40
+SAMPLES, BATCH, SAVE_EVERY = 4096, int(os.environ.get("BATCH", "64")), 40
 LEAST_FREE = 0.04  # the part of the memory that is free at the end of the ballast's growth
 BALLAST_BYTES = 2 << 20
 

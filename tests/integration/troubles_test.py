@@ -309,7 +309,7 @@ def test_a_cut_link_is_named(hosts, tmp_path):
 @whole
 def test_exposed_communication_is_named(hosts, tmp_path):
     hosts.set_rate(2.0)
-    training = Training(hosts.a, tmp_path, [], hosts=hosts, WIDTH="512")
+    training = Training(hosts.a, tmp_path, [], hosts=hosts, WIDTH="512", BATCH="1024")
     training.reaches(STEP)
     step, t_us = min(page.step for page in Live.all(training.folder).values()), time.time_ns() // 1000
     hosts.set_rate(0.2)
