@@ -1,6 +1,6 @@
 """False alarms: the examples train under ``shoal run``, many times, and no verdict may find a trouble.
 
-HEALTHY_RUNS: how many trainings (50), HEALTHY_FOLDER: keeps their folders. The test writes each alarm, and the step time of each run, to
+HEALTHY_RUNS: how many trainings (50), HEALTHY_ONLY: a word in the names of those that run, HEALTHY_FOLDER: keeps their folders. The test writes each alarm, and the step time of each run, to
 its outputs (``healthy.txt``).
 """
 
@@ -16,8 +16,9 @@ from launching.ranks import free_port
 from recorded import recorded
 from running import run
 
-EXAMPLES = Path("examples").absolute()
+EXAMPLES = [Path("examples").absolute(), Path("bazel-bin/examples").absolute()]  # scripts and, outside of Bazel, programs in C++
 RUNS = int(os.environ.get("HEALTHY_RUNS", "50"))
+ONLY = os.environ.get("HEALTHY_ONLY", "")
 RANKS = ["--nproc", "2"]
 DRIVER = ["--driver", "--nproc", "4"]
 GPT = ["--layers", "2", "--width", "64", "--no-reference", "--sample-bytes", "20"]
@@ -67,6 +68,12 @@ TRAININGS = {
         "fsdp2_guide.py",
         ["--epochs", "200", "--explicit-prefetching", "--mixed-precision", "--dcp-api", "--out", "OUT"],
     ),
+    "graph": ([], "graph_driver.py", []),
+    "spmd guide": (RANKS, "spmd_guide.py", []),
+    "spmd fsdp": (RANKS, "spmd_fsdp.py", []),
+    "spmd resnet": (RANKS, "spmd_resnet.py", []),
+    "spmd 2d": (RANKS, "spmd_2d.py", []),
+    "server in C++": ([], "parameter_server", []),
 }
 
 
@@ -82,7 +89,8 @@ def alarms_of(folder: Path, shown: dict) -> list[str]:
 
 def alone(command, folder: Path, argv: list[str], env: dict[str, str]) -> tuple[Running, list[str]]:
     """Runs a script without ``shoal run``, while ``shoal show`` is called again and again. Returns what it says."""
-    job, found = command.program([sys.executable, *map(str, argv)], SHOAL_RUN_FOLDER=str(folder), **env), {}
+    argv = [*([sys.executable] if argv[0].suffix == ".py" else []), *map(str, argv)]
+    job, found = command.program(argv, SHOAL_RUN_FOLDER=str(folder), **env), {}
     while job.process.poll() is None:
         time.sleep(0.1)
         if (folder / "processes").exists():
@@ -93,12 +101,16 @@ def alone(command, folder: Path, argv: list[str], env: dict[str, str]) -> tuple[
 def test_healthy_trainings_raise_no_alarm(shoal_command, tmp_path):
     kept = Path(os.environ.get("HEALTHY_FOLDER", tmp_path))
     lines, failures = [], []
-    for number, (name, (options, script, words)) in zip(range(RUNS), itertools.cycle(TRAININGS.items())):
+    chosen = [(name, training) for name, training in TRAININGS.items() if ONLY in name]
+    for number, (name, (options, script, words)) in zip(range(RUNS), itertools.cycle(chosen)):
         folder = kept / f"{number:02}-{name.replace(' ', '-')}"
         shutil.rmtree(folder, ignore_errors=True)
         out = folder.with_name(folder.name + "-out")
         shutil.rmtree(out, ignore_errors=True)
-        path = shoal_command.script(script, "quick.py") if "\n" in script else EXAMPLES / script
+        if "\n" in script:
+            path = shoal_command.script(script, "quick.py")
+        else:
+            path = next(f / script for f in EXAMPLES if (f / script).exists())
         words = [str(out) if w == "OUT" else w for w in words]
         begin = time.monotonic()
         env = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
