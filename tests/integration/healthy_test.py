@@ -1,7 +1,7 @@
 """False alarms: the examples train under ``shoal run``, many times, and no verdict may find a trouble.
 
-HEALTHY_RUNS: how many trainings (50), HEALTHY_ONLY: a word in the names of those that run, HEALTHY_FOLDER: keeps their folders. The test writes each alarm, and the step time of each run, to
-its outputs (``healthy.txt``).
+HEALTHY_RUNS: how many trainings (50), HEALTHY_ONLY: a word in the names of those that run, HEALTHY_FOLDER: keeps their folders. The test
+writes each alarm, and the step time of each run, to its outputs (``healthy.txt``).
 """
 
 import itertools
@@ -107,10 +107,7 @@ def test_healthy_trainings_raise_no_alarm(shoal_command, tmp_path):
         shutil.rmtree(folder, ignore_errors=True)
         out = folder.with_name(folder.name + "-out")
         shutil.rmtree(out, ignore_errors=True)
-        if "\n" in script:
-            path = shoal_command.script(script, "quick.py")
-        else:
-            path = next(f / script for f in EXAMPLES if (f / script).exists())
+        path = shoal_command.script(script, "quick.py") if script == QUICK else next(f / script for f in EXAMPLES if (f / script).exists())
         words = [str(out) if w == "OUT" else w for w in words]
         begin = time.monotonic()
         env = {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
