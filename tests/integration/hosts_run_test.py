@@ -230,6 +230,18 @@ def test_a_host_that_comes_during_an_earlier_run_waits_for_its_own(hosts, tmp_pa
     assert later.out.count("it has run") == 2
 
 
+def test_hosts_with_different_secrets_and_names_that_do_not_resolve_are_reported(hosts, tmp_path):
+    words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},no-such-host.invalid", hosts.a.script(WAIT, "wait.py")]
+    secrets = [tmp_path / name for name in ("one", "other")]
+    for digit, secret in zip("12", secrets, strict=True):
+        secret.write_text(digit * 64)
+        secret.chmod(0o600)
+    first = run(hosts.a, "--node-rank", "0", *words, SHOAL_TOKEN_FILE=str(secrets[0]))
+    first.said("missing: 1 (no-such-host.invalid, a name that does not resolve on this host)")
+    second = run(hosts.b, "--node-rank", "1", *words, SHOAL_TOKEN_FILE=str(secrets[1]))
+    second.said("has another secret than this host: SHOAL_TOKEN_FILE must be the same on each host")
+
+
 def test_the_others_end_with_the_code_in_the_first_hosts_record(hosts, tmp_path):
     """It has ended for a reason of its own, so its head has no exit code of a script."""
     words = ["--run-folder", tmp_path / "run", "--hosts", f"{hosts.a.address},{hosts.b.address}", hosts.a.script(WAIT, "wait.py")]

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -118,13 +119,14 @@ class FirstHost final : public HostPart {
       }
       if (cluster_->ended()) return fail(unavailable("the head has ended"));
       if (!has_secret()) SHOAL_OK(check_ended(missing));
-      const auto lacking =
-          fmt::format("{} of {} hosts are here; missing: {}", living ? living->size() : 0, allocation_.min_nodes, names_of(missing));
-      if (clock_->now() >= end) {
-        return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, lacking))
-                        .with_hint("their output says why; --join-timeout SECONDS waits longer"));
-      }
-      if (clock_->now() >= next_status) {
+      const bool late = clock_->now() >= end;
+      if (late || clock_->now() >= next_status) {
+        const auto lacking =
+            fmt::format("{} of {} hosts are here; missing: {}", living ? living->size() : 0, allocation_.min_nodes, names_of(missing));
+        if (late) {
+          return fail(deadline_exceeded(fmt::format("after {:g} s, {}", options_.join_timeout_s, lacking))
+                          .with_hint("their output says why; --join-timeout SECONDS waits longer"));
+        }
         print(stderr, "shoal: {}\n", lacking);
         next_status = clock_->now() + kStatusInterval;
       }
@@ -147,14 +149,21 @@ class FirstHost final : public HostPart {
     return {};
   }
 
-  std::string names_of(const std::set<std::uint32_t>& missing) const {
+  // The hosts' numbers with their names, and which names this host does not know: a misspelt one never comes.
+  std::string names_of(const std::set<std::uint32_t>& missing) {
     std::vector<std::string> out;
     for (const auto i : missing) {
       if (out.size() == 8) {
         out.push_back("..");
         break;
       }
-      out.push_back(i < allocation_.nodes.size() ? fmt::format("{} ({})", i, allocation_.nodes[i]) : std::to_string(i));
+      if (i >= allocation_.nodes.size()) {
+        out.push_back(std::to_string(i));
+        continue;
+      }
+      const auto [at, is_new] = resolves_.try_emplace(i, true);
+      if (is_new) at->second = !addresses_of(allocation_.nodes[i]).empty();  // once, since a name server may take seconds
+      out.push_back(fmt::format("{} ({}{})", i, allocation_.nodes[i], at->second ? "" : ", a name that does not resolve on this host"));
     }
     return fmt::format("{}", fmt::join(out, ", "));
   }
@@ -272,6 +281,7 @@ class FirstHost final : public HostPart {
   std::unique_ptr<RunFilesReceiver> receiver_;
   std::uint32_t num_ranks_ = 0;       // the sum over all hosts
   std::set<std::uint32_t> reported_;  // hosts that have ended
+  std::map<std::uint32_t, bool> resolves_;
 };
 
 }  // namespace

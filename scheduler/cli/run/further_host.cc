@@ -102,6 +102,9 @@ class FurtherHost final : public HostPart {
         // The end of a run without this host is not this host's end.
         if (there.error().reason() == kOtherRun && !(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
         interval = kIntervalBesideARun;
+      } else if (there.error().reason() == "CertificateRefused" && has_secret()) {
+        why = "the process at " + (*meeting)->address + " has another secret than this host: SHOAL_TOKEN_FILE must be the same on each host";
+        interval = kIntervalBesideARun;  // an earlier run's head may end
       } else {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();
       }
