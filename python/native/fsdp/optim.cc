@@ -44,7 +44,7 @@ void make_row(UpdateRow* out, std::size_t numel, std::uintptr_t parameter, const
   new (out) UpdateRow(row);
 }
 
-// Rows by the number of this step, which is lower for parameters added later. Counts the rows' steps up.
+// Groups rows by the number of this step, which is lower for parameters added later. Increments the step of each row.
 std::map<std::int64_t, std::vector<fsdp::Shard>> by_next_step(const std::vector<UpdateRow>& rows) {
   std::map<std::int64_t, std::vector<fsdp::Shard>> out;
   for (const auto& row : rows) {

@@ -15,7 +15,8 @@ using runtime::Telemetry;
 
 namespace {
 
-// The wait that an action may be. Collectives of devices only begin in most of them; what the program's thread waits for counts.
+// The kind of wait that an action counts as, if any. Most actions only begin the collectives of devices; only waits of the program's
+// thread count.
 std::optional<Activity> wait_of(const Action& a) {
   switch (a.kind) {
     case Kind::kEnter:
@@ -135,7 +136,7 @@ class Step {
     if (!telemetry_) return;
     telemetry_->end(Activity::kBackward);
     if (!machine_.steps_in_backward()) return;
-    const int key = -2 - first_unit_;  // Python's optimizers have others
+    const int key = -2 - first_unit_;  // Python's optimizers have keys from 0 on
     telemetry_->begin(Activity::kOptimizer, key);
     telemetry_->end_optimizer(key);
   }
@@ -166,7 +167,7 @@ class Step {
     std::vector<bool> open;
     for (const auto& m : models) open.push_back(m->leases().window_open());
     if (telemetry_) {
-      // Also waits inside of actions on tensors, such as that for a slot.
+      // Counts waits inside of actions on tensors, too, such as the wait for a slot.
       for (const auto& m : models) {
         m->peers().observe_waits([t = telemetry_](bool waits) { waits ? t->wait_begin(Activity::kReduce, -1) : t->wait_end(); });
         m->peers().number_steps([t = telemetry_] { return t->step(); });

@@ -31,7 +31,7 @@ void Cancels::note(CallKey call, CancelHow how) {
   if (interrupted && !signalled.exchange(true)) pthread_kill(*interrupted, SIGINT);
 }
 
-// The answer and the call's entry in the CallBook may be used while the loop is owned only.
+// The answer and the call's entry in the CallBook may be used only while this thread owns the loop.
 PyIncoming::~PyIncoming() {
   if (answered_) return;
   if (const auto session = PySession::use_of(users_)) {

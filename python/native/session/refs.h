@@ -31,8 +31,8 @@ struct Tally {
   bool failed = false;
 };
 
-// Copies parts of results into memories of their own, as has to be before they are passed on. Not on the loop, because it may wait for
-// room.
+// Copies parts of results into memories of their own, which has to happen before they are passed on. Not on the loop, because the copying
+// may wait for room.
 void stand_alone(actors::Session& session, const std::vector<Ref*>& refs);
 
 // The native part of an ObjectRef: a value that is there or will be.

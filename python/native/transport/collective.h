@@ -23,7 +23,7 @@ class PyCommunicator {
 
   // Chooses the transport (runtime/transport/choice/make_communicator.h): shared memory, else messages, else the Python object that
   // `open_backend` makes (shoal._distributed.process_group), named `backend`. `exchange`: as in make_py_exchange; `network.kind`: may name
-  // the backend. With a device's transport, that choice is how the hosts agree.
+  // the backend. With a device's transport, the hosts agree over the transport so chosen.
   static std::unique_ptr<PyCommunicator> make(PySession& session, const std::string& name, int rank, int world_size, bool shares_memory,
                                               nb::object exchange, const PyNetwork& network, const std::string& backend,
                                               nb::callable open_backend, double timeout, double warn_after, bool spins,

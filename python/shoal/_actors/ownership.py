@@ -101,7 +101,7 @@ class HandleState:
 
 
 class _Owned(NamedTuple):
-    """An actor that ends when no handle is left. ``stand``: id and place of its lifetime token, if it has one."""
+    """An actor that ends when no handle is left. ``token``: id and place of its lifetime token, if it has one."""
 
     id: str
     class_name: str
@@ -138,7 +138,7 @@ class ActorOwnership:
         self._owned: dict[str, _Owned] = {}
         self._kept: dict[str, list[_native.Ref]] = {}  # references of restartable actors
         self._ending: deque[tuple[_Owned, ObjectRef]] = deque(maxlen=self.MAX_REPORTED)  # requests to end, with their answers
-        self._held: WeakValueDictionary[str, HandleState] = WeakValueDictionary()  # the handles that count, for actors in _made
+        self._held: WeakValueDictionary[str, HandleState] = WeakValueDictionary()  # by actor in _owned: the state of its counted handles
         self.put = self._queue.put  # takes (session, actor, token) of a handle that is gone; may be called in any thread and by the GC
 
     def begin(self) -> None:

@@ -41,7 +41,7 @@ def run_command(main: Callable[..., int], *arguments: object) -> NoReturn:
 
 
 def _drop_output() -> None:
-    """Python writes the rest when it ends."""
+    """Redirects stdout to /dev/null: Python writes the rest of the output when it ends, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

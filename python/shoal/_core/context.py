@@ -17,7 +17,7 @@ class CallInfo:
     __slots__ = ("_task_id", "began", "extra", "incoming", "leaves", "over", "where")
 
     def __init__(self, where: str, extra: dict[str, Any] | None, incoming: Any = None):
-        self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # class and method, or function
+        self.where, self.extra, self.incoming, self._task_id = where, extra, incoming, ""  # where: class and method, or function
         self.began = self.leaves = self.over = False  # it has begun on its loop, has called exit_actor, has run all its code
 
     @property

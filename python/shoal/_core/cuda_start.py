@@ -46,7 +46,7 @@ class ImportWatch:
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Has the others find a module, whose execution is then followed by a look at the driver."""
+        """Lets the other finders find a module. After its execution, the driver is checked."""
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
@@ -64,7 +64,7 @@ class ImportWatch:
         def run_and_check(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)  # the loader's own again
             run(module)
-            # Modules that this one imports have ended before, so the first one that sees it is the one that has done it.
+            # Modules that this one imports have ended before, so the first module after which the driver runs started it.
             if not self.found and driver_started():
                 self.found = f"the import of {name}"
 

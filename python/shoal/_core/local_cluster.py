@@ -18,7 +18,7 @@ from shoal.exceptions import DeadlineExceeded, Unavailable, from_error
 __all__ = ["binary", "package_path", "start_local"]
 
 
-# A program that leaves its words to a child of its own, and ends.
+# A program that forks a child, which executes the command in its arguments, and ends itself.
 _DETACH = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 
 

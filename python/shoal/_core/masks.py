@@ -18,7 +18,7 @@ _QUOTED = r"""(?:"[^"]*"|'[^']*')"""
 _VALUE = rf"""(?:{_QUOTED}|[^\s"'&,;)\]}}]+)"""
 _ASSIGNED = re.compile(rf"((?:(?<![\w-])--?|[?&]){_SECRET}=){_VALUE}", re.IGNORECASE)  # also in an address
 _GIVEN = re.compile(rf"((?<![\w-])--?{_SECRET}[ \t]+)(?!-){_VALUE}", re.IGNORECASE)
-# Variables, and fields of headers, dictionaries and settings. A field's name is shorter than an option's: KeyError: 'key' has no value.
+# Variables, and fields of headers, dictionaries and settings. Fewer names count than in options: in "KeyError: 'x'", x is no secret.
 _PLAIN = r"(?:token|secret|password|passwd|passphrase|credentials?|signature|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key)"
 _NAME = rf"(?:(?:[\w.-]{{0,64}}[_.-])?{_PLAIN}|{_SHORT})"
 _VARIABLE = re.compile(
@@ -36,7 +36,7 @@ _USER_WITH_SLASH = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]{0,32}://)[^/\s?#:@\[\]
 
 
 def masked(text: str) -> str:
-    """Returns a text of any kind, in UTF-8."""
+    """Returns a text of any kind without its secrets, in UTF-8."""
     text = text.encode("utf-8", "backslashreplace").decode()  # names of files may hold lone surrogates
     for pattern in (_ASSIGNED, _GIVEN, _VARIABLE):
         text = pattern.sub(rf"\g<1>{_MASK}", text)
@@ -47,7 +47,7 @@ def masked(text: str) -> str:
 
 
 def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """Returns the arguments of a program. An option in the plural hides all of its values: ``--api-keys K1 K2``."""
+    """Returns the arguments of a program without their secrets. An option in the plural hides all of its values: ``--api-keys K1 K2``."""
     out: list[str] = []
     hides = many = False
     for argument in map(str, arguments):

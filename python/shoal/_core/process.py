@@ -38,7 +38,7 @@ class _State:
     notified_of_detached: bool = False  # the notice about detached actors' output was printed
     namespace: str = ""  # the scope of actor names in this process
     retry_delay_ms: int | None = None  # the argument of init (_system_config)
-    memory_group: str = ""  # a training: memory that outlives a process ends with its last worker on the node
+    memory_group: str = ""  # the id of a training: the node frees memory of this group with its last worker there
     exiting: bool = False  # the process's exit handlers run: it joins no cluster any more
     failed: bool = False  # the process has to exit with status 1, though no exception reports the failure
 

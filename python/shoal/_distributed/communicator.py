@@ -114,8 +114,8 @@ def form_communicator(
     watch: Callable[[], None] | None = None,
     **more: bool,
 ) -> _native.Communicator:
-    """As ``make_communicator``, and waits for all ranks. From then on each rank's death is known to the others. A rank may leave at once,
-    and end a process that has the store: none needs it any more to open its communicator."""
+    """As ``make_communicator``, and waits for all ranks. From then on each rank's death is known to the others. A rank may then leave
+    at once, even if its process has the store: no rank needs the store any more to open its communicator."""
     native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, watch=watch, **more)
     try:
         if native.transport == "shm":  # networks connect all ranks when they begin

@@ -41,7 +41,7 @@ def register_handler(name: str, answer: Callable[[], str]) -> None:
         response.set_content(content, "application/json")
         response.set_status(status)
 
-    # torch drops its reference after the interpreter's end, which only a function that lives on survives.
+    # torch drops its reference after the interpreter's end, where freeing the function would crash. So it gets one that stays.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
     register(name, handle)
 

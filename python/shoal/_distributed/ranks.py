@@ -34,7 +34,7 @@ TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
 # Seconds after which a host that answers nothing is lost; 0: the transport's own limit. Where the head reports lost nodes, a rank can wait
 # until it does: a link that comes back earlier costs no more than that wait.
 unanswered_s = 0.0
-# True in an actor of Ray, which kills the children of its process before the others have left the node.
+# True in an actor of Ray: Ray kills the children of the actor's process, and the node must not end before the other ranks have left it.
 detaches_node = False
 
 

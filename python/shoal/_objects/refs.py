@@ -399,8 +399,8 @@ class _Once:
             return self._thread
 
 
-# Three threads, because callbacks may wait. One of user code may wait for a call that needs this package's; one of a pool, for a call that
-# needs both.
+# Three threads, because callbacks may wait. A callback of user code may wait for a call that needs this package's thread; a callback of a
+# pool, for a call that needs both other threads.
 _for_us, _for_users, _for_pools = _Once(), _Once(), _Once()
 
 

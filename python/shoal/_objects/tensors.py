@@ -19,9 +19,9 @@ _SMALL = 64 << 10  # bytes below which separate pages do not pay off
 
 
 def long_lived(shape: torch.Size, dtype: torch.dtype, stride: tuple[int, ...] | None = None, *, touched: bool = False) -> torch.Tensor:
-    """Returns a tensor of zeros on the CPU for many steps, in separate pages, huge ones for large tensors. Between activations in malloc's
-    memory it would prevent the reuse of the gaps. ``stride``: must have no gaps. ``touched``: the kernel provides all pages now, not at the
-    first writes."""
+    """Returns a tensor of zeros on the CPU for many steps, in separate pages, huge ones for large tensors. In malloc's
+    memory, between activations, the tensor would keep freed gaps from being joined and used again. ``stride``: must
+    have no gaps. ``touched``: the kernel provides all pages now, not at the first writes."""
     nbytes = shape.numel() * dtype.itemsize
     if nbytes < _SMALL:
         zeros = torch.zeros(shape, dtype=dtype, device="cpu")

@@ -32,7 +32,7 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
     return ObjectRef(_session().put(*serialize.pack(value, what="the value that was put")))
 
 
-_SHORT_S = 0.002  # seconds; a shorter wait is not reported to the node. In a chain of tasks that wait for each other, each takes that long
+_SHORT_S = 0.002  # seconds; a shorter wait is not reported to the node. In a chain of tasks that wait for each other, each adds that time
 
 
 def wait_lending(waits, enough, timeout: float | None, *what):

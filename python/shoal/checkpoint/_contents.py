@@ -33,7 +33,7 @@ class Contents:
     extra: dict[str, Any] = field(default_factory=dict)
     extra_tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     setters: dict[str, Callable[[Any], None]] = field(default_factory=dict)
-    inner: Callable[[str], str] = str  # a state dict has no wrappers that are known
+    inner: Callable[[str], str] = str  # the default is for a state dict, whose wrappers are unknown
 
 
 def contents_of(model: Model) -> Contents:
@@ -74,7 +74,7 @@ def _of_tensors(entries: Mapping[str, Any]) -> Contents:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "", of_module: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """Yields names and values, and for each if a module's ``state_dict()`` has it, whose parameters and buffers look alike."""
+    """Yields (name, value, True if it is of a module's ``state_dict()``, in which parameters and buffers look alike)."""
     of_module = of_module or hasattr(values, "_metadata")  # torch's mark
     for key, value in values.items():
         if not isinstance(key, str):

@@ -204,8 +204,8 @@ class LocalStore:
         for left in sorted(self.path.iterdir()):  # by a save that did not finish
             if _is_of_a_save(left):
                 aside = self._saving(secrets.token_hex(8))
-                with contextlib.suppress(FileNotFoundError):  # a lost rank 0 has deleted it meanwhile
-                    disk.move(os.fspath(left), os.fspath(aside))  # from here on, its files are gone for a lost rank 0
+                with contextlib.suppress(FileNotFoundError):  # such a rank 0 has deleted it meanwhile
+                    disk.move(os.fspath(left), os.fspath(aside))  # from here on, a rank 0 that the others have given up cannot commit
                     _remove_tree(aside)
         disk.make_folder(os.fspath(self._saving(token)))
 
@@ -302,7 +302,7 @@ def _lock(path: Path, how: int) -> int:
 
 def _unlock(fd: int) -> None:
     with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a forked process may have the descriptor, too, which would keep the lock
     os.close(fd)
 
 

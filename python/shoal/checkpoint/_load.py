@@ -120,7 +120,8 @@ class _Loading:
             manifest = arrange(manifest, self.tensors, self.contents.tied, self.names, self.contents.extra)
         else:
             manifest = _with_names_of(self.contents, manifest)
-            of_tensors = {n: {"tensor": n} for n in self.contents.extra if n in manifest.tensors}  # as the first releases saved it
+            # The first releases saved an extra state that is a tensor among the model's tensors.
+            of_tensors = {n: {"tensor": n} for n in self.contents.extra if n in manifest.tensors}
             manifest = replace(manifest, extra={**of_tensors, **manifest.extra})
             # The folder is named by the tensors' hashes, or by a random number.
             self.identity = json.dumps([manifest.folder, manifest.world_size, manifest.info, manifest.state], sort_keys=True)

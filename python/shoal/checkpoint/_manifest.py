@@ -17,7 +17,7 @@ from shoal.checkpoint import _boxes
 from shoal.exceptions import DataLoss, InvalidArgument, Unimplemented
 
 FORMAT, VERSION = "shoal.checkpoint", 3
-HASHES = {"gmac": Checksum, "sha256": hashlib.sha256}  # by name, what covers tensors; version 2 has SHA-256 there
+HASHES = {"gmac": Checksum, "sha256": hashlib.sha256}  # by name: the hash of tensors' bytes, SHA-256 in version 2
 HASH = "gmac"  # the one of every save (ChunkChecksums)
 FILE = "manifest.json"
 MAX_BYTES = 256 << 20  # limit for a manifest: a million tensors on eight ranks

@@ -42,7 +42,7 @@ class Plan:
         places = [_place("model", n, t, hasattr(t, "_shoal_state")) for n, t in tensors.items()]
         if optimizer is not None:
             names = parameter_names(optimizer, contents.tensors)
-            hooked = isinstance(optimizer, torch.optim.Optimizer)  # its steps announce themselves
+            hooked = isinstance(optimizer, torch.optim.Optimizer)  # torch's hooks announce its steps to snapshots
             places += [_place("optimizer", n, t, hooked) for n, t in _state_tensors(optimizer, names)]
         tensors_described, self.layouts = _describe(places, ranks)
         described = iter(tensors_described)
@@ -68,8 +68,8 @@ class Plan:
 
 
 def _facts(manifest: Manifest, places: list[_Place], by_rank: frozenset[str], ranks: Ranks) -> dict[str, str]:
-    """Texts in which all ranks have to agree, by name: of tensors dtype and shape, of plain ones but ``by_rank`` also a digest, and all
-    other values. Digests read the plain tensors at each save, but frozen parameters only once."""
+    """Texts in which all ranks have to agree, by name: dtype and shape of each tensor, a digest of each plain tensor that is not in
+    ``by_rank``, and all other values. Digests read the plain tensors at each save, but frozen parameters only once."""
     facts = dict.fromkeys(manifest.extra, "extra state")
     facts |= {name: f"{t.dtype}{list(t.shape)} {t.sharding}" for name, t in manifest.all_tensors()}
     for p in places:
@@ -87,8 +87,9 @@ _digests = WeakTensorKeyDictionary()  # by frozen parameter: all that its digest
 
 
 def _digest_of(t: torch.Tensor, ranks: Ranks) -> str:
-    """Returns a digest of the values. Keeps a frozen parameter's: version counters do not count the writes of Shoal's optimizers to their
-    states. Other ranks get new digests, because a new rank has none that ``p.data`` has made stale."""
+    """Returns a digest of the values. Only a frozen parameter's is kept for later saves, because version counters miss the writes of
+    Shoal's optimizers to their states. Another group of ranks computes all anew: after a write by ``p.data``, a kept digest is stale, and
+    a new rank would have another one."""
     if not isinstance(t, torch.nn.Parameter) or t.requires_grad or t.is_inference():
         return _digest(t)
     facts = (ranks.group, t.data_ptr(), t._version, t.shape, t.stride(), t.dtype)

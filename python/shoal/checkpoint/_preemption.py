@@ -16,7 +16,7 @@ from shoal._printable import say
 from shoal.checkpoint._ranks import forget_group, own_group
 from shoal.exceptions import ShoalError
 
-_END_S = 6.0  # shoal run's part of its grace
+_END_S = 6.0  # seconds of the grace that `shoal run` needs for itself
 _CHECK_S = 5.0  # seconds between two looks at the node's row: one process of a node asks the head, and a drain takes a minute
 
 

@@ -31,7 +31,7 @@ _groups: dict[tuple, dist.ProcessGroup] = {}  # those of own_group, by the defau
 class Ranks:
     """The ranks over which a model is sharded; a single rank for a model that is not, such as one of DDP. ``apart``: their group is one
     that nothing else uses, so that a thread may communicate in it. Then the constructor is collective at its first use. ``failed``: a
-    gather has, so that nothing is known of what the other ranks do."""
+    gather has failed, so that this rank does not know what the others do."""
 
     failed = False
 

@@ -22,8 +22,8 @@ MEMORY_BYTES = _THREADS * (CHUNK + 2 * ALIGNMENT)
 
 @dataclass(frozen=True)
 class _Wish:
-    """Elements to read: ``box`` of the tensor into ``out``. ``buffer``: the memory of ``out``, if its pages lie as those of the one piece
-    that has the box lie in their file."""
+    """Elements to read: ``box`` of the tensor into ``out``. ``buffer``: the memory of ``out``, if the box is one whole piece: that is
+    read in pages without a copy, because its bytes have the same positions in the buffer's pages as in the file's."""
 
     name: str
     saved: Tensor

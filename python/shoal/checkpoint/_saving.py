@@ -105,7 +105,7 @@ class PendingSave:
                 self._snapshot.release()
 
     def _complete(self) -> None:
-        """An error, such as a device's, is one for ``_check``: the other ranks wait there."""
+        """Keeps an error, such as a device's, for ``_check``, in which the other ranks wait for this one."""
         try:
             self._snapshot.complete()
         except Exception as error:

@@ -54,7 +54,7 @@ class Layout:
 
 
 def lay_out(name: str, parts: list[Part]) -> Layout:
-    parts = sorted(parts, key=lambda p: -DTYPES[p.dtype][1])  # stable; so that each element is aligned
+    parts = sorted(parts, key=lambda p: -DTYPES[p.dtype][1])  # larger elements first, so that each is aligned
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins, at = [], 0
     for p in parts:

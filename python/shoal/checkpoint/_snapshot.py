@@ -170,7 +170,7 @@ class Staging:
             into.copy_(source, non_blocking=True)
 
     def order_writes(self) -> None:
-        """Later work of the present stream may write to what is copied."""
+        """Makes later work of the present stream wait for the copies, because it may write to their sources."""
         if not self.completed:
             self._check()
             self._copied.wait()
@@ -183,7 +183,7 @@ class Staging:
         self._sources.clear()
 
     def _check(self) -> None:
-        """Before the first write with a notice, and at the end."""
+        """Called before the first write with a notice, and at the end: finds a tensor that was written without one."""
         with self._lock:
             changed = [p.name for p, version in self._watched if p.counted._version != version]
             self.written = self.written or next(iter(changed), None)

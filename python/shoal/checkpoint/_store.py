@@ -185,7 +185,7 @@ def writing(path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhausted(f"there is no space for the checkpoint in {path}", hint="free some, or save elsewhere") from None
-        # One rank has made the folder for all.
+        # Rank 0 has made the folder: a rank that does not find it is on a host that does not share it.
         elsewhere = "all ranks write into this folder: the hosts have to share it, or to save to an address such as s3://bucket/run"
         raise InvalidArgument(
             f"the checkpoint cannot be written to {path}: {error.strerror or error}",

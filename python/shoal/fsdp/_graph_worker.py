@@ -115,7 +115,7 @@ class GraphWorker:
         return self._runner.norm
 
     def close_record(self) -> None:
-        """The driver will end this process: its part of the run's folder is complete."""
+        """Completes this process's part of the run's folder, before the driver kills the process."""
         telemetry.close()
 
     def frames(self) -> tuple[int, int]:

@@ -209,7 +209,7 @@ class FSDPModule(TorchFSDPModule):
             u.gathered.reduce_scatter = _comm_of_torch("SymmMemReduceScatter")(u.data.shard_group, backend)
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Makes the next forward's gathers wait for ``event``, a device's event, instead of all that its stream has to do.
+        """Makes the next forward's gathers wait for ``event``, a device's event, instead of all work that the present stream has queued.
 
         On a CPU mesh the host waits for it, with ``synchronize()`` or ``wait()``."""
         self._get_fsdp_state().outermost().settings.post_optim_event = event

@@ -57,7 +57,7 @@ class Repeats:
         """Repeats the last batch until no rank has another one. ``after_pass``: called behind each pass that reduces gradients."""
         self._leave_program()
         for p in (p for s in map(state_of, self._model.modules()) if s is not None for u in s.units for p in u.parameters):
-            p.gradient.keep(1.0)  # gradients that no pass has reduced are not those of the repeated batch
+            p.gradient.keep(1.0)  # a repeat sets ``grad`` to zeros, which must not reach gradients that no pass has reduced
         before = [[getattr(r, name) for name in _RULES] for r in self._rules]
         out: list[torch.Tensor] = []
         device = self._state.data.device
@@ -95,7 +95,7 @@ class Repeats:
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint's forward repeats one that all ranks have run
+            return  # activation checkpointing repeats a forward on which the ranks have agreed already
         self._batch = _apply_to_tensors(detached, args), _apply_to_tensors(detached, kwargs)
         trains = torch.is_grad_enabled()
         wrong = trains and (self._pending or self._unstepped)

@@ -104,7 +104,8 @@ def _norm(parameters: list[torch.Tensor], order: float) -> torch.Tensor:
 
 
 def _sums_on_device(parameters: list[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
-    """The parameters' sums of powers over all ranks in fp64, by torch's operators. The host sends no index there, which would wait."""
+    """The parameters' sums of powers over all ranks in fp64, by torch's operators. The host sends no indices to the device, because
+    it would wait for that."""
     none = torch.full((), math.inf if order == -math.inf else 0.0, dtype=torch.float64, device=device)
     sums = []
     for p in parameters:

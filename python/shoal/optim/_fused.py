@@ -78,7 +78,7 @@ class Fused:
         self._host_copy: Any = None  # shoal.fsdp's HostCopy of protected parameters on devices, which repeats each step
         self._protection: Any = None  # shoal.fsdp's Protection: states and gradients lie in its record, which also makes the updates
         self._recorded: list[tuple[list[tuple[torch.Tensor, _Shard]], float]] = []  # arguments of _written, until the record is run
-        self._uncounted: list[torch.Tensor] = []  # counters of parameters of which this rank has no rows, of that step
+        self._uncounted: list[torch.Tensor] = []  # in that step: counters of parameters without rows on this rank
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
@@ -202,7 +202,7 @@ class Fused:
             self._finish(shards, scale)
 
     def _record(self) -> dict[str, Any]:
-        """The option that adds updates to the record under protection, whose model is on the CPU; else none: they are made at once."""
+        """The kernels' option under protection, whose model is on the CPU: the record gets the updates, and makes them later."""
         return {} if self._protection is None else {"into": self._protection.record}
 
     def _num_states(self, p: torch.Tensor, group: dict[str, Any]) -> int:
@@ -384,7 +384,7 @@ class Scaling:
         if not isinstance(value, torch.Tensor):
             return value
         if (known := self._options.get((id(value), device))) is None:
-            # The host may read a copy to it at once, and a scheduler may write to pinned memory before the device has read it.
+            # Waits for a copy to the host, which may be read at once, and from pinned memory, to which a scheduler may write meanwhile.
             waits = device.type == "cpu" or value.is_pinned()
             known = self._options[id(value), device] = value.to(device, non_blocking=not waits)
         return known

@@ -76,7 +76,7 @@ class CpuBackend:
                 kept.append(found)
         return found.memory[: size * dtype.itemsize].view(dtype)
 
-    # ---- calls of programs that ask for the backend of a group, which are the group's ----
+    # ---- calls of programs that have requested the group's backend: they go to the group ----
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> dist.Work:
         return self._group.send(tensors, to, tag)

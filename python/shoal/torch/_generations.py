@@ -48,7 +48,7 @@ class Generations(Messages):
     def _form(self, store: dist.Store, rank: int, size: int, name: str) -> _native.Communicator:
         """Returns the communicator of these ranks, over a store in which they have these numbers."""
         ranks, self._host = tuple(range(size)), attach(tuple(range(size)), rank, store)
-        self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # groups of other stores count apart
+        self._base = gang_name(f"process_group/{name}", ranks, rank, store)  # unique within this store; each store has its own count
         try:
             return form_communicator(self._base, ranks, rank, self._host.shared, store=store, timeout=self._timeout.total_seconds())
         except ShoalError as error:
@@ -76,7 +76,7 @@ class Generations(Messages):
 
         def form() -> _native.Communicator:
             watch()
-            own = _cloned(store, watch)  # the program may wait in the other one
+            own = _cloned(store, watch)  # another client: the program may be waiting in this one
             limit = self._timeout.total_seconds()
             return form_communicator(name, tuple(range(size)), rank, host.shared, store=own, timeout=limit, watch=watch)
 

@@ -100,7 +100,7 @@ class Hooks:
         options = next((v for k, v in arguments.items() if k in ("opts", "root")), None)
         operation, number = _operation(name), next(self._numbers)
         before.name, before.op_id = operation, number
-        before.async_op = message or getattr(options, "asyncOp", True)  # torch's options are so by default
+        before.async_op = message or getattr(options, "asyncOp", True)  # torch's options are asynchronous by default
         root = arguments["to" if name == "SEND" else "source"] if message else options
         before.root = root if isinstance(root, int) else getattr(root, "rootRank", -1)
         inputs, outputs = (
@@ -130,7 +130,7 @@ def _changed(hooks: dict[int, Callable], hook_id: int, hook: Callable | None) ->
 
 
 def _operation(name: str) -> Any:
-    """Returns torch's HookOpName, in versions without this one that of its family."""
+    """Returns torch's HookOpName; in versions that lack it, the longest known one with which the name begins."""
     known = sorted(c10d.HookOpName.__members__, key=len, reverse=True)
     return getattr(c10d.HookOpName, next((n for n in known if name.startswith(n)), "UNKNOWN"))
 

@@ -226,7 +226,8 @@ class Recorder:
 
 
 def _flat(name: str, inputs: Sizes, outputs: Sizes, of_outputs: bool) -> tuple[str, tuple[Sizes, Sizes]]:
-    """A list of equal tensors as one, as NCCL has it. Lists of different sizes are alike on all ranks, and a rank's own tensor is not."""
+    """Returns name and sizes of an operation on a list of tensors, as NCCL's recorder has them. Equal tensors count as one. If sizes
+    differ, the list stands for inputs and outputs: it is the same on all ranks, and a rank's own tensor is not."""
     each = outputs if of_outputs else inputs
     if any(size != each[0] for size in each):
         return f"{name}_v", (each, each)

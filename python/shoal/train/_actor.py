@@ -95,7 +95,8 @@ def _begin_process_group(worker: Worker) -> None:
 
 
 def _end_process_group(dist) -> None:
-    """Not for a loop that has failed: other ranks would fail by the end of its connections, and the driver could get their errors first."""
+    """Not called for a loop that has failed: other ranks would fail when its connections end, and the driver could get their errors
+    first."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -114,8 +115,8 @@ def _run_loop(worker: Worker, loop: Callable, arguments: tuple) -> Any:
 
 
 def leave_all() -> None:
-    """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. After an exception,
-    the driver reports that exception instead."""
+    """Waits for the save under way, then leaves the models and groups of this process, also if that save has failed. It is not called
+    after an exception in the loop, which the driver reports instead of the save's."""
     with contextlib.ExitStack() as last_first:
         for name in ("shoal.collective._group", "shoal.fsdp._engine.bootstrap"):  # a loop without them does not need their imports
             if (module := sys.modules.get(name)) is not None:

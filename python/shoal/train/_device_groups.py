@@ -25,8 +25,8 @@ def groups_of_devices() -> list[Any]:
 
 class AbortOnDeath:
     """Waits in a thread for the report of a death, and aborts the groups of devices then. The program's wait for a device returns, and its
-    next collective raises an error. ``wait_for_death``: returns the number of a worker that has died, or None if the question has become
-    void; raises if that call ends without an answer. ``before``: called before the abort, which leaves half a sum in gradients."""
+    next collective raises an error. ``wait_for_death``: returns the number of a worker that has died, or None if no answer is needed
+    any more; raises if its call of the driver fails. ``before``: called before the abort, which leaves half a sum in gradients."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AbortOnDeath:
                 abort(self._groups())
 
     def end(self) -> None:
-        """The groups end otherwise. A report that comes later aborts none."""
+        """Called before the groups end in another way: a report of a death that comes later then aborts nothing."""
         with self._lock:
             self._ended = True
 

@@ -58,7 +58,7 @@ class ElasticGang(Gang):
         self._unstepped = Unstepped(state)
         self._record = Record(state, worker)
         self._random: Any = None  # states of the generators for the loop that runs again
-        self._num_reports = 0  # before the loop that runs again
+        self._num_reports = 0  # reports made before the loop that runs again
         self._backend = _backend() if dist.is_initialized() else None  # the next group has it; a loop may end this one
         self._store = worker.store  # the present process group's
         self._next_store: Any = None  # this worker's own, in which the next generation can meet
@@ -92,7 +92,7 @@ class ElasticGang(Gang):
         unpack(new, luggage(old) | {"random": predecessor._random})
         self._communicator, predecessor._communicator = predecessor._communicator, None
         self._next, self._store, self._next_store = predecessor._next, predecessor._store, predecessor._next_store
-        # Only the store learns of a death before all workers have these models.
+        # The workers meet in the store first: only its waits end when a worker dies before all have these models.
         together = Exchange(f"again-{self._worker.generation}", self.size, self.rank)
         together("models are placed", b"")
         for model in sharded_models(new):
@@ -173,7 +173,7 @@ class ElasticGang(Gang):
             while self._record.protects and may_come_of_a_death(error):
                 phases = Phases()
                 with waiting():
-                    self._stop()  # an error of it is no death
+                    self._stop()  # outside of ``try``: its errors mean no other death
                 phases.end("stop")
                 try:
                     return self._recover(error, phases)
@@ -243,7 +243,7 @@ class ElasticGang(Gang):
             self._record.await_step()
         self._leave_groups()
         mesh = self._meet(transition, phases)
-        if self._joining:  # it has waited for the others' boundary
+        if self._joining:  # a newcomer has waited for the others' boundary, which is no part of the pause
             phases = Phases()
         adopted = self._settle(transition) if transition.recovers else None
         state, step = self._state, self._record.pause()
@@ -251,7 +251,7 @@ class ElasticGang(Gang):
         report = self._move_tensors(transition, mesh, adopted, phases)
         moved = 0 if report is None else report.received_bytes
         self._record.moved(transition.change.generation, None if report is None else report.before)
-        if transition.recovers:  # the survivors begin before a boundary
+        if transition.recovers:  # the survivors run from their mark, and the newcomer takes part in the boundary that follows
             self._joining = False
         if transition.newcomers:
             packed = [luggage(state) if dist.get_rank() == transition.old_owners[0] else None, self._worker.num_reports, step]

@@ -98,7 +98,7 @@ class Gang:
         seed_all(mixed(state.seed, state.epoch, state.batch, part.number, _BODY))
 
     def end_parts(self) -> None:
-        """Between two loops."""
+        """Called when a loop ends: until the next one begins, gradients are not weighed, and no part of a batch runs."""
         self._weigh(None, None)
         for pads in self._pads:
             pads.leave()

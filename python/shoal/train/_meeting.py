@@ -27,7 +27,7 @@ from shoal.train._device_groups import AbortOnDeath
 from shoal.train._sockets import addresses_of, open_fds, peer_of, set_option
 from shoal.train._worker import Worker
 
-_TRY = timedelta(seconds=1)  # for one attempt to reach a store: torch goes on although its process has ended
+_TRY = timedelta(seconds=1)  # torch's limit for one attempt to reach a store: it goes on trying although the store's process has ended
 _CHECK_S = 0.002  # between two checks for keys
 _ATTEMPT_S = 0.02  # between two attempts to reach a store that does not listen
 _SILENCE_S = 8  # a host that answers nothing for so long ends requests to its store, as it ends a rank in a protected training
@@ -42,7 +42,7 @@ class Guard:
         self._aborts = AbortOnDeath(lambda: get(self._dead), worker.spoil_step) if begun and worker.scaling.use_gpu else None
 
     def end(self) -> None:
-        """This worker learns of deaths by another guard, or has learned of one."""
+        """Called when another guard reports deaths from now on, or when this worker knows of one already."""
         if self._aborts is not None:
             self._aborts.end()
 

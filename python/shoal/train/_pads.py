@@ -24,7 +24,7 @@ def gathers(model: nn.Module) -> bool:
 
 
 class Pads:
-    """Those of one model. ``begin`` opens each part."""
+    """The additional passes of one model. ``begin`` opens each part."""
 
     def __init__(self, model: nn.Module, states: list[UnitState]):
         self._model, self._states = model, states
@@ -48,11 +48,11 @@ class Pads:
         self._left = max(sizes) - len(own) if part.last else 0
 
     def leave(self) -> None:
-        """No part runs."""
+        """Called when no part of a batch runs any more."""
         self._part, self._left, self._forwards = None, 0, 0
 
     def end(self) -> None:
-        """Others take their place, for the next generation's workers."""
+        """Called when a new generation of workers makes new ``Pads`` for the model."""
         self.leave()
         self._hook.remove()
 

@@ -127,7 +127,7 @@ class _Past:
     before: OldMesh | None
     protection: Protection | None
     adopted: list[AdoptedRank]
-    left_over: list[str]  # names of what workers leave that die before they have forgotten it
+    left_over: list[str]  # keys of records in the node's memory that nothing frees if their workers die
 
 
 class Record:
@@ -254,7 +254,7 @@ class Record:
         prepared, self._prepared = self._prepared, None
         if (protection := prepared.protection) is not None:
             protection.end()
-            protection.actor.free_unheld(protection.keys_of_others)  # those of dead workers
+            protection.actor.free_unheld(protection.keys_of_others)  # the records that dead workers have left
         if prepared.before is not None:
             prepared.before.restore()
 
@@ -334,7 +334,7 @@ class Record:
         that is."""
         if self.protection is None:
             return {}
-        # On several hosts no survivor may find out that all have recorded a step. Each was cut off in it then, and it runs again.
+        # On several hosts no survivor may know if all have recorded a step. Then all were cut off inside of that step, and it runs again.
         one_host = not self.protection.actor.hosts
         committed = committed_step([record for worker in everyone for record in worker.records], one_host)
         self.protection.settle(committed)
@@ -352,7 +352,7 @@ class Record:
         if mark is not None:
             mark.restore(self._state, chosen.progress)
             self._worker.num_reports = mark.marked.num_reports
-        else:  # the rest of this worker's step is cut off; some have made it, and reported the step
+        else:  # this worker was cut off behind ``optimizer.step()``; others may have completed and reported the step
             furthest = max(everyone, key=lambda w: w.num_reports)
             if chosen is not None:  # another worker goes back to its mark
                 set_progress(self._state, chosen.progress)

@@ -103,7 +103,7 @@ class _Loop:
         self._until = state.epoch + 1 if self._relative else epochs
         self._max_steps = max_steps
         self._feeder: Feeder | None = None
-        self._opened = False  # it has been at a boundary
+        self._opened = False  # this loop has been at a boundary
         self._within = False  # further parts of the current batch follow
         self.gang: Gang | None = state.gang
 
@@ -133,7 +133,7 @@ class _Loop:
                 continue
             if not self._within:
                 state.batch, state.step, state.drawn = state.batch + 1, state.step + 1, part.drawn
-                if state.batch == 1:  # the boundary of an elastic training checks the order at each batch, but behind it
+                if state.batch == 1:  # compares the epoch's order at once; boundaries of an elastic training do so one batch later
                     gang.agree(0)
                 number_step(state.step)
             state.samples, state.global_samples = part.samples, part.global_samples

@@ -82,7 +82,7 @@ def _waits(p: torch.Tensor, used: dict[int, int]) -> bool:
     if g is None:
         return False
     root = getattr(getattr(p, "_shoal_state", None), "root", None)
-    written = root is not None and root.step.unstepped  # a backward pass has ended behind the last step: the engine counts no versions
+    written = root is not None and root.step.unstepped  # a backward has ended since the last step; the engine changes no version
     if not written and used.get(id(g)) == _version(g):
         return False
     return bool(_local(g).any())

@@ -43,7 +43,7 @@ class Worker:
 
     def __init__(self, role: Role, driver: ActorHandle):
         self.role, self.scaling, self.driver = role, role.scaling, driver
-        self.generation = 0 if role.newcomer else 1  # the workers' with which it trains; 0 until a newcomer has joined them
+        self.generation = 0 if role.newcomer else 1  # the training generation in which it trains; 0 until a newcomer has joined
         self.num_reports = 0
         self.left = False  # the others go on without it, and its loop unwinds
         self.mid_batch = False  # a part of a batch runs that is not this worker's last: effects of the end of a step wait

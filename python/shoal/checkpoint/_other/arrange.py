@@ -151,7 +151,7 @@ class _Optimizer:
 
     def __init__(self, owners: dict[str, str], prefix: str, saved: list[str], contents: dict[str, Any], groups: list[list[str]]):
         self._owners, self._contents, self._wanted = owners, contents, groups
-        # Before a parameter's name, an optimizer may have a part of what the model's has.
+        # An optimizer may put the tail of the model's prefix before a parameter's name.
         self._tails = sorted({"module.", *(tail for _, tail in _splits(prefix))}, key=len)
         named: dict[str, list[tuple[str, str, str]]] = {}  # by prefix: parameter, key, saved name
         numbered: dict[str, list[tuple[int, str, str]]] = {}

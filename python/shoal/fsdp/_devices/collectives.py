@@ -1,6 +1,6 @@
 """Collectives among the ranks of a mesh's shards or replicas, by torch's process group, Shoal's own group, or the program's own object.
 
-Each is put on the present stream, or runs in its backend's threads; its mark is where its result is there.
+Each is put on the present stream, or runs in its backend's threads. It returns a mark, which is reached once the result is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _OwnMark:
             then()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls once the present stream is behind the operation: Shoal's groups report no end of their own."""
+        """Makes ``wait`` run this call, because Shoal's groups do not report when an operation has ended."""
         self._then = call
 
 
@@ -51,7 +51,8 @@ class _AllMarks:
 
 
 class Collectives:
-    """Those of one unit. The program may set ``all_gather`` and ``reduce_scatter``: torch's ``AllGather`` and ``ReduceScatter``."""
+    """The collectives of one unit. The program may set ``all_gather`` and ``reduce_scatter``, objects of torch's ``AllGather`` and
+    ``ReduceScatter``."""
 
     def __init__(self, label: str):
         self.label = label
@@ -85,8 +86,8 @@ class Collectives:
         return gather_by_process_group(streams, data.shard_group, out, piece)
 
     def gather_each(self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]) -> Mark:
-        """Gathers several tensors at once, each from its input to its output: (input, output, bytes of each rank's input). By a process
-        group all ranks' inputs have one size."""
+        """Gathers several tensors at once, each from its input to its output: (input, output, bytes of each rank's input). A process
+        group takes inputs of one size only."""
         return self._timed(streams, "gather", "all_gather", lambda: self._gather_each(data, streams, gathers))
 
     def _gather_each(self, data: DataMesh, streams: Streams, gathers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]) -> Mark:

@@ -43,7 +43,7 @@ class Gather(Protocol):
     """A gather under way."""
 
     def finish(self) -> None:
-        """Later work of the present stream sees the whole parameters."""
+        """Makes later work of the present stream wait for the whole parameters."""
 
     def drop(self) -> None:
         """Gives the result up."""
@@ -59,7 +59,7 @@ class PackedGather:
         self._buffer: torch.Tensor | None = None
         self._mark: Mark = REACHED
         if data.shards == 1 and collectives.all_gather is None:
-            return  # finish copies
+            return  # nothing to gather: ``finish`` copies the slices
         streams, dtype = transfers.streams, parameters[0].compute_dtype
         piece = sum(p.padded_shape.numel() for p in parameters)
         with streams.pack:
@@ -94,7 +94,7 @@ class PackedGather:
 
 class SmallerMeshGather:
     """Plain parameters whose rows on a smaller mesh this rank has kept since their forward (``reshard_after_forward=n``). Ranks of one row
-    of ``mesh`` together have all rows. ``kept``: where the rows are there."""
+    of ``mesh`` together have all rows. ``kept``: the mark after which these rows are complete."""
 
     def __init__(self, transfers: Transfers, mesh: DeviceMesh, rows: dict[ShardedParameter, torch.Tensor], kept: Mark, wholes: Wholes):
         self._transfers, self._rows, self._wholes = transfers, rows, wholes

@@ -16,7 +16,8 @@ Open = Callable[[tuple[int, ...], int, torch.device], tuple[DeviceGroup | None, 
 
 
 def open_mesh_group(ranks: tuple[int, ...], index: int, device: torch.device) -> tuple[DeviceGroup | None, Choice]:
-    """Opens Shoal's own group where ``SHOAL_DEVICE_TRANSPORT`` names its transport, because several devices have not run it yet."""
+    """Opens Shoal's own group if ``SHOAL_DEVICE_TRANSPORT`` names its transport. Process groups are the default, because Shoal's have not
+    run on several devices yet."""
     return open_group(ranks, index, device, default=PROCESS_GROUP)
 
 

@@ -21,7 +21,7 @@ class Target(Protocol):
 
     data: DataMesh
     scale: float
-    leaves: list[int] | None  # by rank of the shards: its sum's place in the tree of additions; None: the order does not matter
+    leaves: list[int] | None  # by rank of the shards: its place in the tree of additions; None: any order
     all_reduce_hook: Callable[[torch.Tensor], None] | None
     all_reduce_hook_stream: Any
 
@@ -30,12 +30,12 @@ class Target(Protocol):
 
 
 class Reduction:
-    """Gradients of one reduce dtype. It begins when it is made: the present stream packs them, as in FSDP2, because that frees them at
-    once; another one adds them up.
+    """The reduction of gradients of one reduce dtype. The constructor begins it: the present stream packs the gradients, as in FSDP2,
+    which frees them at once. Another stream adds them up.
 
     ``everywhere``: over all replicas; else the sums stay with the parameters until a later reduction includes them.
-    Where the order of additions is given, the ranks exchange their gradients, and each adds up its rows itself: a backend's order depends
-    on the number of ranks.
+    Where the target prescribes the order of additions (``leaves``), the ranks exchange their gradients, and each adds up its rows itself:
+    the order in a backend depends on the number of ranks.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Reduction:
         self._scale = target.scale
         # fp16 sums overflow, so a part of the division comes before the sum.
         self._before = self._scale**0.5 if dtype == torch.float16 else 1.0
-        # As in FSDP2, NCCL divides while it adds up. A kernel that divides would delay the next reduction on its stream.
         self._leaves = None if data.shards == 1 else target.leaves
+        # As in FSDP2, NCCL divides while it adds up. A kernel that divides would delay the next reduction on its stream.
         mean = everywhere and self._before == 1 and self._scale == 1 / len(data.ranks) and self._leaves is None
         self._averages = mean and collectives.averages(data, streams)
         self._sizes = [p.padded_shape.numel() for p in self.parameters]
@@ -87,7 +87,7 @@ class Reduction:
         return self._everywhere and self._target.data.replicas > 1
 
     def reduce_replicas(self) -> None:
-        """Begins the second part."""
+        """Begins the sum over replicas, which follows the sum over shards."""
         streams = self._transfers.streams
         self._free_packed()
         self._add_exchanged()
@@ -166,7 +166,7 @@ class Reduction:
         for p, rows in zip(self.parameters, self._rows(self._out), strict=True):
             partial = p.gradient.take_partial()
             if partial is not None:
-                rows.add_(partial, alpha=1 / self._target.data.shards if self._averages else 1)  # it is a sum over shards
+                rows.add_(partial, alpha=1 / self._target.data.shards if self._averages else 1)  # a sum; ``rows`` may be a mean
 
     def _accumulate(self, stream: AbstractContextManager) -> None:
         target, out = self._target, self._out

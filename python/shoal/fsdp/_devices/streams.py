@@ -179,7 +179,7 @@ class Transfers:
         self.streams = streams
         self.rows: Mark = REACHED  # the program's writes to rows, which gathers have to see
         self.packed: Mark = REACHED  # the last gather's reads of rows
-        self._read: tuple[Mark, Any] | None = None  # the buffers of the last gather of a forward, until they are unpacked
+        self._read: tuple[Mark, Any] | None = None  # the buffers of a forward's last gather, which ``unpacked`` frees later
         self._reduced: list[Mark] = []
         self._on_host: list[Mark] = []
         self._copied: list[tuple[Mark, torch.Tensor, Sequence[AbstractContextManager]]] = []  # gradients, until their copies have ended
@@ -198,8 +198,8 @@ class Transfers:
     def unpacked(self, buffer: Any) -> None:
         """Frees the buffer of a gather, or several, from which the present stream has taken the parameters.
 
-        In forward, the next gather has begun before its unit is used, or begins now: the buffer is kept until the one after that, so that
-        its packing does not wait for this one. In backward it is freed at once, as in FSDP2.
+        In forward the buffer is kept until the next gather is unpacked: freeing it makes the streams of gathers wait for this unpacking,
+        which would delay the packing of the next gather. In backward it is freed at once, as in FSDP2.
         """
         if self.streams.asynchronous:
             return  # the host has unpacked it

@@ -1,7 +1,7 @@
 """Times of a device's transfers, for the timeline of a step.
 
-On CUDA, events of a transfer's stream have them. Without streams a transfer lasts from its begin to the end of its backend's work, or until
-a thread has waited for it, if the backend does not report that end.
+On CUDA, events on a transfer's stream measure them. Without streams a transfer lasts from its begin to the end of its backend's work, or
+until a thread has waited for it, if the backend does not report that end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 _KEPT = 2048  # transfers; a step has a few per unit
-_LATE_S = 1.0  # how long to wait for the end of a transfer whose result the program may have used
+_LATE_S = 1.0  # how long a timeline waits for transfers to end; later ones are left out
 
 
 class Stamps(Protocol):

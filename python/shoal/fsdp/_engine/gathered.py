@@ -70,7 +70,7 @@ class Gathered:
         self._shown = False
         self._gather: Gather | None = None  # under way
         self._smaller: dict[ShardedParameter, torch.Tensor] = {}  # rows on the smaller mesh
-        self._kept: Mark | None = None  # where these are there, between forward and backward
+        self._kept: Mark | None = None  # the mark after which these are complete; set between forward and backward only
         self._reductions: deque[_Reductions] = deque()  # under way, in the order in which they began
 
     # ---- the program's requests ----
@@ -235,8 +235,8 @@ class Gathered:
     def _in_place(self, brought: list[ShardedParameter], ahead: bool) -> bool:
         """True if large slices go straight into their parameters.
 
-        Their memory was free only after the present stream's work so far. A gather that is not ahead would begin behind the computation of
-        the unit before, where a packed one lies beside it.
+        Their memory is free only after the present stream's work so far. In place, a gather that is not ahead would therefore wait for the
+        computation of the unit before; a packed gather runs beside that computation.
         """
         data = self._unit.data
         if self.all_gather is not None or data.shards == 1 or any(p.dim != 0 for p in brought):

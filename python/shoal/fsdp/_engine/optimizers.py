@@ -49,7 +49,8 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
     return list(roots.values())
 
 
-# Called once per model, once all models of that step have ended it; modules above register here. They must not raise.
+# Called once per model, after its first optimizer step, when all models have ended that step. Packages above this one register here.
+# These functions must not raise: the step has been made.
 after_first_step: list[Callable[[Root, torch.optim.Optimizer], None]] = []
 
 

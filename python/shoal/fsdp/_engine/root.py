@@ -65,13 +65,13 @@ class Root:
         self.number = next(_numbers)  # in this process
         self.forwards: weakref.WeakSet[ForwardToken] = weakref.WeakSet()
         self._backward: weakref.ref[Backward] | None = None  # the weak reference is dead after an exception
-        self.backward_ranges: dict[int, Range] = {}  # by state: those that run
-        self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies, for writes to whole parameters after an evaluation
+        self.backward_ranges: dict[int, Range] = {}  # by the state's index: the profiler's ranges of running backwards
+        self.copies: dict[ShardedParameter, torch.Tensor] = {}  # private copies that receive writes to whole parameters after an evaluation
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
-        self.total_kept = 0.0  # samples of all ranks in passes whose gradients are not reduced yet, and in the first of these
-        self._first_total: float | None = None
-        self.rows_event: Any = None  # the program's: rows have their values there; without it, the present stream writes them
+        self.total_kept = 0.0  # samples of all ranks in passes whose gradients are not reduced yet
+        self._first_total: float | None = None  # those of the first of these passes
+        self.rows_event: Any = None  # the program's event after which rows have their values; None: the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self.stepped = False  # an optimizer has stepped
         self._overtaken = False  # another rank has started this pass over, which the end of the pass reports
@@ -110,8 +110,9 @@ class Root:
         return self.states[0].settings.repeats
 
     def weight(self, by_collectives: bool) -> float | None:
-        """The factor of this pass's gradients; None: 1. Before collectives add them up, the samples of all ranks are known, and ``scale``
-        completes the factor to a mean. Both are near 1, so that fp16 gradients do not overflow. The engine divides by the samples."""
+        """The factor of this pass's gradients; None: 1. Where the engine reduces, it is the number of samples, by whose total the engine
+        divides. For collectives it is the share of all ranks' samples, which are known before, so that fp16 sums do not overflow. Then
+        ``scale`` corrects the sum to the mean over all passes."""
         total = self.states[0].settings.total_samples if by_collectives else None
         return self.samples if self.samples is None or total is None else self.samples / max(self._first_total or total, 1.0)
 
@@ -177,7 +178,7 @@ class Root:
                     indices = [a.index for s in self._own(ahead) for a in s.units if a.place == place]
                     if indices:
                         lists.append(_native.PrefetchList(unit=u.index, backward=backward, ahead=indices))
-            # Gathers begin in one order on all ranks.
+            # Collectives need one order on all ranks: the plans of models with gathers have to be alike.
             alike = any(u.gathered is not None and u.gathered.gathers for u in units)
             model.plan(self.prefetch_depth, lists, alike)
 

@@ -36,7 +36,7 @@ class Settings:
     post_optim_event: Any = None
     weigh_samples: bool = False
     share: float | None = None  # the factor by which this rank's gradients count in the mean over ranks; None: 1, in all backward passes
-    part: Part | None = None  # this worker's present part of the batch, where several add up to its gradients
+    part: Part | None = None  # the batch part that this worker trains on now, in a deterministic training
     joining: bool = False
     repeats: bool = False  # this rank has no further batch, and runs its last one for the other ranks' collectives
     before_pass: Callable[[], None] | None = None  # called before a backward's first collective

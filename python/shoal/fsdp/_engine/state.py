@@ -243,7 +243,8 @@ class State:
             _unshard_elsewhere(root, settings.forward_prefetch)
         if settings.cast_to is not None:
             args, kwargs = _apply_to_tensors(partial(_cast, settings.cast_to), (args, kwargs))
-        if training and (not recomputed or not self.ends.more_to_come()):  # a checkpoint may recompute the forward in a separate graph
+        # Activation checkpointing may recompute a forward in a separate graph, which needs a node of its own.
+        if training and (not recomputed or not self.ends.more_to_come()):
             args, kwargs = self._watch_inputs(args, kwargs)
         if recorded():
             self.forward_range = Range("forward", self.name)

@@ -134,7 +134,7 @@ class Unit:
 
     @property
     def leaves(self) -> list[int] | None:
-        """By rank of the shards: the place of its sum in the tree over logical ranks; None where no tree is given."""
+        """By rank of the shards: the first of its leaves in the tree over logical ranks; None outside of deterministic trainings."""
         part = self.state.settings.part
         return None if part is None else [block.start for block in blocks(part.total, self.data.shards)]
 

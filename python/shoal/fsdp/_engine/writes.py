@@ -31,7 +31,7 @@ class _Watched:
         self._samples = [(ctypes.c_char * num_bytes).from_address(at) for at, num_bytes in (v.whole_sample for v in views)]
         self._sharded = [v.sharded for v in views]
         counted = [p for p in self.parameters if not p.own.is_inference()]
-        self._rows = [p.own for p in counted]  # they share their versions with the Rows
+        self._rows = [p.own for p in counted]  # a Rows shares its version counter with ``own``
         self.names = [p.name for p in (*self.parameters, *counted)]
 
     def samples(self) -> bytes:
@@ -114,8 +114,8 @@ class WriteGuard:
         root.open_window(f"a write to {self._full_name(p)}")
 
     def forward_begins(self) -> None:
-        """Called when the window is closed. Writes through ``.data`` count nowhere, so ``forward_ends`` compares some values. With a guard
-        of leases they cannot be read now."""
+        """Called when the window is closed. torch does not count writes through ``.data``, so ``forward_ends`` compares some values with
+        those of now. With ``lease_guard`` a read before the lease would end the process, so nothing is compared."""
         if not self._state.settings.engine.lease_guard:
             self._samples = self._watched.samples()
 
@@ -138,8 +138,8 @@ class WriteGuard:
         )
 
     def close(self, why: str, again: bool = False) -> InvalidArgument | None:
-        """Records that the window is closed, with the reason, and where that is not recorded yet, or ``again``, the marks. Returns an error
-        for a whole parameter that was written, or whose memory was replaced."""
+        """Records the reason why the window is closed. Records the present marks, too, if there are none yet, or with ``again``. Returns an
+        error for a whole parameter that was written, or whose memory was replaced."""
         watched = self._watched
         self.closed_window = why, watched.marks() if again or self.closed_window is None else self.closed_window[1]
         if (p := watched.written_whole()) is not None:

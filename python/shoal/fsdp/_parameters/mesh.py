@@ -233,7 +233,7 @@ def on_hosts(data: DataMesh) -> DataMesh:
     hosts = DataMesh(mesh, data.shard_dim, data.replicate_dim)
     hosts.__dict__["groups"] = (None, None)
     if "index" in data.__dict__ or dist.get_rank() in data.ranks:  # else this rank is not on it
-        hosts.__dict__.update(index=data.index, shard=data.shard)  # the mesh's groups may have ended since they were known
+        hosts.__dict__.update(index=data.index, shard=data.shard)  # copied: the groups that compute them may have ended
     return hosts
 
 

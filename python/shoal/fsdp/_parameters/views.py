@@ -1,8 +1,8 @@
 """The tensors that modules hold for one parameter, one at a time.
 
 ``sharded`` is a ``DTensor`` over this rank's slices. ``unsharded`` is a plain tensor over the whole parameter, or a ``DTensor`` on the
-model parallel mesh if it was one before. Both lie in the unit's arena, as separate imports. Slices of one tensor would share a version
-counter, be saved with all of it, and look tied.
+model parallel mesh if it was one before. Both lie in the unit's arena, as two tensors without a common storage. Slices of one tensor would
+share a version counter and look tied, and ``torch.save`` of one slice would write the whole tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.exceptions import Unimplemented
 from shoal.fsdp._parameters.rows import rows_of, whole_of
 from shoal.fsdp._parameters.slices import Slices, local_of
 
-_SAMPLE_BYTES = 256  # as many values show most writes to a parameter, and cost no measurable time
+_SAMPLE_BYTES = 256  # enough to show most writes to a parameter, and compared in no measurable time
 
 
 class Views:
@@ -54,8 +54,8 @@ class Views:
         return self.rows
 
     def show_rows(self, plain: bool) -> None:
-        """Sets the local tensor of ``sharded``. ``plain``: the plain one, for an optimizer's step. It has opened the window, and operators
-        on it then cost no interception."""
+        """Sets the local tensor of ``sharded``. ``plain``: the plain tensor, for an optimizer's step. The step has opened the window, so
+        that its writes need no interception, which takes time."""
         own = self._parameter.own
         if self.sharded._local_tensor is (self.rows if plain else own):
             self.sharded._local_tensor = own if plain else self.rows

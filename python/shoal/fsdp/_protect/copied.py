@@ -26,7 +26,7 @@ class CopiedStep:
         self._moves = moves
         self._model: int | None = None  # the number of the model's Root
         self._singles: dict[torch.dtype, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
-        # With the sources, whose memory no other work may get before the copies have ended.
+        # (places of single numbers, their values on the host, the copy's source, whose memory must not be reused before the copy ends).
         self._stacked: list[tuple[list[tuple[dict[str, Any], str, torch.Tensor]], torch.Tensor, torch.Tensor]] = []
         self._copied = REACHED
 

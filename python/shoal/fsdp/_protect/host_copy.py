@@ -40,8 +40,8 @@ class HostCopy:
 
     ``states``: those of the model on devices. Every rank makes the copy, which has the present rows and states.
 
-    A protected step is repeated by the host's kernels where they have the bits of the devices' kernels. Otherwise (``copies``) rows and
-    states are copied behind it.
+    The host's kernels repeat a protected step if they compute the same bits as the devices' kernels. Otherwise (``copies``) rows and
+    states are copied to the host after each step.
     """
 
     def __init__(self, states: Iterable[State], optimizers: Iterable[torch.optim.Optimizer]):
@@ -62,8 +62,8 @@ class HostCopy:
         self._spoiled = False  # an abort has left half a sum in gradients
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
-        self._copied = self._updated = REACHED  # where the gradients are on the host, and the devices' update is made
-        self.copies: dict[int, StatesOf] | None = None  # steps are copied, with these states by the id of a parameter on devices
+        self._copied = self._updated = REACHED  # marks: gradients are on the host; the devices' update is complete
+        self.copies: dict[int, StatesOf] | None = None  # the states that steps copy, by id of a device's parameter; None: repeats steps
         self._step: CopiedStep | None = None  # the last step, if it is copied
         self._stream: Any = None  # the program's stream at that step
         self._repeating: threading.Thread | None = None
@@ -262,7 +262,8 @@ class HostCopy:
             self.order_writes()
 
     def _pools(self) -> list[AbstractContextManager]:
-        """The streams to whose pools the memory of gradients may return. With one shard, or for the program's, that is the present one."""
+        """The streams that may have allocated gradients, to whose pools their memory returns. The present one allocates those of one shard,
+        and those that the program sets."""
         streams = self._transfers.streams
         of_hooks = {u.all_reduce_hook_stream for s in self._states for u in s.units} - {None}
         return [nullcontext(), streams.reduce, streams.replicas, *map(streams.on, of_hooks)]
@@ -272,7 +273,7 @@ class HostCopy:
         self._copied.wait()
 
     def spoil(self) -> None:
-        """Gradients that are not on the host yet do not count: the groups that sum them are aborted."""
+        """Called when the groups that sum gradients are aborted: gradients that are not on the host yet do not count."""
         self._spoiled = True
 
     def _check_spoiled(self) -> None:

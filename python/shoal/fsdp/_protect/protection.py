@@ -35,7 +35,7 @@ class Protection:
     """The step record of this rank. ``optimizer.step()`` calls ``begin``, adds its updates to ``record``, and calls ``run``."""
 
     host_copy: HostCopy | None = None  # the copy of a model on devices
-    replicas: Replicas | None = None  # where a rank of another host holds this rank's replica
+    replicas: Replicas | None = None  # set if a rank of another host holds this rank's replica
 
     def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
         self.root, self.optimizer, self.model = root, optimizer, root.models[0]

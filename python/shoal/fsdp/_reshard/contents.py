@@ -201,8 +201,8 @@ class Contents:
 
 
 def _arena_of(u: Unit) -> str:
-    """The arena of a unit that another mesh can take over, or "". Ranks on several hosts take none over, because another host's rows may be
-    of an earlier step there."""
+    """The arena of a unit that another mesh can take over, or "". Ranks on several hosts take none over, because an arena may hold an
+    earlier step's copy of another host's rows."""
     return u.native.arena_key if u.native.fits_any_mesh and not u.actor.hosts else ""
 
 

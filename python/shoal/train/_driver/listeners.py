@@ -11,7 +11,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Listeners:
-    """Calls each of them with the metrics of each report. Those with methods ``on_begin(config)``, ``on_change(change)`` and
+    """Calls each listener with the metrics of each report. Those with methods ``on_begin(config)``, ``on_change(change)`` and
     ``on_end(error)`` get the training's config, its changes of workers and its end, too."""
 
     def __init__(self, given: Listener | Sequence[Listener] | None):

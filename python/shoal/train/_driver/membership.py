@@ -59,8 +59,8 @@ class Died:
 @dataclass(frozen=True)
 class Interrupted:
     """A worker has stopped its step, because another one has died. ``generation``: the latest generation in which, as this worker knows,
-    every worker has a step record; 0: none. In a change, the worker can also go on with the new generation if another worker knows this of
-    that one. ``again``: its loop has to run again, and builds its model anew."""
+    every worker has a step record; 0: none. During a change another worker may report the new generation: then this worker, which has not
+    learned of that yet, goes on with the new one, too. ``again``: its loop has to run again, and builds its model anew."""
 
     worker: int
     generation: int
@@ -310,7 +310,7 @@ class Membership:
             return []
         self.members, self.number, self.published, self.moved = change.members, change.number, None, True
         self.dead = {w: cause for w, cause in self.dead.items() if w in change.members}
-        self.recovering = self.recovering and bool(self.dead)  # a worker that leaves may have died when the others had its part
+        self.recovering = self.recovering and bool(self.dead)  # no recovery for a leaving worker: the others have its part
         self.left.clear()
         if change.joining:
             self.lost.clear()
@@ -357,11 +357,11 @@ class Membership:
         actions: list[Action] = []
         if (change := self.published) is not None:
             if not alive and any(w not in self.stopped and w not in self.dead for w in change.joining):
-                return []  # the generation may have begun, and only they know
+                return []  # all old workers are gone: only the new ones know if the generation has begun
             if not self._has_begun(change):
                 actions = [Remove(w) for w in change.joining if w not in self.dead]
             elif any(w not in self.stopped and w not in self.dead for w in change.joining):
-                return []  # they have their parts by now, and stop, too
+                return []  # these new workers have their parts of the model, and will report that they have stopped
             else:
                 actions = [Completed(change, cut_off=True), *(Dismiss(w) for w in change.leaving if w in self.stopped)]
                 self.members, self.number = change.members, change.number

@@ -57,7 +57,7 @@ class _Entry:
     placed: ObjectRef | None = None
     run: ObjectRef | None = None
     probe: ObjectRef | None = None  # a call that finds out if the worker is dead: the connection by which its result would come broke
-    open_call: Any = None  # it waits for the next generation
+    open_call: Any = None  # the worker's call that waits for the next generation
 
 
 class Run:
@@ -81,8 +81,8 @@ class Run:
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._ended: set[int] = set()  # workers whose loop has ended
         self._dead: set[int] = set()  # workers whose process has ended
-        self._interrupted: dict[int, int] = {}  # workers that have stopped their step and wait for a recovery: a number of this wait
-        self._broken: dict[int, int] = {}  # workers whose connection has broken, and who may be dead: a number of this wait
+        self._interrupted: dict[int, int] = {}  # by worker that has stopped its step and waits for a recovery: the number of its wait
+        self._broken: dict[int, int] = {}  # by worker that may be dead, because its connection broke: the number of this doubt
         self._doubts = Doubts(self._doubt)
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(self._members, self._ended, self._dead, self._interrupted, self._reply, self._refuse, self._record)

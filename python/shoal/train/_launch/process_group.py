@@ -24,7 +24,7 @@ def take_device(use_gpu: bool, elastic: bool, host: str) -> str:
             f"use_gpu=True, and torch {torch.__version__} finds no CUDA device on {host}",
             hint="install a torch for CUDA and the driver of the GPU on each node, or train without use_gpu",
         )
-    if elastic:  # a death ends no survivor: ``AbortOnDeath`` ends the waits of its kernels
+    if elastic:  # else NCCL would end the survivors of a death; ``AbortOnDeath`` ends their kernels' waits
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     torch.cuda.set_device(int(os.environ.get("SHOAL_LOCAL_DEVICE", "0")))
     return f"cpu:{on_cpu},cuda:nccl"
@@ -59,7 +59,7 @@ def allow_another_group(first_store: Callable[[], Any], backends: str, elastic: 
         if store is None and init_method in (None, "env://") and not elastic:
             try:
                 own = first_store().clone()
-            except (AttributeError, NotImplementedError, RuntimeError):  # its class makes none
+            except (AttributeError, NotImplementedError, RuntimeError):  # the store's class has no clones
                 own = first_store()
             init_method, store = None, dist.PrefixStore(f"group/{number}", own)
             if timeout is not None:
