@@ -221,10 +221,10 @@ class Receiver {
     Head h{};
     if (record.size() < sizeof h) broken();
     std::memcpy(&h, record.data(), sizeof h);
-    const auto backoff = record.subspan(sizeof h);
-    const auto* const text = reinterpret_cast<const char*>(backoff.data());
+    const auto body = record.subspan(sizeof h);
+    const auto* const text = reinterpret_cast<const char*>(body.data());
     const bool number = h.kind == Kind::kInt || h.kind == Kind::kFloat;
-    if (h.bytes > backoff.size() || (number && h.bytes != 8)) broken();
+    if (h.bytes > body.size() || (number && h.bytes != 8)) broken();
     nb::object out;
     switch (h.kind) {
       case Kind::kNone:
@@ -238,13 +238,13 @@ class Receiver {
         break;
       case Kind::kInt: {
         long long value = 0;
-        std::memcpy(&value, backoff.data(), sizeof value);
+        std::memcpy(&value, body.data(), sizeof value);
         out = nb::steal(PyLong_FromLongLong(value));
         break;
       }
       case Kind::kFloat: {
         double value = 0;
-        std::memcpy(&value, backoff.data(), sizeof value);
+        std::memcpy(&value, body.data(), sizeof value);
         out = nb::steal(PyFloat_FromDouble(value));
         break;
       }
