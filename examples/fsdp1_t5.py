@@ -177,7 +177,7 @@ def fsdp_main(args):
 
     t5_auto_wrap_policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={T5Block})
     bf16_ready = args.bf16 or (not args.no_cuda and torch.version.cuda and torch.cuda.is_available() and torch.cuda.is_bf16_supported())
-    # The model starts on the CPU. The outer unit has its embedding, which encoder, decoder and head share.
+    # The model starts on the CPU. The outer unit has the model's embedding, which encoder, decoder and head share.
     model = FSDP(
         setup_model(tokenizer.get_vocab_size(), args),
         auto_wrap_policy=t5_auto_wrap_policy,

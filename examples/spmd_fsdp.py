@@ -69,7 +69,7 @@ class Decoder(nn.Module):
 
 
 def batches(rows: int) -> list[torch.Tensor]:
-    """(rows, LENGTH + 1) bytes each."""
+    """STEPS batches of ``rows`` random pieces of this file, each of LENGTH + 1 bytes."""
     text = torch.tensor(list(Path(__file__).read_bytes())).clamp(max=VOCABULARY - 1)
     starts = torch.randint(len(text) - LENGTH - 1, (STEPS, rows), generator=torch.Generator().manual_seed(1))
     return [torch.stack([text[i : i + LENGTH + 1] for i in of]) for of in starts]

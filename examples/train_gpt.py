@@ -128,7 +128,7 @@ class Shuffled(Sampler):
 
 
 def read_data(c: dict) -> tuple[DataLoader, Windows]:
-    """Returns the loader of the whole batches, as for one process, and the held-out windows."""
+    """Returns the loader, whose batches are those of all workers together, and the held-out windows."""
     text, held_out = (Windows(t, c["context"]) for t in read_stdlib())
     loader = DataLoader(text, batch_size=c["batch"], sampler=Shuffled(len(text), c["seed"]), num_workers=c["loaders"])
     return loader, held_out
@@ -226,7 +226,7 @@ def save(c: dict, state: State) -> None:
 
 
 def train_plain(c: dict, on_step: Callable[[dict], None]) -> dict:
-    """Trains alike in one process, on plain PyTorch."""
+    """Trains the same model in one process, on plain PyTorch, for comparison."""
     model, history, step = GPT(c), History(), 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=c["lr"], betas=(0.9, 0.95), weight_decay=0.1)
     loader, held_out = read_data(c)
@@ -348,7 +348,7 @@ def largest_difference(ours: dict, reference: dict) -> float:
 
 
 def lost_and_repeated(history: list[dict]) -> tuple[int, int]:
-    """Compares the optimizer's own count of updates with the steps: those that were never applied, and those that were applied twice."""
+    """Returns how many steps were never applied, and how many were applied twice, by the optimizer's own count of updates."""
     lost, repeated, before = 0, 0, {"step": 0, "updates": 0}
     for m in history:
         more = (m["updates"] - before["updates"]) - (m["step"] - before["step"])

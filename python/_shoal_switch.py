@@ -25,7 +25,8 @@ def _is_set(variable):
 
 
 def switch_on():
-    """Where a variable is on, ``shoal.fsdp`` is imported behind torch's FSDP, or ``shoal.spmd`` for torch_xla; both read it again.
+    """Adds an import hook for each variable that is set. One imports ``shoal.fsdp`` after torch's FSDP, the other loads ``shoal.spmd`` in
+    place of torch_xla. A hook reads its variable again when it acts, because the program may have changed it.
 
     A value that is neither on nor off fails the import of torch's FSDP, or of torch_xla, not the start of the interpreter.
     """
@@ -40,7 +41,7 @@ def _import_shoal(module):
         return
     try:
         import shoal.fsdp  # noqa: F401
-    except ModuleNotFoundError as error:  # some importers of torch's FSDP take a missing module for an answer
+    except ModuleNotFoundError as error:  # some importers of torch's FSDP go on without it if a module is missing, which would hide this
         raise ImportError(f"SHOAL_FSDP is set, but shoal.fsdp cannot be imported: {error}") from error
 
 
@@ -53,7 +54,7 @@ def after_import(name, action):
 
 
 class _Finder:
-    """Finds one module, once, with a loader that acts behind it."""
+    """The import hook for one module. It acts once, after that module has been imported."""
 
     def __init__(self, name, action):
         self._name, self._action = name, action
@@ -92,7 +93,7 @@ class _TorchXla:
     def create_module(self, spec):
         try:
             import shoal.spmd
-        except ModuleNotFoundError as error:  # some importers of torch_xla take a missing module for an answer
+        except ModuleNotFoundError as error:  # some importers of torch_xla go on without it if a module is missing, which would hide this
             raise ImportError(f"SHOAL_SPMD is set, but shoal.spmd cannot be imported: {error}") from error
         shoal.spmd.install()
         module = sys.modules["torch_xla"]
@@ -103,7 +104,7 @@ class _TorchXla:
         module.__spec__ = self._spec
 
     def find_distributions(self, context):
-        """importlib.metadata asks; shoal.spmd.install() answers from then on."""
+        """Gives importlib.metadata torch_xla's version before the first import; ``install`` adds a finder for later requests."""
         if context.name not in ("torch_xla", "torch-xla") or "torch_xla" in sys.modules or not is_on("SHOAL_SPMD"):
             return []
         from shoal.spmd._names.install import Metadata

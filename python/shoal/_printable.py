@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Returns the text with its lines and tabs."""
+    """Returns the text; its newlines and tabs stay."""
     return text if text.isprintable() else _native.printable(_encodable(text), True)
 
 

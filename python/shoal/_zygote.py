@@ -149,7 +149,7 @@ def _become_worker(request: dict, fds: list[int], forkable: bool) -> int:
 def _run_worker(request: dict) -> int:
     end_children_with_this()
     if "SHOAL_FSDP" in os.environ or "SHOAL_SPMD" in os.environ:  # the interpreter started without these variables
-        import _shoal_switch  # late: the standard library suffices without the variables
+        import _shoal_switch  # late: only these variables need it
 
         _shoal_switch.switch_on()
     sys.path[:0] = [p for p in request["path"] if p not in sys.path]
@@ -225,7 +225,7 @@ def _run_script(argv: list[str]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as the interpreter: for exit handlers
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as the interpreter sets them
         # Without this module's frames: the traceback begins in the user's script.
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
         return 130 if isinstance(error, KeyboardInterrupt) else 1

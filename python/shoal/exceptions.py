@@ -388,7 +388,7 @@ _causes: dict[str, Callable] = {}  # "pack" and "unpack" of a TaskError's cause
 
 
 def pickle_causes_by(pack: Callable[[BaseException | None], bytes], unpack: Callable[[bytes], BaseException | None]) -> None:
-    """Called by ``shoal._core.serialize``, which imports this module."""
+    """Sets the functions that pickle causes. ``shoal._core.serialize`` calls it, because that module imports this one."""
     _causes.update(pack=pack, unpack=unpack)
 
 
@@ -472,7 +472,7 @@ def parts(error: BaseException) -> tuple[tuple, dict]:
     return _ARGS.__get__(error), {**attributes, **getattr(error, "__dict__", {})}
 
 
-_ARGS = BaseException.__dict__["args"]  # also of a class that has a property of this name
+_ARGS = BaseException.__dict__["args"]  # reads the args even if the class has a property of this name
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 

@@ -33,7 +33,7 @@ def headers(root: Path):
 
 
 def stage(root: Path, folder: Path, version: str):
-    """Fills `folder`, beside whose bin/shoal the rest lies."""
+    """Copies the headers, the library and the project into `folder`, the package's folder, which has bin/shoal already."""
     include = folder / "include" / "shoal"
     for path, within in headers(root):
         (include / within).parent.mkdir(parents=True, exist_ok=True)

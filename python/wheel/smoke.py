@@ -79,7 +79,7 @@ with tempfile.TemporaryDirectory(prefix="shoal-smoke.") as temporary:
             sys.exit(f"smoke: an interpreter that starts with SHOAL_{name}={value} has the switch and torch: {started}, expected {loaded}")
     script = folder / "job.py"
     script.write_text(SCRIPT.format(environment=str(environment)))
-    if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # a gang would need torch
+    if "cpus" not in (out := run(command, "submit", script, env=clean, cwd=folder)):  # the script makes no gang, which would need torch
         sys.exit(f"smoke: submit did not show what its script printed:\n{out}")
     limit = time.monotonic() + 5  # a cluster made for a job ends just after it
     while left := [p for p in (folder / "sessions").glob("*/pids/*") if Path("/proc", p.name.partition(".")[2]).exists()]:

@@ -34,7 +34,7 @@ _UNSUPPORTED = {
     "_redis_username": _ETCD,
     "_tracing_startup_hook": "shoal.timeline() is a trace of what ran",
 }
-# They have no effect in Ray either: one is deprecated, the other is for a hook that is not set.
+# Arguments that have no effect in Ray either: one is deprecated, the other is for a hook that is not set.
 _CHANGE_NOTHING = {"_driver_object_store_memory", "_skip_env_hook"}
 
 _NO_EFFECT = {  # settings of Ray's own processes that programs and tests use most
@@ -53,7 +53,8 @@ _NO_EFFECT = {  # settings of Ray's own processes that programs and tests use mo
 
 
 def check_others(given: dict[str, Any], known: Set[str]) -> None:
-    """Raises TypeError for arguments that Ray's init lacks, too, and Unimplemented for those that Shoal's lacks. ``known``: Shoal's."""
+    """Raises TypeError for arguments that Ray's init lacks, too, and Unimplemented for those that Shoal's lacks. ``known``: the
+    arguments of Shoal's init."""
     for name, value in given.items():
         if name not in _UNSUPPORTED and name not in _CHANGE_NOTHING:
             raise TypeError(f"init() got an unexpected keyword argument {name!r}; {meant(name, known)}")

@@ -54,7 +54,7 @@ class ClusterContext:
 
 
 def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:
-    """Leaves the cluster. The driver's actors and tasks end, and so does a private cluster, which this always waits for. In a worker it
+    """Leaves the cluster. The driver's actors and tasks end, and so does a private cluster, for whose end this always waits. In a worker it
     does nothing: the process belongs to its node, and the call continues."""
     del wait_for_processes, _exiting_interpreter  # Ray's arguments, without effect
     if not state.is_worker:

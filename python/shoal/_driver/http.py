@@ -173,7 +173,7 @@ def _refuse_strangers(connected: socket.socket, trusted: set[int]) -> None:
 
 
 def _listeners(address: str, port: int) -> set[int]:
-    """The users who own sockets that listen there."""
+    """The users who own sockets that listen at this address and port."""
     packed = ipaddress.ip_address(address).packed
     mapped = packed if len(packed) == 16 else bytes(10) + b"\xff\xff" + packed
     names = ["".join(f"{w:08X}" for w in memoryview(at).cast("I")) for at in (packed, mapped, bytes(4), bytes(16))]

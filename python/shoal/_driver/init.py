@@ -52,10 +52,10 @@ def init(
     """Connects this process to a cluster.
 
 
-    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head (one on another host: after ``shoal start --address`` joined it).
-    Without an address, ``init`` joins the cluster of ``$SHOAL_ADDRESS``, else the one that this user started last on this host (``shoal
-    start``). If there is none, it starts a private cluster, which ends with this process. ``"auto"``: likewise, but never private.
-    ``"local"``: always private. A process that a node started is in its cluster already.
+    ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head. If the head is on another host, ``shoal start --address`` must
+    have joined this host to the cluster before. Without an address, ``init`` joins the cluster of ``$SHOAL_ADDRESS``, else the one that
+    this user started last on this host (``shoal start``). If there is none, it starts a private cluster, which ends with this process.
+    ``"auto"``: likewise, but never private. ``"local"``: always private. A process that a node started is in its cluster already.
 
     A private cluster offers ``num_cpus``, ``num_gpus``, ``memory`` (bytes) and ``resources``. The defaults are the machine's logical CPUs
     and memory, and the GPUs that ``CUDA_VISIBLE_DEVICES`` names; ValueError for more GPUs than that. ``labels``: labels of its one node,
@@ -148,7 +148,7 @@ def joined(address: str | None, home: str) -> str:
 
 def _open(folder: str, head: str, job: JobArguments) -> None:
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "interactive"
-    fold = variable("SHOAL_DEDUP_LOGS", "1") != "0"  # repeated lines, on a terminal
+    fold = variable("SHOAL_DEDUP_LOGS", "1") != "0"  # on a terminal, shows repeated lines of workers once
     state.session = _native.Session.open(
         folder=folder,
         head=head,

@@ -108,7 +108,7 @@ def expanded(value: str) -> str:
 
 
 def prepare(env: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``env``, ``cwd`` and ``python_path`` of a process, for ``launch``. Raises RuntimeEnvSetupError."""
+    """Returns the ``env``, ``cwd`` and ``python_path`` with which a process is to start. Raises RuntimeEnvSetupError."""
     env = check(env)
     if not env:
         return {}

@@ -104,7 +104,7 @@ def _requirements(packages: list[str], store: Path) -> Iterator[list[str]]:
 
 def _pip(config: dict[str, Any], store: Path, end: float | None) -> tuple[list[str], dict[str, str]]:
     env = {}
-    if version := config.get("pip_version"):  # a version other than this interpreter's
+    if version := config.get("pip_version"):  # another version of pip than this interpreter's
         env["PYTHONPATH"] = installed("pip", {"packages": [f"pip{version}"]}, store, end)
     options = config.get("pip_install_options", ["--disable-pip-version-check"])
     return [sys.executable, "-m", "pip", "install", "--quiet", *options], env
@@ -138,7 +138,7 @@ def _run(tool: str, config: dict[str, Any], words: list[str], env: dict[str, str
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env}) as process:
         try:
             out, err = process.communicate(timeout=None if end is None else max(0.0, end - time.monotonic()))
-        except BaseException as error:  # also on an interrupt
+        except BaseException as error:  # also an interrupt: the installer must not go on alone
             _end(process)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

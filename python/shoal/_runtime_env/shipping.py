@@ -56,7 +56,7 @@ _SURE_S = 60  # seconds in which the head is not asked again whether it has a pa
 _CACHE = "SHOAL_RUNTIME_ENV_CACHE_BYTES"  # limit for a host's fetched packages; unused ones beyond it are deleted
 _CACHE_BYTES = 10 << 30  # Ray's default
 
-_left: dict[str, tuple[str, float]] = {}  # (package, time), by path
+_left: dict[str, tuple[str, float]] = {}  # by path: the package at the head, and when this was last known
 _leaving = threading.Lock()
 _in_use: list[int] = []  # descriptors, locked until this process ends
 
@@ -88,7 +88,7 @@ def digest_of(file: IO[bytes]) -> str:
 
 
 def _opened(file: IO[bytes]) -> zipfile.ZipFile:
-    """Opens a zip file once its own count of entries is found small enough, because zipfile loads a description of each."""
+    """Opens a zip file once the count of entries that it states is small enough, because zipfile loads a description of each."""
     end = zipfile._EndRecData(file)
     if end and (end[zipfile._ECD_ENTRIES_TOTAL] > MAX_ENTRIES or end[zipfile._ECD_SIZE] > MAX_ENTRIES * _DESCRIPTION):
         raise RuntimeEnvSetupError(f"a zip file of runtime_env has more than {MAX_ENTRIES} entries")
@@ -96,8 +96,8 @@ def _opened(file: IO[bytes]) -> zipfile.ZipFile:
 
 
 def unpack(file: str | os.PathLike | IO[bytes], into: Path) -> int:
-    """Returns the size of the files in bytes. RuntimeEnvSetupError for a path outside of ``into``, for a link, and beyond MAX_BYTES or
-    MAX_ENTRIES. A failure leaves no part of ``into``."""
+    """Unpacks a zip file and returns the size of its files in bytes. RuntimeEnvSetupError for a path outside of ``into``, for a link, and
+    beyond MAX_BYTES or MAX_ENTRIES. A failure leaves no part of ``into``."""
     if not hasattr(file, "read"):
         with open(file, "rb") as opened:
             return unpack(opened, into)
@@ -141,7 +141,7 @@ def removed_on_failure(path: Path) -> Iterator[None]:
 
 
 def keep_packed(folder: Path, into: Path) -> None:
-    """Packs a folder before any process works in it."""
+    """Packs a folder before any process works in it, so that the package has nothing that a process wrote."""
     fd, making = tempfile.mkstemp(dir=into.parent)
     with os.fdopen(fd, "w+b") as file, removed_on_failure(Path(making)):
         pack(files_in(folder), file)
@@ -164,7 +164,7 @@ def leave(roots: Iterable[str], store: str) -> str:
 
 def _kept_as(root: str, store: str) -> str:
     came_with = _sent().get("of", {})
-    if root in came_with:  # part of this process's own environment, which the head keeps while it lives
+    if root in came_with:  # part of this process's own environment, which the head keeps while this process lives
         return came_with[root]
     package, when = _left.get(root, ("", 0.0))
     if not package or (time.monotonic() - when > _SURE_S and not session().has_package(package)):
@@ -261,7 +261,7 @@ def _fetched(package: str, own: Path) -> str:
 
 
 def _bring(package: str, target: Path) -> int:
-    # One process at a time makes it; what is there already is left over from a process that was killed.
+    # One process at a time makes this folder, so an existing one is left over from a process that was killed.
     making = target.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     with tempfile.TemporaryFile(dir=target.parent) as file:

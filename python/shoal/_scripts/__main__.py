@@ -94,7 +94,7 @@ def _text(script: str, note: Note) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replaces a file at once, with the same permissions. A link stays one."""
+    """Replaces a file atomically, with the same permissions. A symbolic link stays, and the file behind it is replaced."""
     path = path.resolve()
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as new:

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel(..) as calls of fully_shard."""
+"""Translates calls of FullyShardedDataParallel(..) into calls of fully_shard."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _BY_HAND["_HYBRID_SHARD_ZERO2"] = _BY_HAND["HYBRID_SHARD"] + " with reshard_afte
 
 @dataclass
 class Sharding:
-    """The result of one constructor call."""
+    """The translation of one constructor call: the arguments of fully_shard, and the statements around its call."""
 
     model: str = ""
     keywords: list[tuple[str, str]] = field(default_factory=list)
-    starred: list[str] = field(default_factory=list)  # **options
+    starred: list[str] = field(default_factory=list)  # the texts of "**options"
     policy: policies.Policy | None = None
-    before: list[str] = field(default_factory=list)  # {model}: the model's name
+    before: list[str] = field(default_factory=list)  # statements, in which {model} stands for the model's name
     after: list[str] = field(default_factory=list)
 
     def words(self) -> list[str]:

@@ -10,7 +10,7 @@ from shoal._scripts.source import Function, Source
 
 SHARDS = ("fsdp:fully_shard", "fsdp:FullyShardedDataParallel")
 _PREFETCHES = ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch")
-_MOST_CALLS = 12  # functions inside each other
+_MOST_CALLS = 12  # the most calls inside each other that are followed
 _NO_OPTIMIZER = ("lr_scheduler", "clip_grad", "swa_utils")
 
 
@@ -86,7 +86,7 @@ class _Walk:
         return None
 
     def method(self, function: ast.AST, arguments: list[str], keywords: dict[str, str], frame: _Frame, chosen: bool) -> str:
-        """Walks through a method of `self`, which knows and changes its attributes."""
+        """Walks through a method of `self`. It sees the attributes of `self` that the caller knows, and changes them for the caller."""
         own = {name: subject for name, subject in frame.subjects.items() if name.startswith("self.")}
         static = any(self.source.code(d) == "staticmethod" for d in function.decorator_list)
         first = [] if static else [frame.subjects.get("self", "")]

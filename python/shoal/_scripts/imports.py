@@ -30,7 +30,7 @@ _FSDP1_MODULES = {
 
 
 def used_names(tree: ast.AST) -> set[str]:
-    """Names that code reads, also in strings that stand for types."""
+    """Names in the code, and the words of short strings, which may stand for types or exported names."""
     found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     exported = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return found | {word for text in exported if len(text) < 200 for word in re.findall(r"\w+", text)}
@@ -75,8 +75,8 @@ def _text(alias: ast.alias) -> str:
 def _shrink(
     source: Source, edits: Edits, node: ast.Import | ast.ImportFrom, kept: list[ast.alias], moved: list[ast.alias], fsdp: str
 ) -> None:
-    """Leaves ``kept`` in an import, and puts one of ``moved`` from the module ``fsdp`` behind it. They stay in their block, because a
-    condition may be around it."""
+    """Leaves ``kept`` in an import, and adds an import of ``moved`` from the module ``fsdp`` behind it. Both stay in the block of the old
+    one, because a condition may be around it."""
     parts = [(node.module if isinstance(node, ast.ImportFrom) else None, kept), (fsdp, moved)]
     texts = [
         f"from {module} import {', '.join(map(_text, names))}" if module else f"import {', '.join(map(_text, names))}"

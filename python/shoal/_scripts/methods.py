@@ -48,9 +48,9 @@ _METHODS = {
     "state_dict_type",
     "summon_full_params",
 }
-_ONLY_MODELS_HAVE = {"clip_grad_norm_", "summon_full_params"}  # the other names are also those of DDP's methods, or of options
+_ONLY_MODELS_HAVE = {"clip_grad_norm_", "summon_full_params"}  # DDP's models, or options, have the other names, too
 _TYPES = {_CLASS: "FSDPModule", "fsdp:MixedPrecision": "MixedPrecisionPolicy"}
-# Names of FSDP1 without a translation of their own, by what to do.
+# The advice for a name of FSDP1 that is not in _BY_HAND.
 _LEFT = "write it with FSDP2's methods, or keep FSDP1's class: shoal migrate --to fsdp1"
 
 
@@ -116,7 +116,7 @@ def _isinstance(work: Work, call: ast.Call) -> None:
 def _unwrap(work: Work, node: ast.Attribute, models: set[str], owners: Owners) -> None:
     source, kind = work.source, owners.kind(node.value)
     if owners.is_model(node.value):
-        work.edits.replace((source.span(node.value)[1], source.span(node)[1]), "")  # FSDP2 wraps nothing
+        work.edits.replace((source.span(node.value)[1], source.span(node)[1]), "")  # removes `.module`, because FSDP2 wraps nothing
     elif kind == kinds.MIXED or (kind == kinds.UNKNOWN and source.code(node.value) in models):
         _unsure(work, node, "wrapped-module", f"leave out .{node.attr} where the model is one of FSDP: FSDP2 wraps nothing")
 
@@ -164,7 +164,7 @@ def _method(work: Work, call: ast.Call, owners: Owners) -> None:
             raise Untranslatable(call, "method", "this call of clip_grad_norm_ has parentheses or comments", "leave them out")
         torch = work.need("", "torch")
         work.edits.replace((begin, behind.end()), f"{torch}.nn.utils.clip_grad_norm_({model}.parameters(), ")
-    elif not call.args and not call.keywords:  # else it is one of another library
+    elif not call.args and not call.keywords:  # with arguments it is a no_sync of another library
         if kind != kinds.MODEL:
             ddp = kind == kinds.UNKNOWN and any(n.endswith(".DistributedDataParallel") for n in source.names.values())
             level = "check" if ddp else "by hand"

@@ -1,4 +1,4 @@
-"""``shoal migrate``: a script of FSDP1 as one of FSDP2, and a script of FSDP2 as one of Shoal."""
+"""``shoal migrate``: translates a script of FSDP1 into one of FSDP2, and a script of FSDP2 into one of Shoal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _translate(work: Work, models: set[str]) -> None:
 
 
 def _no_program(source: Source, error: Exception) -> Note:
-    """Returns a note of the translation's own fault, at the first use of FSDP."""
+    """Returns a note that the translation is not valid Python, which is a fault of this module. Its line is the first use of FSDP."""
     uses = (n.lineno for n in ast.walk(source.tree) if isinstance(n, (ast.Name, ast.Attribute)) and source.name_of(n).startswith("fsdp:"))
     line = min(uses, default=1)
     return Note(

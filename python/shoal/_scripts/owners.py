@@ -11,7 +11,7 @@ _CLASS = "fsdp:FullyShardedDataParallel"
 _OTHERS = (".DistributedDataParallel", ".DataParallel")
 MODEL, MIXED, OTHER, UNKNOWN = "model", "mixed", "other", "unknown"
 _WRAPPED = ("module", "_fsdp_wrapped_module")
-_MOST_ROUNDS = 8  # functions that pass a model on to each other
+_MOST_ROUNDS = 8  # the longest chain of functions that pass a model on to each other
 
 Place = tuple[ast.AST, str]  # a function, a class or the module, and the variable or attribute that it binds
 
@@ -29,7 +29,7 @@ class Owners:
         self._returns = [n for n in nodes if isinstance(n, ast.Return) and n.value is not None]
         self._functions = {n.name: n for n in nodes if isinstance(n, Function) and not isinstance(source.parents[n], ast.ClassDef)}
         self._classes = {n.name: n for n in nodes if isinstance(n, ast.ClassDef)}
-        self._models: dict[Place, ast.AST | None] = {}  # with the node that first binds it, None for a parameter
+        self._models: dict[Place, ast.AST | None] = {}  # models, with the node that first binds each; None for a parameter
         self._mixed: set[Place] = set()
         self._builders: set[ast.AST] = set()  # functions that return a model
         self._seeds()
@@ -57,7 +57,7 @@ class Owners:
         return OTHER if known else UNKNOWN
 
     def outer_kind(self, node: ast.expr) -> str:
-        """Returns the kind of an object, or of that around its `.module`."""
+        """Returns the kind of an object; for the `.module` of an object, the kind of that object."""
         while isinstance(node, ast.Attribute) and node.attr in _WRAPPED:
             node = node.value
         return self.kind(node)

@@ -1,4 +1,4 @@
-"""FSDP1's auto-wrap policies, as loops over the modules that become units."""
+"""Translates FSDP1's auto-wrap policies into loops over the modules that become units."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNITS_BY_SIZE = '''def {name}(model, min_num_params):
 @dataclass(frozen=True)
 class Policy:
     """The choice of the modules that become units. ``function`` is an expression for a function of the model that returns them, innermost
-    first. ``call`` returns the code of its call, or ``condition`` is what a module has to meet; both in words of a loop."""
+    first. ``call`` returns the code that calls it for a model, or ``condition`` the code that tests one module: what a loop needs."""
 
     function: str
     call: Callable[[str], str] | None = None

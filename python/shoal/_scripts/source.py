@@ -44,13 +44,13 @@ class Note:
     line: int
     rule: str
     level: str
-    code: str  # the line
+    code: str  # the line's text
     message: str
     hint: str
 
 
 def family_of(module: str) -> str | None:
-    """Returns the module of FSDP's names that ``module`` is, or None."""
+    """Returns ``module`` if it exports FSDP's names, else None."""
     return module if module in _FAMILIES else None
 
 
@@ -266,7 +266,7 @@ class Edits:
         self._found.append((begin, end, text))
 
     def remove(self, statement: ast.stmt) -> None:
-        """Removes a statement with its lines. The last one of a block becomes `pass`, and so does one among others on its lines."""
+        """Removes a statement with its lines. It becomes `pass` if its block has no other left, or if other code is on its lines."""
         source = self._source
         self._removed.append(statement)
         block = source.block_of(statement)

@@ -1,4 +1,4 @@
-"""FSDP1's state dicts as calls of torch.distributed.checkpoint.state_dict."""
+"""Translates FSDP1's state dicts into calls of torch.distributed.checkpoint.state_dict."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ def _method(work: Work, call: ast.Call, method: str, options: list[str]) -> bool
 
 
 def _load_optimizer(work: Work, call: ast.Call, options: list[str]) -> bool:
-    """Replaces `x = FSDP.optim_state_dict_to_load(..)` with the `optimizer.load_state_dict(x)` behind it, or one inside the other."""
+    """Replaces both `x = FSDP.optim_state_dict_to_load(..)` and the `optimizer.load_state_dict(x)` behind it, also where one call contains
+    the other."""
     source = work.source
     given = dict(zip(("model", "optim", "optim_state_dict"), call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
     trouble = Untranslatable(

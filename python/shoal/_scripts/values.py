@@ -1,4 +1,4 @@
-"""FSDP1's configurations of precision and offload as FSDP2's policies."""
+"""Translates FSDP1's configurations of precision and offload into FSDP2's policies."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Work:
     source: Source
     edits: Edits = field(init=False)
     notes: list[Note] = field(default_factory=list)
-    blockers: list[Note] = field(default_factory=list)  # for which FSDP1's class has to stay
+    blockers: list[Note] = field(default_factory=list)  # with any of these, the script keeps FSDP1's class
     needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module, some as "name as other"; "fsdp" is FSDP2's
     helpers: dict[str, str] = field(default_factory=dict)  # functions to add, by name
-    consumed: list[ast.Name] = field(default_factory=list)  # uses of variables, whose values were translated in place of the uses
+    consumed: list[ast.Name] = field(default_factory=list)  # uses of variables that gave way to a translation of the value
     shift: int = 0  # columns by which the present code moves to the left
 
     def __post_init__(self) -> None:
@@ -54,7 +54,8 @@ class Work:
         self.blockers.append(Note(line, reason.rule, "by hand", self.source.line(line), reason.message, reason.hint))
 
     def value(self, node: ast.expr) -> ast.expr:
-        """Returns what a variable stands for, where it has one assignment, or the node itself. ``consume`` counts the use."""
+        """Returns what a variable stands for, where it has one assignment, or the node itself. A caller that translates the value reports
+        that by ``consume``."""
         while isinstance(node, ast.Name) and (assign := self.source.binding(node)):
             node = assign.value
         return node

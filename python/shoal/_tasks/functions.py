@@ -19,7 +19,7 @@ class FunctionWorker:
 
 
 class Sent:
-    """A function in a session: pickled once, and identified by a number, which does not depend on the options of its calls."""
+    """A function as one session sends it: pickled once, whatever the options of its calls."""
 
     _numbers = itertools.count(1)
 
@@ -28,7 +28,7 @@ class Sent:
         try:
             head, buffers, refs = serialize.pack_function(function)
             serialize.check_size(f"remote function {name}", len(head) + sum(buffer.nbytes for buffer in buffers))
-            # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker.functions).
+            # Pickle ignores bytes after its end; workers use them as the function's key (shoal._worker.serving).
             number = next(self._numbers).to_bytes(serialize.NUMBER_BYTES, "big")
             self.code = self.session.put(head + identity + (number if serialize.is_large(head, buffers) else b""), buffers, refs)
         except serialize.UNSENDABLE as error:

@@ -126,7 +126,7 @@ class _Pool:
         self.native.add(actor.id, actor.created._ref, node)
 
     def let_go(self, worker: str) -> bool:
-        """Removes a worker from the pool. Returns True if its process has started and made it."""
+        """Removes a worker from the pool. Returns True if the worker's process has started and made its actor."""
         created = self.workers.pop(worker, None)
         return created is not None and created._ref.ready and not created._ref.failed
 
@@ -154,7 +154,7 @@ class _Pool:
         self.asleep = self.empty and not wants.workers and not self.native.first_waiting()
         if not wants.workers:
             return False
-        # Where no task may wait for room, the head refuses the workers that have none.
+        # With ``at_once`` no task may wait for room: all workers are requested, and the head refuses those without room.
         refused = self.placed[0].get("at_once") and not self.placed[0]["soft"]
         room = wants.workers if refused else owner.room_for(self, wants.workers, wants.starting)
         try:
@@ -246,7 +246,7 @@ class FunctionPool:
         self._leaving.extend(map(_Leaving, workers))
 
     def end(self, pool: _Pool, workers: list[str]) -> None:
-        """Ends idle workers. A worker whose process exists first reports the actors that it leaves, for which see_off() waits; the others
+        """Ends idle workers. A worker whose process exists is asked which actors it leaves, and see_off() waits for this report. The others
         leave nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
@@ -318,7 +318,7 @@ class FunctionPool:
                 try:
                     pool.begin(self, function.name)  # begun in this thread, so that the first caller gets the error
                 except BaseException:
-                    if not pool.workers:  # with a worker the pool is kept for the next call (Ctrl-C, an alarm)
+                    if not pool.workers:  # after an interrupt (Ctrl-C, an alarm), a pool with a worker serves the next call
                         del self._pools[key], self._numbered[pool.number]
                     raise
                 finally:

@@ -52,10 +52,11 @@ def _answer_survived(incoming) -> None:
 
 def _hand_over(_, within: float) -> tuple | None:
     """Reports the actors that a worker made to the process that retires it. Returns None if calls that it made, or workers of its own, are
-    still open after ``within`` seconds: they would be lost. It is asked again then, and lends its CPUs meanwhile."""
+    still open after ``within`` seconds: they would be lost. The worker is asked again then, and lends its CPUs
+    meanwhile."""
     session, functions, until = state.session, state.functions, time.monotonic() + within
     if state.lends and not (session.wait_calls(0.0) and (functions is None or functions.idle())):
-        state.lends = False  # it never lends again, because it runs no more tasks
+        state.lends = False  # its CPUs stay lent from here on, because it runs no more tasks
         session.set_blocked(True)
     if not session.wait_calls(max(0.0, until - time.monotonic())):
         return None
@@ -65,7 +66,8 @@ def _hand_over(_, within: float) -> tuple | None:
     return actor_ownership.hand_over() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
 
 
-# Methods that every actor has. A creator's call to `__init__` may find an actor that was restarted before.
+# Methods that every actor has. `__init__` does nothing: the creator's call may reach an actor that has been restarted, and so
+# constructed, before.
 BUILT_INS: dict[str, Callable] = {
     "__init__": lambda *_, **__: None,
     "__ray_terminate__": lambda _: exit_actor(),

@@ -38,7 +38,7 @@ def serve(session, early: deque, cls: type, creating: list[tuple]) -> int:
     creation, args, kwargs = creating.pop()
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
-    running.runner = runner  # kept until the process ends: a call that is freed is answered
+    running.runner = runner  # kept until the process ends, with its calls: one that is freed without an answer fails as Internal
     running.unanswered.append(early)
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
@@ -206,7 +206,7 @@ class _OnThreads(_Runner):
             return
         try:
             args, kwargs, extra = arguments(incoming)
-            incoming.let_go_of_arguments()  # the call's context, which its tasks inherit, keeps ``incoming``
+            incoming.let_go_of_arguments()  # frees them: the call's context, which its tasks inherit, keeps ``incoming``
             pool = self._pools[self.group_of(incoming.method, extra)]
         except BaseException as error:
             self.failed(incoming, error)
@@ -250,7 +250,7 @@ class _OnThreads(_Runner):
             while self._calls:
                 self.refuse_leaving(tuple(self._calls))
                 self._fewer.wait()
-        if self._releasing is not None:  # it uses the instance
+        if self._releasing is not None:  # the releasing thread uses the instance
             self._releasing.join()
         self.end()
 
@@ -384,7 +384,7 @@ class _OnLoop(_Runner):
             return None
         try:
             args, kwargs, extra = arguments(incoming)
-            incoming.let_go_of_arguments()  # the call's context, which its tasks inherit, keeps ``incoming``
+            incoming.let_go_of_arguments()  # frees them: the call's context, which its tasks inherit, keeps ``incoming``
             return self._lanes[self.group_of(incoming.method, extra)], CallInfo(self.where(incoming.method), extra, incoming), args, kwargs
         except BaseException as error:
             self.failed(incoming, error)
@@ -419,7 +419,7 @@ class _OnLoop(_Runner):
                 break
             self.refuse_leaving(calls)
             self._over.wait()
-        if self._releasing is not None:  # it uses the instance
+        if self._releasing is not None:  # the releasing task uses the instance
             asyncio.run_coroutine_threadsafe(asyncio.wait([self._releasing]), self.loop).result()
         self.end()
 

@@ -87,7 +87,7 @@ def _interrupted(number, frame) -> None:
     if state.session is None or not state.session.take_interrupt():
         signal.default_int_handler(number, frame)
     if running.interruptible and state.session.cancelled(running.incoming):
-        running.interruptible = False  # once
+        running.interruptible = False  # one cancellation interrupts once
         raise KeyboardInterrupt
 
 
@@ -116,12 +116,12 @@ def _serve(session, instance, early: deque) -> int:
                 args, kwargs, extra = arguments(incoming, functions)
                 running.extra = extra
                 if functions is not None and args:
-                    os.fchdir(folder)  # an earlier function may have left it
+                    os.fchdir(folder)  # an earlier function may have changed the folder
                     running.function = args[0]
                     running.where = running.function.__name__
                     mark_function()
                     running.interruptible = True
-                    if session.cancelled(incoming):  # it was cancelled since
+                    if session.cancelled(incoming):  # cancelled while its arguments were loaded
                         raise KeyboardInterrupt
                 built_in = BUILT_INS.get(method)
                 result = built_in(instance, *args, **kwargs) if built_in else method_of(instance, method)(*args, **kwargs)
@@ -133,7 +133,7 @@ def _serve(session, instance, early: deque) -> int:
                         unless_left()
             finally:
                 running.interruptible = False
-            # A large result may wait for room here, and be interrupted.
+            # A large result may wait for room here, and SIGINT may interrupt the wait: so this is inside of the outer try.
             if extra is not None or result is LATER:
                 pass
             elif early or running.turn is not None:
@@ -200,7 +200,7 @@ def run_exit(code: int) -> NoReturn:
         except BaseException:
             traceback.print_exc()
         running.instance = None  # runs the actor's __del__
-        if running.ending is not None:  # its traceback may refer to the actor
+        if running.ending is not None:  # its traceback may refer to the actor, which must not live on
             running.ending.__traceback__ = running.ending.__context__ = running.ending.__cause__ = None
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -88,7 +88,7 @@ class _MarkedFile(io.FileIO):
     """The file under an unbuffered stream, which user code also reaches as ``sys.stdout.buffer``."""
 
     text: _Marked | None = None
-    raw = property(lambda self: self)  # as for a buffered stream
+    raw = property(lambda self: self)  # so that ``buffer.raw`` exists, as for a buffered stream
 
     def write(self, data, /) -> int | None:
         if self.text is not None and (mark := self.text.mark_bytes(data)):

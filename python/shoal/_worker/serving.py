@@ -68,7 +68,7 @@ def _function(code, functions: dict):
 
 
 def _large_function(head, buffers, functions: dict):
-    """The same for a function with large values. Its key includes the caller's number, because the values are not compared."""
+    """As ``_function``, for a function with large values. Its key includes the caller's number, because the values are not compared."""
     large = functions.setdefault(None, {})
     name = bytes(head[-_NAME_BYTES:]) if serialize.is_large(head, buffers) else bytes(head)
     function = large.pop(name, None)
@@ -113,7 +113,7 @@ def reply(session, incoming, result, extra: dict[str, Any] | None, call: CallInf
 
 
 def refuse(session, incoming, error: BaseException, where: str) -> None:
-    """Answers with the exception of user code, without this frame, or with the cancellation that caused it."""
+    """Answers with the exception of user code, without the worker's own frame in the traceback, or with the cancellation that caused it."""
     if isinstance(error, streams.CallerGone) or (isinstance(error, KeyboardInterrupt) and session.cancelled(incoming)):
         session.refuse_cancelled(incoming, where)
         return
@@ -126,7 +126,7 @@ def refuse(session, incoming, error: BaseException, where: str) -> None:
 
 
 def end(session, incoming, error: SystemExit, behind: deque | None = None) -> int:
-    """Returns the exit code; for the main loop when no call runs. The actor's death answers the calls that asked for it, and those in
+    """Called by the main loop when no call runs; returns the exit code. The actor's death answers the calls that asked for it, and those in
     ``behind``."""
     _last_method(running.instance)
     leaving = [*running.leaving, *take_graph_calls(), *([] if incoming is None else [incoming])]

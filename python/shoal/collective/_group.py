@@ -109,7 +109,7 @@ class Group:
         return Group(self._native.reform(), self._device, self._streams)
 
     def leave(self) -> None:
-        """Declares that this rank makes no more calls. A rank that still needs it gets an error."""
+        """Declares that this rank makes no more calls. A rank that still needs this one gets an error."""
         self._native.leave()
 
     def _run(

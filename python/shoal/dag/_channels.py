@@ -43,8 +43,9 @@ class Layout:
 
     @staticmethod
     def for_limit(name: str, count: int, limit: int, in_flight: int) -> Layout:
-        """Returns a layout in which writes never wait. A channel has room for one more value of the maximum size than there are executions
-        in flight, at any offset, and for an eighth that read values may still occupy. Pages are allocated on use."""
+        """Returns a layout in which writes never wait. A channel has room for a value of the maximum size from each execution in flight,
+        and for one more: a value that does not fit before the ring's end begins at its start. An eighth of the channel may still have
+        values that were read. Pages are allocated on use."""
         limit = max(limit, _SMALLEST)
         capacity = 1 << 16
         while capacity - capacity // 8 < (limit + _OVERHEAD) * (in_flight + 1):
@@ -78,7 +79,8 @@ class Raised:
 
 
 class Packed:
-    """A value from a channel that is not plain. A value in separate memory is released when it is loaded or no longer wanted."""
+    """A pickled value from a channel; plain values, such as numbers, arrive as they are. A value in separate memory is released when it is
+    loaded or no longer wanted."""
 
     __slots__ = ("_buffers", "_elsewhere", "_head", "_raised")
 

@@ -232,7 +232,7 @@ class CompiledDAG:
                     )
         except BaseException:
             channels.close()
-            for actor in opened:  # actors that opened their part run it to release it: it ends at once
+            for actor in opened:  # a part is released when it has run, and with closed channels it ends at once
                 with contextlib.suppress(Exception):
                     _call(session, graph.actors[actor], "run", layout.name)
             raise
@@ -246,8 +246,8 @@ class CompiledDAG:
     # ---- executions
 
     def execute(self, /, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
-        """Submits an execution. Raises RayCgraphCapacityExceeded when too many executions are in flight or not fetched; for those without
-        references it waits instead."""
+        """Submits an execution. Raises RayCgraphCapacityExceeded when too many executions are in flight or not fetched. It waits for
+        those to whose results no reference is left."""
         if self._asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
         execution = self._submit(args, kwargs)
@@ -283,7 +283,7 @@ class CompiledDAG:
                     write()
             except RayChannelError as error:
                 raise self._running.cause(error) from None
-            except BaseException:  # a part may have been sent: later results could not be assigned
+            except BaseException:  # a part may have been sent, so later results would be taken for those of other executions
                 self._running.end(RayChannelError("the submission of an execution was interrupted"))
                 raise
         return execution

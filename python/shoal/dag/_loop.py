@@ -32,7 +32,7 @@ __all__ = ["Argument", "Part", "PlannedCall", "Turn", "graph_call"]
 
 @dataclass(frozen=True)
 class Argument:
-    """Replaces a value of the execution in a call's arguments."""
+    """Stands in a call's arguments for a value of the execution, which the loop keeps in this slot."""
 
     slot: int
 

@@ -27,8 +27,8 @@ _OF_A_NODE = ("SHOAL_NODE", "SHOAL_WORKER_ID", "SHOAL_JOB_ID", "SHOAL_SESSION", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a rank's loop. ``value``: the returned one. ``error``: ``None`` after success. ``consequence``: the error only reports
-    that another rank failed. ``failed_at``: the host's time of the error. ``history``: the metrics that rank 0 has reported."""
+    """The end of a rank's loop. ``value``: its result. ``error``: ``None`` after success. ``consequence``: the error only
+    reports that another rank failed. ``failed_at``: the host's time of the error. ``history``: the metrics that rank 0 has reported."""
 
     value: Snapshot | None = None
     error: TaskError | None = None
@@ -72,7 +72,7 @@ def _train(given: tuple[Callable, Any], environment: dict[str, str], use_gpu: bo
     import torch.distributed as dist
 
     from shoal._distributed import ranks  # late: it imports torch, which reads the variables of devices
-    from shoal.train._launch import process_group as group  # late: the same
+    from shoal.train._launch import process_group as group  # late: it imports torch, too
 
     ranks.detaches_node = True
     backends = group.take_device(use_gpu, False, socket.gethostname())
@@ -88,7 +88,7 @@ def _train(given: tuple[Callable, Any], environment: dict[str, str], use_gpu: bo
 
 
 class ShoalReports:
-    """The actor that passes rank 0's reports on to the driver: the driver's wait for the next one takes a call of its own."""
+    """The actor that passes rank 0's reports on to the driver. It is async, because a call of ``next`` waits until a report comes."""
 
     def __init__(self):
         self._queue: asyncio.Queue = asyncio.Queue()

@@ -168,7 +168,7 @@ def _actors(ray: Any, scaling: ScalingConfig, group: Any, limit: _Limit) -> Iter
     from shoal.ray._rank import ShoalRank  # late: it imports ray
 
     of_the_job = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-    settings = inherited_settings(scaling.use_gpu, of_the_job)  # Ray itself gives the ranks those of the job
+    settings = inherited_settings(scaling.use_gpu, of_the_job)  # without the job's variables, which Ray itself gives the ranks
     actors: list[Any] = []
     try:
         for index in range(scaling.maximum):
@@ -241,7 +241,7 @@ class _Reports:
         self._give(metrics)
 
     def take_rest(self, history: list[Snapshot]) -> None:
-        """Takes those that had not come when rank 0's loop returned."""
+        """Takes the reports that had not come when rank 0's loop returned."""
         for metrics in history[self._taken :] if self._on_report is not None else ():
             self._give(metrics)
 
@@ -264,8 +264,8 @@ class _Failure:
 
 
 def _outcomes(ray: Any, ranks: list[_Rank], runs: list[Any], reports: _Reports) -> list[Any]:
-    """Waits until all loops have returned. Raises the first cause if one fails: an error may only report that another rank has failed,
-    whose own error or death arrives later. So this waits some seconds for another one."""
+    """Waits until all loops have returned. Raises the first cause if one fails. An error may only report that another rank has failed,
+    and the error or death of that rank may arrive later. So after such an error this waits some seconds for the cause."""
     pending, ended, failures, until = {run: n for n, run in enumerate(runs)}, {}, [], None
     notice = _NOTICE_S if len({r.place.node for r in ranks}) == 1 else _NOTICE_FROM_NODES_S
     while pending and all(f.consequence for f in failures):
@@ -317,7 +317,7 @@ def _as_ours(ray: Any, error: Any, who: str, place: Place | None) -> ShoalError:
 
 
 def _of_the_same_name(error: Any) -> type[ShoalError]:
-    """Returns the class of the closest one of Ray's that Shoal has, too."""
+    """Returns Shoal's class with the name of the error's class, or else with that of its closest base that Shoal has."""
     names = (cls.__name__ for cls in type(error).__mro__)
     return next(cls for name in names if isinstance(cls := getattr(exceptions, name, None), type) and issubclass(cls, ShoalError))
 

@@ -1,4 +1,4 @@
-"""One program, one large device (``torch_xla.distributed.spmd``)."""
+"""A program sees its devices as one large device (``torch_xla.distributed.spmd``)."""
 
 from __future__ import annotations
 

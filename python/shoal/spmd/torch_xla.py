@@ -50,8 +50,8 @@ class _Step(contextlib.ContextDecorator):
 
 
 def compile(f: Callable[..., Any] | None = None, full_graph: bool = False, name: str | None = None, **options: Any) -> Any:
-    """Returns the function with each call as a step; operators run at once. Without a function it is a decorator or a ``with`` block of one
-    step."""
+    """Returns a function whose calls each end a step; operators run at once. Without ``f`` the result is a decorator, or a ``with`` block
+    of one step."""
     return _Step() if f is None else _Step()(f)
 
 

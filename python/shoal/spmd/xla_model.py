@@ -183,8 +183,8 @@ def xla_real_devices(devices: Any = None) -> list[str]:
 
 
 class RateTracker:
-    """A counter with rates: ``add(n)`` counts. ``rate()`` is the count per second since its last call, smoothed; ``global_rate()`` counts
-    since the start."""
+    """A counter with rates: ``add(n)`` counts. ``rate()`` is the count per second since its last call, smoothed;
+    ``global_rate()`` is that since the start."""
 
     def __init__(self, smooth_factor: float = 0.4):
         self._kept, self._begin = smooth_factor, time.monotonic()

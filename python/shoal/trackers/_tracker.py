@@ -169,7 +169,8 @@ class Tracker:
 
     def _begin(self, config: dict[str, Any]) -> None:
         self.open(config)
-        # Functions run at the process's end in the reverse order of their registration, and a tracker's package registers its own in open.
+        # At the process's end, functions run in the reverse order of their registration. A tracker's package registers its own in open, and
+        # close has to run before that.
         if not self._closed:
             atexit.register(self.close)
 

@@ -40,7 +40,7 @@ class ActorPool:
     def _drop(self) -> None:
         while self.has_next():
             with contextlib.suppress(Exception):  # an unwanted or late result
-                self.get_next_unordered(timeout=0, ignore_if_timedout=True)  # in any order: get_next refuses skipped ones
+                self.get_next_unordered(timeout=0, ignore_if_timedout=True)  # get_next would refuse results that were skipped
 
     def _all(self, fn, values: Iterable[Any], take: Callable[[], Any]) -> Iterator[Any]:
         for value in values:

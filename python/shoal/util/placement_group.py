@@ -139,7 +139,7 @@ _NODE = "ray.io/node-id"  # the label that stands for the node itself
 
 
 def _topology(strategy: str | None, given: Any) -> tuple[str | None, str]:
-    """Returns (the strategy for nodes, the label of which all nodes have one value or ""). Messages are Ray's."""
+    """Returns (the strategy for nodes, the label whose value all nodes of the group share, or ""). Messages are Ray's."""
     if strategy is not None:
         raise ValueError(
             f"`strategy` and `topology_strategy` cannot both be specified. Pass node-level packing via `topology_strategy['{_NODE}']`."

@@ -119,7 +119,7 @@ class _QueueActor:
     def __init__(self, maxsize: int):
         self._maxsize = maxsize
         self._items: deque[Any] = deque()
-        # In the order of their calls. A call that ends, also by its timeout, leaves its entry in neither.
+        # Both in the order of their calls. A call removes its entry when it ends, also by its timeout.
         self._getters: dict[asyncio.Future, Any] = {}  # calls that wait for an item; never while there are items
         self._putters: dict[asyncio.Future, Any] = {}  # items that wait for room
 
@@ -204,6 +204,6 @@ class _QueueActor:
         try:
             return await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError as error:
-            if future.done() and not future.cancelled():  # it came with the timeout
+            if future.done() and not future.cancelled():  # the result came at the moment of the timeout
                 return future.result()
             raise late from error

@@ -37,7 +37,8 @@ _COMMENT = "shoal_slurm"  # marks this scheduler's jobs
 _LIMIT_S = 60  # for each command of Slurm
 _WAITS_S = (1, 2, 4, 8, 16)  # between the attempts to reach slurmctld: it may just be starting again
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# torchrun's options with a value, and its flags without one. Those that are not read below say how its agents meet and what they print.
+# torchrun's options with a value, and its flags without one. Those that are not read below say how torchrun's agents meet and what they
+# print. They are ignored, because `shoal run` takes torchrun's place.
 _OPTIONS = {
     "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "monitor-interval", "start-method",
     "event-log-handler", "role", "log-dir", "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters",
@@ -92,7 +93,8 @@ class Request:
 
 
 class ShoalSlurm(Scheduler[ShoalSlurmOpts]):
-    """Its answers come from slurmctld, which forgets a job some minutes after its end (MinJobAge); from sacct, if Slurm keeps accounts."""
+    """Reports on jobs come from slurmctld, which forgets a job some minutes after its end (MinJobAge). Afterwards they come from sacct, if
+    Slurm keeps accounts."""
 
     def __init__(self, session_name: str):
         super().__init__("shoal_slurm", session_name)
@@ -226,7 +228,7 @@ def _program(role: Role) -> tuple[list[str], int | None]:
             f"role {role.name} has torchrun's --max-restarts {options['max-restarts']}, but shoal_slurm does not repeat a run: leave it out"
         )
     nproc = options.get("nproc-per-node", "")
-    # gpu, auto: as `shoal run` decides
+    # "gpu" and "auto" are left to `shoal run`, which decides alike
     return (["python3", "-m", *rest] if "module" in options else rest), int(nproc) if nproc.isdecimal() else None
 
 

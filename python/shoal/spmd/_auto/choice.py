@@ -95,7 +95,7 @@ def _planned(
         least = min(least, problem.price(chosen)[1])
         if budget is not None and problem.price(chosen)[1] > budget:
             continue
-        # a later mesh, with more axes, must be 3 % faster
+        # earlier meshes are simpler, and prices are estimates: a later mesh must be 3 % faster
         if found is None or problem.price(chosen)[0] < 0.97 * found[0].price(found[1])[0]:
             found = problem, chosen
     if found is None:
@@ -114,7 +114,7 @@ def _arguments(example: Any) -> tuple[tuple, dict]:
 
 
 def _meshes() -> list[Mesh]:
-    """Returns the program's mesh, or all meshes of two axes of which (n, 1) comes first."""
+    """Returns the global mesh, else that of XLA_AUTO_SPMD_MESH, else all meshes of two axes, beginning with (n, 1)."""
     if get_global_mesh() is not None:
         return [get_global_mesh()]
     n = devices.global_runtime_device_count()
@@ -131,7 +131,7 @@ def _meshes() -> list[Mesh]:
 
 
 class _Choosing:
-    """A context in which module calls choose no specs."""
+    """A context in which module calls choose no specs: that of a call that has chosen them, or of the recording of a step."""
 
     depth = 0
 

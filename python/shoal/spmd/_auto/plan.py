@@ -18,8 +18,8 @@ from shoal.spmd._marks.marking import mark_freely, mark_sharding
 
 @dataclass(frozen=True)
 class Row:
-    """One decision of a plan, with its cost. ``device_bytes``: on each device, with gradient and optimizer state. ``collectives``: bytes
-    that a device receives per step for these tensors, by collective. ``reason``: the cost of the next best spec."""
+    """One decision of a plan, with its cost. ``device_bytes``: bytes of its tensors on each device, with gradients and optimizer state.
+    ``collectives``: bytes that a device receives per step for these tensors, by collective. ``reason``: the cost of the next best spec."""
 
     name: str
     members: tuple[str, ...]
@@ -92,7 +92,7 @@ def _lay_gradient(p: torch.Tensor) -> None:
         mark_freely(p.grad, p._box.array.sharding)
 
 
-# ---- use_spmd(auto=True) -----------------------------------------------------------------------------------------------------------------
+# ---- the texts of the table --------------------------------------------------------------------------------------------------------------
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -37,8 +37,8 @@ class Problem:
         self._steps = self._prepared()
 
     def _prepared(self) -> list[tuple]:
-        """Returns, per operator: its inputs and outputs, the values whose memory ends with it, and a table of prices by shardings of the
-        inputs. A view has the memory of its base."""
+        """Returns, per operator: its inputs and outputs, the values whose memory is free after it, and a table of prices by shardings of
+        the inputs. A view has the memory of its base."""
         trace = self.trace
         root = list(range(len(trace.values)))
         produced = set()
@@ -101,7 +101,7 @@ class Problem:
                 p = memo[key] = self.prices.price(op, key)
             seconds += p.seconds
             if is_gradient and not p.collectives and p.outputs[0] == key[0]:
-                for v in ends:  # the sharded gradient has the memory of the computed one
+                for v in ends:  # the gradient is not resharded, so its new value takes over the memory of the old one
                     live -= held[v]
                     held[v] = 0.0
             for (o, r, fresh), s, size in zip(outputs, p.outputs, p.result_bytes, strict=False):

@@ -121,8 +121,8 @@ class _Recorder(TorchDispatchMode):
         self.trace.ops.append(Op(GRADIENT, (gradient, self.number(p)), (number,)))
 
     def _there(self, a: Any) -> Any:
-        """Returns the argument for recording. A device tensor gets a twin without memory; other tensors of the program are constants of the
-        step."""
+        """Returns the argument for recording. A tensor of the program, on the device or the host, is replaced by one without memory. A host
+        tensor has no number: it is a constant of the step."""
         if not isinstance(a, torch.Tensor):
             return a
         if isinstance(a, Tensor):
@@ -280,7 +280,8 @@ def input_name(args: tuple, kwargs: dict, place: int) -> str:
 
 
 class _Step(nn.Module):
-    """Forward and backward in one call, because a backward pass that recomputes activations needs the same parameters."""
+    """Forward and backward in one call. ``functional_call`` replaces the module's parameters for one call only, and a backward pass that
+    recomputes activations needs the replaced ones, too."""
 
     def __init__(self, module: nn.Module, training: bool):
         super().__init__()

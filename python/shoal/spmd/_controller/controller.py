@@ -1,4 +1,4 @@
-"""One program that drives the processes of other devices: ``xr.use_spmd(workers=N)``.
+"""One program that drives the processes which hold the devices: ``xr.use_spmd(workers=N)``.
 
 Items (replaying.py) are collected into batches, which every rank's actor runs while the program goes on. When the program reads a value, it
 waits for the ranks' answer.
@@ -91,7 +91,7 @@ class Controller:
                 self._answered()
 
     def query(self, item: tuple) -> Any:
-        """Returns rank 0's answer to a question, which it gets after all recorded items have run."""
+        """Returns rank 0's answer to a question. The ranks answer it after all items recorded before."""
         with self.lock:
             self._refuse_after_failure()
             self._send(item)
@@ -154,8 +154,8 @@ class Controller:
         return self._operators[item[1]] if kind == "ask" else kind
 
     def _answered(self) -> Any:
-        """As ``_await_answers``. In the program's run, the wait counts as the ranks' computation. A loader's thread has no part in its
-        steps."""
+        """Calls ``_await_answers``. Telemetry counts the main thread's wait as the forward of a unit "ranks", because the ranks compute
+        meanwhile. Waits of other threads, such as a loader's, are no part of a step."""
         is_training = threading.current_thread() is threading.main_thread()
         with at(Activity.FORWARD, "ranks") if is_training else contextlib.nullcontext():
             return self._await_answers()

@@ -1,8 +1,8 @@
 """The operators of a program that controls ranks: their records, and the metadata of their results.
 
 A tensor here has a shape, a dtype and a number, by which the ranks name it. The first time that an operator has arguments of these shapes,
-dtypes and constants, the ranks report the metadata of its results (this process computes those of views by index). Later calls are
-recorded, and the program continues at once. Ranks compare an operator's results with the metadata that the program has.
+dtypes and constants, the ranks report the metadata of its results. For views by index, such as select, this process computes them. Later
+calls are recorded, and the program continues at once. Ranks compare an operator's results with the metadata that the program has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.spmd._engine.tensor import Parameter, Tensor
 from shoal.spmd._layout.device import DEVICE
 from shoal.spmd._layout.processes import world
 from shoal.spmd._layout.sharding import Sharding
-from shoal.spmd._marks.patched import SPECIAL  # added to the table by this import
+from shoal.spmd._marks.patched import SPECIAL  # the table, to which this module adds an operator
 
 aten = torch.ops.aten
 _LARGE = 1 << 16  # a host value of at least this many bytes travels by reference, beside the batch
@@ -48,7 +48,8 @@ class _Function(Operator):
     def __init__(self, func: Any):
         super().__init__(func)
         self.func = func
-        # By argument: True for a Scalar, a list of Scalars, or a tensor in whose place a number may stand.
+        # By argument: True if it may be a number (its type is Scalar, a list of them, or Tensor). Its numbers are sent with each call, so
+        # that calls with other numbers need no new plan.
         scalars = {a.name: any(word in str(a.type) for word in ("number", "Tensor")) for a in func._schema.arguments}
         self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
@@ -107,7 +108,7 @@ class Recorder(Controller):
         self._plans: dict[tuple, _Plan] = {}
         self._templates = 0
         self._next = 0
-        self._modes = (torch.float32, "highest", False, False)  # torch's modes that the ranks have
+        self._modes = (torch.float32, "highest", False, False)  # torch's modes as sent to the ranks last
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         special = _SPECIAL.get(func)
@@ -135,7 +136,7 @@ class Recorder(Controller):
                 call.key.append(name)
                 self._walk(call, a, f.keyword_scalars[name])
             if call.host:
-                del a  # check_devices counts references to the arguments
+                del a  # check_devices counts the references to arguments, of which this would be one more
                 targets = f.written_by(args, kwargs)
                 if not in_backward():
                     check_devices(func, args, tree_leaves((args, kwargs)), targets)
@@ -167,7 +168,7 @@ class Recorder(Controller):
         return self._tensors_of(f, plan.kind, plan.results, call, first, at, args, kwargs)
 
     def _send_modes(self) -> tuple[torch.dtype, str, bool, bool]:
-        """Sends torch's modes to the ranks after a change, because results depend on them; returns the modes."""
+        """Sends torch's modes (dtype, precision, determinism) to the ranks after a change, because results depend on them. Returns them."""
         modes = _modes_of_torch()
         if modes != self._modes:
             self._modes = modes
@@ -238,7 +239,7 @@ class Recorder(Controller):
     def _planned(self, f: _Function, call: _Call, args: tuple, kwargs: dict) -> _Plan:
         plan = _Plan(self._templates)
         self._templates += 1
-        if f.indexes:  # a program has many indices, and the result's metadata depend on no value
+        if f.indexes:  # computed here: each new index needs a plan, and a question to the ranks for each would be slow
             with contextlib.suppress(Exception):  # an error is left to the ranks
                 plan.kind, plan.results = self._viewed(f, args, kwargs)
                 plan.new = len(plan.results)

@@ -4,9 +4,10 @@ An item of a batch is
 - a number: the tensor is freed;
 - ``(template, numbers, values, first, random)``: an operator. The template has the constant arguments; tensors are given by number, and
   changing arguments by value. New result tensors are numbered from ``first``;
-- ``("template", number, operator, positional, keyword, results)``, once for each; ``("lay", number, parts, devices)``: another sharding;
-  ``("mark", number, parts or None, devices)``; ``("yield", number)``; ``("put", number, value)``; ``("make", number, operator, arguments,
-  keyword arguments)``; ``("modes", *modes of torch)``; ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
+- ``("template", number, operator, positional, keyword, results)``, before its first operator;
+  ``("lay", number, parts, devices)``: another sharding; ``("mark", number, parts or None, devices)``; ``("yield", number)``;
+  ``("put", number, value)``; ``("make", number, operator, arguments, keyword arguments)``; ``("modes", *modes of torch)``;
+  ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;
 - as the last one of a batch, a question: ``("ask", *operator)``, ``("whole", number)``, ``("item", number)``, ``("sharding", number)``,
   ``("origin", number)``, ``("communicated", by, reset)``, ``("replicated",)``, ``("idle",)``.
 """
@@ -62,7 +63,7 @@ class Small:
 
     @classmethod
     def from_tensor(cls, t: torch.Tensor) -> Small:
-        # contiguous, and a single element has stride 1
+        # A view as bytes needs stride 1, which contiguous() does not give a single element.
         dense = t.detach().resolve_conj().resolve_neg().contiguous().as_strided((t.numel(),), (1,))
         return cls(t.dtype, tuple(t.shape), dense.view(torch.uint8).numpy().tobytes() if t.numel() else b"")
 
@@ -89,7 +90,8 @@ class Stream:
 
 @dataclass
 class Failure:
-    """The failure of an item: its index and error. ``continues``: the item was a question, so that the program can continue."""
+    """The failure of an item: its index and error. ``continues``: the item was a question, whose
+    error is raised in place, so that the program can continue."""
 
     item: int
     error: BaseException
@@ -278,8 +280,8 @@ class Replay:
         return s.parts, s.devices
 
     def _origin(self, number: int) -> tuple | None:
-        """Returns the operator that made a tensor's sharding, the communication for that, and the number of views since. The controller has
-        the line."""
+        """Returns the operator that made a tensor's sharding, the communication for that, and the number of views since. Only the
+        controller knows the program's line."""
         found, views = self.tensors[number]._box.laid
         return found and (found[0], found[2], views)
 
@@ -347,7 +349,7 @@ class Rank:
         return own_place()
 
     def begin(self, environment: dict[str, str]) -> None:
-        """Joins the other ranks; the environment is a launcher's."""
+        """Joins the other ranks. ``environment``: torchrun's variables for this rank."""
         _keep_freed_memory()
         os.environ.update(environment)
         _devices.begin()

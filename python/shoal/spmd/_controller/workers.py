@@ -43,7 +43,7 @@ def begin(workers: int) -> None:
             hint="leave it unset for one device per worker, or give a multiple of their number",
         )
     if state.session is None:
-        # A private cluster gets a CPU for each rank, because CPUs are logical.
+        # Each rank requests a CPU. CPUs are logical, so a private cluster offers at least as many as there are ranks.
         own = not started_by_node() and not joined(None, os.environ.get("SHOAL_HOME", ""))
         init(num_cpus=max(workers, _native.usable_cpus()) if own else None)
     # All ranks get their data from this process, so they need not compare it.

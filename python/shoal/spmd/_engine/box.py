@@ -47,8 +47,8 @@ class Box:
 
     @property
     def laid(self) -> tuple[Any, int]:
-        """The origin of the sharding (Array.origin), and the number of views between this box and the origin's; they share memory with
-        their bases."""
+        """The origin of the sharding (Array.origin), and the number of views between this box and the origin's. These views share memory
+        with their bases."""
         box, views = self, 0
         array = box.array
         while box.base is not None and box._aliases and box.base.array.origin is not None:
@@ -118,8 +118,8 @@ class Box:
         self.base.carry_over()
 
     def _carry_over_by_parts(self, origins: dict[int, int]) -> None:
-        """Copies the elements of each local tensor back to the base's. The local tensors are copies, which reshape makes of memory with
-        gaps. Processes do not communicate, because memory may have gaps on some of them only."""
+        """Copies this view's local tensors back to the base's. They are copies, because reshape copies memory that has gaps. The copying
+        needs no communication, because memory may have gaps on some processes only."""
         func, args, kwargs, index = self._view
         below = self.base.array
         if func in execution.RESOLVED:  # conjugate and negative are their own inverses

@@ -26,7 +26,8 @@ from shoal.spmd._rules import registry
 aten = torch.ops.aten
 checks = True  # True: operators check their arguments' devices. False on the ranks of a controller, which has checked them
 
-# By operator: the position of the targets that are classes. Floats are converted, as in torch_xla; torch's kernels take integers only.
+# By operator of a loss: the position of the argument with the target classes. Floats are converted, as in torch_xla; torch's kernels take
+# integers only.
 _CLASSES = {
     aten.nll_loss_forward.default: 1,
     aten.nll_loss2d_forward.default: 1,
@@ -116,7 +117,8 @@ def dispatch(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _check_memory(func: Any, box: Box) -> None:
-    """Raises Unimplemented for a split view whose elements are not all of its base's, in the same order."""
+    """Raises Unimplemented for as_strided of a split view, unless the view has all elements of its base in the same order: the strides
+    count in the base's memory, which lies on several devices."""
     array, base = box.array, box
     while base.base is not None:
         base = base.base

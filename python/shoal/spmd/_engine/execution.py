@@ -21,7 +21,8 @@ from shoal.spmd._rules import registry
 from shoal.spmd._rules.registry import COMBINED, Grid, Plan, Steps
 
 _replicated: Counter[str] = Counter()
-# Views that only set a bit of the tensor (conjugate, negative). Operators below torch's dispatcher ignore the bit, so these compute values.
+# Views that only set a bit of the tensor (conjugate, negative), and the operators that compute values in their place: below torch's
+# dispatcher, operators ignore the bit.
 RESOLVED = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
@@ -62,12 +63,12 @@ class Cell:
 @dataclass
 class Sum:
     """The combination of cells' results by ``combine``. ``order``: for each position that this process holds, the cells to combine, in
-    order. A cell is given as (process that sends it, index among the results that it sends); for this process, the index of its cell.
-    ``sends``: by process, this process's cells that it needs."""
+    order. A cell is (process, index): the index counts the results that the process sends to this one, or this process's own cells.
+    ``sends``: by process, the indices of this process's cells that the other one needs."""
 
     order: dict[int, list[tuple[int, int]]]
     sends: list[list[int]]
-    receives: list[list[int]]  # by process: the positions for which it sends results
+    receives: list[list[int]]  # by process: the positions for which this process gets results from the other one
     of_all: bool  # each process has one cell, in the order of processes, and all get the sum
     combine: str
 
@@ -131,7 +132,7 @@ def run_flat(func: Any, flat: list[Any], form: Form, written: Sequence[Array] = 
 
 
 def _annotated(result: Result, func: Any, flat: list[Any], arrays: list[Array]) -> Result:
-    """Marks results of yielding arguments (transposes, casts) as yielding, and sets the memory order of transposed views."""
+    """Marks results as yielding if all arguments yield (such as a transposed parameter), and sets the memory order of transposed views."""
     if arrays and all(a.yields for a in arrays):
         for v in result.values:
             if isinstance(v, Array):
@@ -279,7 +280,7 @@ def _count_replicated(func: Any) -> None:
         warnings.warn(f"shoal.spmd: {name} has no rule for sharded tensors and runs on whole ones", stacklevel=6)
 
 
-# Operators that a part's memory may not allow, although the whole tensor's does.
+# Views that fail where a part's memory has gaps, although they work on the whole tensor.
 VIEWS = {"view", "_unsafe_view", "_reshape_alias"}
 # Kernels that read memory directly. torch copies their arguments to contiguous memory only if the tensors report other strides.
 CONTIGUOUS = {
@@ -289,7 +290,8 @@ CONTIGUOUS = {
 }  # fmt: skip
 
 
-# Kernels that factor the transposed matrix if a matrix is contiguous. Their backward formulas ask the program's tensor whether it is.
+# Kernels that factor the transposed matrix if a matrix is contiguous. Their backward formulas ask the program's tensor whether it is
+# contiguous, so local matrices must have its memory order.
 FACTORED = {"_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
 _transposed = False
 

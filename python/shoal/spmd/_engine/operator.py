@@ -34,7 +34,7 @@ class Operator:
         self.written = [
             (None if a.kwarg_only else i, a.name) for i, a in enumerate(schema.arguments) if aliases[i] is not None and aliases[i].is_write
         ]
-        # True where the schema does not mark the written running statistics
+        # True if the operator writes to running statistics that its schema does not mark as written
         self.updates_statistics = func is torch.ops.aten.native_batch_norm.default
         results = [r.alias_info for r in schema.returns]
         self.num_returns = len(results)

@@ -17,8 +17,8 @@ _CONTIGUOUS_RESULTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "embedding"
 
 
 def strides_of(func: Any, flat: list[Any], form: Form) -> list[tuple[int, ...] | None]:
-    """Strides of an operator's results, as plain tensors have them; None for contiguous results and other values. With strides torch
-    decides whether reshape and contiguous copy, and autograd chooses formulas."""
+    """Strides of an operator's results, as plain tensors have them; None for contiguous results and other values. By the strides torch
+    decides whether reshape and contiguous copy, and which formulas autograd uses."""
     key: list[Any] = [func, form]
     for a in flat:
         if isinstance(a, Tensor):

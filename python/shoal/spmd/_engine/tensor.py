@@ -179,7 +179,7 @@ class Tensor(torch.Tensor):
         raise Unimplemented("share_memory_ of a tensor of the device: its parts are not in shared memory", hint="share tensor.cpu()")
 
     def __dlpack__(self, **kwargs):
-        """Exports a copy of the tensor that lies on the host."""
+        """Exports a copy on the host."""
         return self.detach().cpu().__dlpack__(**kwargs)
 
     def __dlpack_device__(self):

@@ -1,4 +1,4 @@
-"""Autograd functions at the border of a unit that runs on rows: for its inputs and outputs, and their gradients."""
+"""Autograd functions at the border of a unit that runs on rows of the batch: for its inputs and outputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """Makes a device tensor of all processes' rows. ``leaf`` and the parameters get no gradients from it: they are inputs so that a
-    backward pass shows which of their gradients it computes."""
+    """Makes a device tensor of all processes' rows. ``leaf`` and the parameters get no gradients from this function. They are
+    inputs because ``backward`` can then check which of their gradients the pass computes."""
 
     @staticmethod
     def forward(ctx, local, shape, sharding, make, leaf, *parameters):
@@ -70,7 +70,7 @@ class Leave(torch.autograd.Function):
             )
 
         def make(gradient):
-            # torch makes host tensors of zeros
+            # for an undefined gradient torch passes zeros, in a host tensor
             array = gradient._box.array if isinstance(gradient, Tensor) else Array.whole(gradient, world().num_devices)
             (local,) = array.resharded(ctx.sharding, "backward of an output").locals.values()
             return local.detach()

@@ -39,7 +39,7 @@ class ModuleTree:
 
     def number(self) -> int:
         """Returns a number for the classes and attributes on which a forward depends. Equal facts have equal numbers, unless 256 others
-        came between."""
+        came between: then the unit is tested again."""
         modules = self.modules()
         if self._facts is None or not self._facts.hold(modules):
             self._facts = _Facts(modules)
@@ -55,7 +55,7 @@ class ModuleTree:
 
 class _Facts:
     """The classes and attributes of modules on which a forward depends. ``hold`` compares attributes by type, switches by value, and
-    torch's hooks (OrderedDicts) by their number. Numeric attributes are ignored, because programs count in them."""
+    torch's dicts of hooks (OrderedDicts) by their length. Numeric attributes are ignored, because programs count in them."""
 
     number: int
 

@@ -55,7 +55,7 @@ def _before_forward(module: nn.Module, args: Any) -> None:
         if not _calls.begun:
             _calls.units = _units_of(module) if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 else {}
         name = _calls.units.get(id(module))
-        # A unit inside another one counts as a part of it.
+        # The whole model is under way, too. With two units under way, this one is inside the second, and counts as a part of it.
         inner = sum(number is not None for number in _calls.begun) > 1
         if name is not None and not inner and (opened := telemetry(opens=True)) is not None:
             number = unit_number(opened, name)
@@ -70,8 +70,9 @@ def _after_forward(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def _units_of(module: nn.Module) -> dict[int, str]:
-    """Returns the names of a model's units by id: itself, and the modules that FSDPv2 wraps; without them layers of lists of modules, or
-    else its children. Nothing for a module that is not on the device, or has units of the engine."""
+    """Returns the names of a model's units by id. Units are the model itself, and the modules that FSDPv2 wraps. Without wrapped modules,
+    the entries of lists of modules are units, or else the model's children. A module has none if it is not on the device, or if the engine
+    of ``shoal.fsdp`` runs it."""
     if module not in _names:
         _names[module] = _find_units(module)
     return _names[module]

@@ -1,4 +1,4 @@
-"""How units run at present (on rows or operator by operator), and the buffers that their modules have then."""
+"""How units run at present (on rows of the batch or operator by operator), and the buffers that their modules have then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from shoal.fsdp._engine.state import State
 
 
-# How the outermost running unit runs: "rows", "operators", "looking", "trying"; None outside of units.
+# How the outermost running unit runs: "rows", "operators", "looking" (a test, operator by operator), "trying" (a test on rows); None
+# outside of units.
 now: str | None = None
 
 
@@ -76,8 +77,8 @@ def is_again(args: tuple, kwargs: dict) -> bool:
 
 
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps ``function`` so that a later call runs as a call would now: the backward pass recomputes the forward of a checkpointed
-    module."""
+    """Wraps ``function`` so that later calls run as a call would now, on rows or operator by operator. It is the forward of a checkpointed
+    module, which the backward pass recomputes."""
     way, states = now, _paused
 
     def run(*args: Any, **kwargs: Any) -> Any:

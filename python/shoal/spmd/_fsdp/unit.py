@@ -88,7 +88,7 @@ def largest_dim(shape: torch.Size) -> int:
 @dataclass
 class Way:
     """How calls of one kind run on rows. ``entering``: the sharding of each tensor input. ``outputs``: shape, sharding and constructor of
-    each output; the constructor makes wrappers if an input is one."""
+    each output; the constructor makes XLAShardedTensors if an input is one."""
 
     entering: list[Sharding]
     outputs: list[tuple[tuple[int, ...], Sharding, Callable[[Box], Tensor]]]
@@ -107,8 +107,8 @@ class Unit:
 
     def __init__(self, module: nn.Module):
         from shoal.fsdp import fully_shard  # late: loads shoal.fsdp, which other programs of shoal.spmd do not need
-        from shoal.fsdp._engine.bootstrap import add_in_rank_order  # late: belongs to shoal.fsdp, too
-        from shoal.fsdp._engine.collect import state_of  # late: likewise
+        from shoal.fsdp._engine.bootstrap import add_in_rank_order  # late: loads shoal.fsdp
+        from shoal.fsdp._engine.collect import state_of  # late: loads shoal.fsdp
 
         add_in_rank_order()
 
@@ -116,7 +116,7 @@ class Unit:
         self._tree = ModuleTree(module)
         self._inside: tuple[list[nn.Module], list[Unit]] | None = None  # its modules, and the nested units among them
         self._plans: dict[Any, Way | None] = {}  # by kind of call: how it runs on rows; None: operator by operator
-        self._again: set[Any] = set()  # kinds of calls that get a second test
+        self._again: set[Any] = set()  # kinds of calls whose first test changed modules: they get a second one
         self._changed = False  # the last test changed attributes of modules
         self._never = False  # True: its training forward does not work by rows; nested units may
         self.reason: str | None = None  # why the last call that ran operator by operator did so
@@ -150,7 +150,7 @@ class Unit:
             q.views.register(q.views.sharded)
 
     def __deepcopy__(self, memo: dict) -> None:
-        """Copies the module without its unit (see _copied)."""
+        """Returns None, so that a copy of the module has no unit (see _copied)."""
 
     @property
     def parameters(self) -> list[EngineParameter]:
@@ -317,8 +317,8 @@ class Unit:
         return Way(entering, [(tuple(o.shape), o._box.array.sharding, getattr(type(o), "result", Tensor)) for o in outputs])
 
     def _tried(self, local: list[Any], tree: Any, units: list[Unit], wanted: list[torch.Tensor]) -> bool:
-        """Runs the module on rows of inputs. Returns True if every process gets the wanted rows of outputs. A process that fails reports it
-        where the others begin their next unit."""
+        """Runs the module on rows of inputs. Returns True if every process gets the wanted rows of outputs. A process that fails
+        reports that in the exchange with which the others begin their next unit."""
         inner = ResultsRecorder(torch.Tensor)
         inner.note(local)
         try:

@@ -134,8 +134,8 @@ def _split(sharding: Sharding, gradient: Tensor) -> Tensor:
 
 
 def _prepare_spmd_partition_spec(param: torch.Tensor, extra_data_axis: str | None = None, shard_maximal: bool = False) -> tuple:
-    """Returns a parameter's spec, as torch_xla's function of this name, which programs import. The axis fsdp splits dimension 0, or the
-    largest; ``extra_data_axis`` splits it before."""
+    """Returns a parameter's spec, as torch_xla's function of this name, which programs import. The axis fsdp splits dimension 0, or with
+    ``shard_maximal`` the largest. ``extra_data_axis`` splits the same dimension, and is more significant."""
     at = max(range(param.dim()), key=lambda d: param.shape[d], default=0) if shard_maximal else 0
     axes = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
     return tuple(axes if d == at else None for d in range(param.dim()))

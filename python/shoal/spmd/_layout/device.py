@@ -1,4 +1,4 @@
-"""The logical device: torch's device type ``xla``, the slot for a Python backend under another name."""
+"""The logical device: torch's device type ``xla``. It is ``privateuse1``, torch's type for backends outside of its tree, renamed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from shoal._core.variables import variable
 from shoal.spmd._layout.processes import Processes, world
 
 SWITCH = "XLA_USE_SPMD"  # torch_xla's variable, which programs read and delete
-# Set beside the switch by use_spmd(). The program's children inherit both: a child's import of shoal.spmd then begins nothing.
+# Set beside the switch by use_spmd(). A child process inherits both, so that its import of shoal.spmd does not switch SPMD on.
 BY_CALL = "XLA_USE_SPMD_BY_CALL"
 _begun = False
 

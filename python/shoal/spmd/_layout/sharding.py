@@ -117,7 +117,7 @@ class Sharding:
         return self._position[device] % self.copies
 
     def tile(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of every local tensor with its padding."""
+        """The shape of every part with its padding: that of the largest part."""
         return tuple(-(-n // p) for n, p in zip(shape, self.parts, strict=True))
 
     def ranges(self, device: int, shape: Sequence[int]) -> tuple[slice, ...]:

@@ -19,7 +19,7 @@ def _compile(compile: Callable) -> Callable:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if not devices.is_spmd():
             return compile(*args, **kwargs)
-        # torch would import another backend at once, although nothing calls it
+        # "eager", because torch would import any other backend at once, although functions are not compiled
         runs_eagerly = compile(*args, **{**kwargs, "backend": "eager"})
         devices.run_eagerly()
         return runs_eagerly

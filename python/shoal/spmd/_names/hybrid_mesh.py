@@ -28,7 +28,7 @@ class HybridMesh(Mesh):
                 f"ici_mesh_shape {ici} and dcn_mesh_shape {dcn} have different numbers of axes",
                 hint="give both one size per axis, 1 for none",
             )
-        # A device has the number in its name, wherever it stands in the list.
+        # A device's number is the one in its name; the list may have another order.
         attributes = {int(str(a["name"]).rpartition(":")[2]): a for a in runtime.global_runtime_device_attributes()}
         slices: dict[int, list[int]] = {}
         for device, a in attributes.items():

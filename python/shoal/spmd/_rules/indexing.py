@@ -156,8 +156,7 @@ def unfold_backward(func, arrays, args, kwargs):
     return Plan([(*labels, None)], [labels], [tuple(args[1])], size_argument=1)
 
 
-# ---- padding and factories
-# ----------------------------------------------------------------------------------------------------------------
+# ---- padding and factories ---------------------------------------------------------------------------------------------------------------
 
 
 @rule("constant_pad_nd")

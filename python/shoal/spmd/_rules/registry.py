@@ -1,7 +1,7 @@
 """Rules for splitting an operator's tensors so that each device computes its part alone.
 
 A rule gives every dimension of every tensor a label. Dimensions of one label are split alike; a dimension without a label stays whole. If
-no output has a label of the inputs, results are summed (or their maximum taken) over it, if the rule allows that.
+an output lacks a label of the inputs, the parts' results along that label are combined (COMBINED), such as summed, if the rule allows that.
 """
 
 from __future__ import annotations

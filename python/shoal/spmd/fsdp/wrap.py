@@ -1,4 +1,4 @@
-"""Policies for ``auto_wrap_policy``: torch's."""
+"""torch's policies, for the argument ``auto_wrap_policy``."""
 
 from collections.abc import Callable, Collection
 from typing import Any
