@@ -299,6 +299,20 @@ bool share_cpus(const std::vector<Rank>& ranks) {
   });
 }
 
+// Adds that the other ranks wait for this one, if they wait much longer: their exposed communication is not the network's fault.
+void add_waits_of_others(const StepTable& table, std::size_t rank, std::size_t since, Verdict& v) {
+  Values own, other;
+  for (std::size_t k = 0; k < table.ranks.size(); ++k) {
+    for (std::size_t i = since; i < table.size(); ++i) {
+      const auto& row = *table.rows[k][i];
+      (k == rank ? own : other).push_back(static_cast<double>(row.exposed_us()) / std::max(static_cast<double>(row.total_us), 1.0));
+    }
+  }
+  const double waits = median(std::move(own)), they_wait = median(std::move(other));
+  if (they_wait - waits >= kLeastExposed)
+    v.evidence.push_back(fmt::format("the other ranks wait for it {:.0f} % of each step; it waits {:.0f} %", they_wait * 100, waits * 100));
+}
+
 std::optional<std::size_t> add_straggler(const Run& run, const StepTable& table, std::vector<Verdict>& out) {
   const auto compute = times(table, compute_us);
   const auto other = others(compute);
@@ -322,6 +336,7 @@ std::optional<std::size_t> add_straggler(const Run& run, const StepTable& table,
                            since_text(table, f.since));
   v.evidence.push_back(
       fmt::format("{} of computation per step, the other ranks {}", duration_text(median(mine)), duration_text(median(theirs))));
+  add_waits_of_others(table, f.rank, f.since, v);
   explain_straggler(run, table, f, excess_us, v);
   out.push_back(std::move(v));
   return f.rank;
@@ -369,8 +384,9 @@ void describe_loader(const StepTable& table, std::size_t rank, const Part& found
   v.cost = std::clamp(found.level, 0.0, 1.0);
   v.sentence = fmt::format("{} {:.0f} % of {} {}", in_loader ? "the data loader takes" : "the program outside of the training step takes",
                            found.level * 100, who, since_text(table, found.since));
-  v.evidence.push_back(fmt::format("{} per step in the data loader, {} elsewhere in the program", duration_text(load), duration_text(out)));
-  if (found.since > 0) v.evidence.push_back(fmt::format("{:.0f} % before", found.before * 100));
+  v.evidence.push_back(
+      fmt::format("{} per step in the data loader, {} in other code of the loop", duration_text(load), duration_text(out)));
+  if (found.since > 0) v.evidence.push_back(fmt::format("{:.0f} % before step {}", found.before * 100, v.since_step));
   v.next = in_loader ? "more workers in the data loader, or data on a faster disk" : stack_command(table.ranks[rank]);
 }
 
@@ -424,6 +440,7 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
   describe_loader(table, rank, shown, fmt::format("each step on {}", name_of(table.ranks[rank], table.ranks)), v);
   v.cost = std::clamp(worst->level, 0.0, 1.0);
   v.evidence.push_back(fmt::format("{:.0f} % of the step on the other ranks", median(last(other[rank], worst->window)) * 100));
+  add_waits_of_others(table, rank, table.size() - worst->window, v);
   out.push_back(std::move(v));
 }
 
@@ -489,7 +506,7 @@ void add_exposed(const StepTable& table, std::vector<Verdict>& out) {
   v.sentence =
       fmt::format("all ranks wait for communication {:.0f} % of each step {}", found->level * 100, since_text(table, found->since));
   v.evidence.push_back(fmt::format("{} per step on the rank that waits least", duration_text(median(last(exposed, found->window)))));
-  if (found->since > 0) v.evidence.push_back(fmt::format("{:.0f} % before", found->before * 100));
+  if (found->since > 0) v.evidence.push_back(fmt::format("{:.0f} % before step {}", found->before * 100, v.since_step));
   if (auto wait = longest_wait(table, v.since_step); !wait.empty()) v.evidence.push_back(std::move(wait));
   v.next = hosts_of(table.ranks).size() > 1 ? "shoal doctor" : "larger units or batches, so that computation hides the communication";
   out.push_back(std::move(v));

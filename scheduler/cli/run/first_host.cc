@@ -4,8 +4,8 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <optional>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 

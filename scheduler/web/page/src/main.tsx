@@ -47,6 +47,9 @@ const STATES: Record<string, { sign: string; word: string }> = {
   failed: { sign: "✕", word: "failed" },
 };
 
+// Other texts are advice, not to be copied to a shell.
+const COMMAND = /^(shoal|ssh|ps|df|iostat|kill|journalctl|timedatectl)\b/;
+
 function VerdictBanner({ verdict, more }: { verdict: Verdict; more: Verdict[] }) {
   const state = Object.hasOwn(STATES, verdict.state) ? verdict.state : "ok";
   const evidence = verdict.evidence ?? [];
@@ -69,7 +72,7 @@ function VerdictBanner({ verdict, more }: { verdict: Verdict; more: Verdict[] })
           <div class="next">
             {verdict.next && (
               <>
-                <span>next:</span> <Command text={verdict.next} />
+                <span>next:</span> {COMMAND.test(verdict.next) ? <Command text={verdict.next} /> : verdict.next}
               </>
             )}
             {verdict.rank != null && verdict.state !== "ok" && <a href={link("workers", { sort: "score" })}>rank {verdict.rank} beside the others</a>}

@@ -32,8 +32,8 @@ function Tiles({ now }: { now: Summary }) {
     <div class="tiles">
       <Tile name="step" value={now.step > 0 ? String(now.step) : "–"} note={`after ${duration(age)}`} />
       <Tile name="step time" value={duration(now.us)} note={rate ? `${plain(rate)} steps a second` : undefined} />
-      <Tile name="exposed" value={percent(now.exposed)} note="waits for other ranks" tone={(now.exposed ?? 0) > 0.2 ? "alarm" : undefined} />
-      <Tile name="goodput" value={percent(now.goodput, 1)} note="of the run's time" />
+      <Tile name="exposed" value={percent(now.exposed)} note="waits for others in the last steps" tone={(now.exposed ?? 0) > 0.2 ? "alarm" : undefined} />
+      <Tile name="goodput" value={percent(now.goodput, 1)} note="of the run's time in steps" />
       <Tile name="ranks" value={now.state === "running" ? `${now.living} of ${now.world}` : String(now.world)} note={`${plural(now.hosts, "host")} · generation ${now.generation}`} tone={now.state === "running" && now.living < now.world ? "bad" : undefined} />
       <Tile name="loss" value={loss === undefined ? "–" : plain(loss)} note={loss === undefined ? "not reported" : "last step"} tone={typeof loss === "string" ? "bad" : undefined} />
     </div>
