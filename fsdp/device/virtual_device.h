@@ -2,7 +2,7 @@
 //
 // The host never waits, except in synchronize. It puts operations on streams at its own clock; each runs when the one before it on its
 // stream, the one before it on its communicator, and the marks for which its stream waits have ended. Operations that share a link run at
-// once, each at its part of the link's bandwidth. Transfers take no time from computation, although NCCL's kernels do.
+// once, each at its part of the link's bandwidth. Transfers do not slow computation down here, although NCCL's kernels do on hardware.
 //
 // Memory is counted as torch's caching allocator does: in the order of the host's calls, with one pool per stream. Before memory is freed,
 // its pool's stream has to wait for the last use elsewhere.
@@ -23,7 +23,7 @@ struct DeviceCosts {
   double hook = 50e-6;        // the host enters a hook of the program
   double action = 2e-6;       // the host carries out an action of the step machine
   double rendezvous = 30e-6;  // the host waits for control words of other ranks
-  double memory = 3e12;       // the device reads and writes
+  double memory = 3e12;       // the device reads or writes its memory
   double to_device = 50e9, to_host = 50e9;
 };
 
@@ -118,9 +118,9 @@ class VirtualDevice {
   double now_ = 0;         // the host's clock
   double device_now_ = 0;  // up to which operations have run
   std::vector<Operation> operations_;
-  std::array<std::deque<Mark>, kNumStreams> queues_;  // not ended
+  std::array<std::deque<Mark>, kNumStreams> queues_;  // by stream: not ended
   std::vector<std::deque<Mark>> communicators_;       // by number: not ended, in the order of issue
-  std::vector<std::pair<Mark, double>> running_;      // with the seconds that are left
+  std::vector<std::pair<Mark, double>> running_;      // with the seconds that each still takes alone on its link
   std::array<Mark, kNumStreams> last_ = {kBegin, kBegin, kBegin, kBegin, kBegin, kBegin};
   double allocated_ = 0, peak_ = 0;
   std::array<double, kNumKinds> by_kind_ = {}, by_kind_at_peak_ = {};

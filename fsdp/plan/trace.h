@@ -31,8 +31,8 @@ std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, con
 
 struct PlanOptions {
   Prefetch prefetch = {};
-  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time. Above 1, the
-  // plan depends on no duration, so that all ranks make the same: only where a forward or backward of the unit begins has it a node.
+  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time. Above 1, no
+  // duration matters, so that all ranks make the same plan: between children, only the begin of a forward or backward gets a node.
   double min_part = 0.02;
 };
 

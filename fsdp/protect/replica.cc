@@ -31,8 +31,7 @@ Error unfit(std::string_view what) { return data_loss(fmt::format("a message for
 
 }  // namespace
 
-// ---- the owner's side
-// --------------------------------------------------------------------------------------------------------------------
+// ---- the owner's side ------------------------------------------------------------------------------------------------------------------
 
 ReplicaSource::ReplicaSource(StepRecord record, Memories arenas) : record_(record), arenas_(std::move(arenas)) {
   std::uint32_t number = 0;
@@ -95,8 +94,7 @@ Result<ReplicaSource::Outgoing> ReplicaSource::step(std::uint64_t number, std::u
   return make({ReplicaHeader::Kind::kStep, 0, 0, 0, number, step}, arrays);
 }
 
-// ---- the buddy's side
-// --------------------------------------------------------------------------------------------------------------------
+// ---- the buddy's side ------------------------------------------------------------------------------------------------------------------
 
 Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::byte> header) {
   if (header.size() < sizeof header_) return fail(unfit("its header is cut off"));

@@ -1,4 +1,4 @@
-// A replica of a rank's step record in memory of another host, which the loss of the rank's host leaves. It holds rows and states, too.
+// A replica of a rank's step record in memory of another host, which survives the loss of the rank's host. It holds rows and states, too.
 //
 // The rank, its owner, sends its rows and states once. Then it sends for each step the update as data, with the reduced gradients. The
 // buddy, a rank on the other host, holds the replica and runs the same update on it, with the same bits. A replica is a StepRecord that the

@@ -24,7 +24,7 @@ bool has_any(const StepGraph& graph, Op op) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& n) { return n.op == op; });
 }
 
-// The compute lane's occupation at this node, or its wait for it.
+// The activity that is counted while the compute lane runs this node, or waits for it.
 std::optional<Activity> activity_at(const Node& node) {
   switch (node.op) {
     case Op::kForward:

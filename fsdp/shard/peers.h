@@ -35,7 +35,7 @@ class Peers {
   struct Waiting {
     std::string for_what;
     std::function<int()> missing;  // a rank that is missing, -1 when unknown
-    bool for_link = false;         // true: for data on their way between hosts, so the wait ends although all ranks wait
+    bool for_link = false;         // true: for data on their way between hosts, so the wait can end even if all ranks wait
   };
 
   // All references outlive this object. Waits serve the due reductions of `reducer`. `stepper` gives messages the number of the step.
@@ -101,7 +101,7 @@ class Peers {
 
   int first_lost() const;  // first rank that is gone without having left, or -1
   bool has_left(int rank) const;
-  // The rank of this host by which this rank learns of `rank`: itself, or its partner.
+  // The rank of this host that states what `rank` does: `rank` itself, or its partner if it is on another host.
   int reporter_of(int rank) const;
   Error lost(int rank) const;
   std::string describe(int rank) const;

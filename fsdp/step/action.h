@@ -23,11 +23,11 @@ struct Action {
     kForgetCasts,      // drop casts that autocast has kept: they may have old values
     kCheckRows,        // fail if rows of these units were written while the window was closed
     kAdopt,            // take over tensors that the program has put in place of parameters
-    kFindAdded,        // find parameters that were added to the model; the copies of an evaluation end
+    kFindAdded,        // find parameters that were added to the model; drop an evaluation's private copies of whole parameters
     kShow,             // the unit's modules hold `view` from now on
     kWatchWhole,       // remember values of whole parameters, for kCompareWhole
     kCompareWhole,     // find whole parameters that the program has written
-    kCloseRows,        // remember the rows' versions, and why (`text`) they may not be written; `again`: anew
+    kCloseRows,        // remember the rows' versions unless that is done (`again`: anew), and why (`text`) they may not be written
     kFreeRows,         // rows may be written
     kRaiseFound,       // fail with what kCompareWhole or kCloseRows has found
     kQueuePassEnd,     // report the end of the running backward pass, once autograd has ended it

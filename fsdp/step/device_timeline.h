@@ -27,14 +27,14 @@ struct DeviceUnit {
 struct DeviceModel {
   std::vector<DeviceUnit> units;
   Communicator shards, replicas;                // replicas of 1 rank: no replicas
-  std::optional<Communicator> reductions = {};  // a group of reduce_scatters only
+  std::optional<Communicator> reductions = {};  // for reduce_scatters, if they have their own
   double stored = 4, compute = 2, reduce = 4;   // bytes of an element: a shard's, a whole parameter's, a reduced gradient's
   double states = 12;                           // bytes of an element's shard and optimizer states
   double optimizer_reads = 28;                  // bytes of an element that an optimizer step reads and writes
   bool offloads = false;                        // shards, gradients and states are in the host's memory
   double host_memory = 50e9;                    // bytes per second of the optimizer there
-  int inputs = 1;                               // reductions that may have their inputs at a time
-  // DeviceTimeline only. Our own groups gather straight into whole parameters, and divide sums by a kernel of their own.
+  int inputs = 1;                               // reductions that may hold their inputs at a time
+  // DeviceTimeline only. True: Shoal's own groups, which gather straight into whole parameters, and divide sums in a separate kernel.
   bool own_groups = false;
   // Slices are so large that a process group, too, gathers them straight into whole parameters, where the gather is ahead.
   bool large_slices = false;
@@ -131,7 +131,7 @@ class DeviceTimeline final : public Executor {
   std::shared_ptr<const Schedule> schedule_;
   std::vector<Unit> units_;
   Mark rows_ = VirtualDevice::kBegin;
-  std::optional<Read> read_;  // the last gather of a forward
+  std::optional<Read> read_;  // the buffer of a forward's last gather
   std::optional<Read> copied_;
   std::deque<Reduction> reductions_;
   std::vector<Mark> accumulated_, on_host_;

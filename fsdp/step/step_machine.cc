@@ -273,7 +273,7 @@ Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   const bool outermost = !f.recomputed && (u.options.root || running_ < 0);
   if (outermost) {
     out.push_back({.kind = Kind::kCheckRows, .unit = unit});
-    // The program may have written to rows that no window guards, since those gathers were begun.
+    // Gathers that were begun ahead may have old values: the program may have written to rows since, where no window guards them.
     drop_gathers(out, kAllUnits, /*by_hand=*/false);
   }
   if (window_open()) out.push_back({Kind::kAdopt});
@@ -304,7 +304,7 @@ Result<Actions> StepMachine::forward_end(int unit, Forward f) {
   if (outermost) {
     running_ = -1;
     out.push_back({.kind = Kind::kCompareWhole, .unit = ran});
-    if (!window_open()) {  // it is still open if the forward failed at its begin
+    if (!window_open()) {  // the window is still open if the forward failed at its begin
       out.push_back({.kind = Kind::kCloseRows, .unit = ran, .text = "a forward has run, and no synchronised backward after it"});
     }
   }
@@ -568,7 +568,8 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
     const Place place = places_[at(group.model)][at(ahead.unit)];
     if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // it is not read again in this version
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
-    // Ranks may skip units in an arena, and then pass other boundaries. Gathers of all have to begin in one order.
+    // Ranks that skip units in an arena pass different boundaries, but gathers have to begin in one order on all ranks. So they begin here
+    // only in a model whose groups all gather.
     if (gathers_all_[at(group.model)] && !(ahead.backward && !rules(place.unit).unshard_in_backward))
       out.push_back({.kind = Kind::kBeginGather, .unit = place.unit, .group = place.group, .model = group.model, .ahead = true});
   }
@@ -583,7 +584,7 @@ void StepMachine::pass_boundaries(Actions& out, int unit, bool backward, bool be
 bool StepMachine::is_due(const Action& a) const {
   switch (a.kind) {
     case Kind::kShow:
-      // The other views may have been replaced by the program, and are shown again.
+      // The program may have replaced the tensors of other views, so these are shown again.
       if (a.view == View::kSharded) return view(a.unit) != View::kSharded;
       return a.view != View::kGuarded || view(a.unit) == View::kUnsharded;
     case Kind::kEnter:
@@ -622,8 +623,7 @@ Actions StepMachine::completed(const Action& a) {
     case Kind::kLease: {
       if (!a.backward) units_[at(a.unit)].seen = true;
       Actions out;
-      if (!a.backward || rules(a.unit).unshard_in_backward)
-        begin_gathers(out, a.unit, /*ahead=*/false);  // its own before those that follow
+      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit, /*ahead=*/false);  // before those of units ahead
       if (a.backward || a.training) pass_boundaries(out, a.unit, a.backward, /*begin=*/true);
       return out;
     }

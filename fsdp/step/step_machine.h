@@ -164,7 +164,7 @@ class StepMachine {
   bool steps_in_backward() const { return optimizer_in_backward_ && any_reduces(); }
   // The gradients of all the unit's groups are reduced over all replicas, of which there may be one.
   bool everywhere(int unit) const;
-  // A group whose reduction begins now is updated as soon as it ends, and not read again in this step.
+  // True if a group of the unit whose reduction begins now is updated when the reduction ends, and not read again in this step.
   bool gives_up(int unit) const;
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<Group>& groups(int unit) const { return units_[at(unit)].groups; }
@@ -229,7 +229,7 @@ class StepMachine {
   void reduce(Actions& out, int unit, int group, bool reshard);
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
-  // Memory of earlier reductions is free before the unit's gradients are packed.
+  // Ends earlier reductions by collectives, so that the memory of their inputs is free before the unit's gradients are packed.
   void make_room(Actions& out, int unit);
   void add_transfers(Actions& out, const Transfers::Steps& steps) const;
   bool is_reducing(int unit, int group) const;

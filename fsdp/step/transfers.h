@@ -3,7 +3,7 @@
 //
 // Pure: it decides the order in which reductions continue and end, which is equal on all ranks. Groups of a unit that are reduced
 // together are a batch, and hold their inputs as one. A reduction among replicas begins where the one among shards ends, and ends at the
-// next call: it runs beside a backward.
+// next advance(), so that it runs beside a backward.
 #pragma once
 
 #include <cstdint>
