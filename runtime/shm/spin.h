@@ -33,7 +33,7 @@ class Spin {
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);        // from the start of a run to the first offer of the core
     std::chrono::nanoseconds preempted = std::chrono::microseconds(500);  // an absence from the core that counts as a loss
     int backoff = 30;               // pause after two losses in a row, as a multiple of the second one
-    int max_credit = 16;            // largest credit; a run that finds something after its first polls earns 1
+    int max_credit = 16;            // largest credit, without which runs are rare; a run that finds something after its first polls earns 1
     int miss_costs = 4;             // credit that a run costs which finds nothing up to its limit
     std::uint32_t probe_every = 8;  // without credit, one run in this many tries again
     int polls_per_check = 16;       // polls per check of the clock

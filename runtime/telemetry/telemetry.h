@@ -75,7 +75,7 @@ class Telemetry {
   static std::int64_t now_ns();
 
  private:
-  // Not written yet. A disk that is full for long loses them.
+  // Rows that are not written yet. If the disk stays full, those beyond a bound are lost.
   struct Pending {
     std::vector<StepRow> steps = {};
     std::vector<SpansRow> spans = {};
@@ -89,7 +89,7 @@ class Telemetry {
   void at_now(F&& change);
   void show();
   void collect(std::optional<StepMeter::Step> step);
-  // The time of day, and an event if it has jumped.
+  // Reads the time of day, and records an event if it has jumped.
   void check_clock(std::int64_t now);
   void add_event(const std::string& kind, const std::string& fields);
   std::string facts() const;
@@ -98,7 +98,7 @@ class Telemetry {
 
   // ---- the telemetry's thread
   void run();
-  // The time of day, and the live page.
+  // Reads the time of day, and brings the live page up to date.
   void beat();
   void flush();
   Result<void> write(Pending& rows, const std::string& samples);
@@ -126,7 +126,7 @@ class Telemetry {
   bool facts_changed_ = true, closed_ = false;
   std::atomic<bool> silent_ = false;
   std::uint64_t dropped_events_ = 0;
-  // A map of the file would end the process where the file shrinks, and would wait for the disk at a store.
+  // Written to the file as a whole. A mapping of the file would end the process if the file shrinks, and a store would wait for the disk.
   LivePage page_ = {};
   Activity shown_ = Activity::kElsewhere;
   std::int64_t shown_since_us_;  // time of day, the same at each beat

@@ -23,8 +23,8 @@ struct SharedMemory {
   // Returns a memory that is zeroed at first. All ranks that ask for this name share it. If `member` is not negative, the memory begins
   // with a MembershipPage, on which the node records the death of that member.
   std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> open;
-  // A wait polls for a moment before it sleeps, while polling pays (runtime/shm/spin.h). The moment is longer than a wake-up. Otherwise
-  // ranks that once slept in turn would do so for ever.
+  // True: a wait polls for a moment before it sleeps, while polling pays (runtime/shm/spin.h). The moment is longer than a wake-up takes:
+  // else one rank would fall asleep while another one wakes up, and so on without end.
   bool spins = true;
   // There are more ranks than cores, so a poll offers its core to another rank from the start.
   bool shares_cores = false;

@@ -46,7 +46,7 @@ class PendingOperations {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // A wait polls `interrupted`, unless that is empty. The driver and it outlive this object.
+  // A wait polls `interrupted`, unless that is empty. Both `driver` and `interrupted` outlive this object.
   PendingOperations(int world_size, OperationDriver& driver, const std::function<bool()>& interrupted);
   // In a forked child, leaves the condition variable and the lane as they are: threads that exist in the parent only use them.
   ~PendingOperations();

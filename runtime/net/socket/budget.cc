@@ -114,7 +114,8 @@ void Budget::stop_waiting(Account& account) {
   grant_waiting();
 }
 
-// In the order of the messages. One for which the sum has no room stops all behind it, one beyond its peer's share those of this peer.
+// In the order of the messages. One for which the sum has no room stops all behind it. One beyond its peer's share stops only messages of
+// this peer.
 void Budget::grant_waiting() {
   first_waits_for_all_ = false;
   ++round_;

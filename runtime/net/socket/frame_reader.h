@@ -35,10 +35,10 @@ class FrameReader {
   std::span<std::byte> room(std::span<std::byte> scratch);
   // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out);
-  // True while a message waits for its memory (Account::take), or has that memory and is complete, the last of the frames so far: it counts
-  // until the handler gets it. Afterwards go_on() continues with what has arrived.
+  // True while a message waits for its memory (Account::take). Also true while a complete message with such memory, the last frame so far,
+  // waits for the handler: its memory counts until then. Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
-  bool has_message() const { return has_message_; }  // waits for the handler
+  bool has_message() const { return has_message_; }  // a complete one waits for the handler
   Result<void> go_on(std::vector<Frame>& out);
   // A call was sent.
   void expect_answer() { ++num_calls_; }

@@ -174,7 +174,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
         reader_({options.limits, limits_.max_payload_bytes, identity_.version,
-                 !identity_.local || options.rings.bytes == 0},  // calls may go through rings that this does not see
+                 !identity_.local || options.rings.bytes == 0},  // calls may go through rings, unseen by this stream
                 *uses_.account),
         queue_(options.limits.max_payload_bytes, identity_.version, identity_.local),
         pause_(*uses_.account) {

@@ -18,7 +18,7 @@ class Loop;
 struct Door {
   Network::Accepted accepted;     // empty once the listener is gone
   std::function<void()> goes_on;  // resumes a listener that waits for room
-  // Hellos under way, by the time until which their callers have to do the next step. Later ones may be closed to make room.
+  // Hellos under way, by the time until which their callers have to do the next step. After that time they may be closed to make room.
   std::multimap<TimePoint, std::shared_ptr<Line>> greeting;
 
   // Returns how long to wait before the next connection is accepted; zero: accept it now. At most `max` connections may be in their hello.

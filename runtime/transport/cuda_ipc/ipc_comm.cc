@@ -73,7 +73,7 @@ Result<void> IpcComm::introduce() {
     own().words = registered ? 1 : 0;
     if (registered) registered_ = *std::move(registered);
   }
-  SHOAL_TRY(end_, device_->make_event());  // now, as an end may come when the device is short of everything
+  SHOAL_TRY(end_, device_->make_event());  // now, because at the end the device may have no memory left
   own().pid = getpid();
   own().stage = IpcSegment::Stage::kJoined;
   return {};

@@ -32,7 +32,7 @@ struct IpcSegment {
     std::atomic<std::int32_t> pid;
     std::atomic<std::uint32_t> words;             // 1 if its device's streams write words; written before it joins
     std::array<CudaIpcHandle, kEvents> events;    // written before it joins
-    std::array<CudaIpcHandle, kRegions> memory;   // each each written before the first count of its use
+    std::array<CudaIpcHandle, kRegions> memory;   // each written before the first count of its use
     std::atomic<std::uint64_t> passed;            // word: the last record that its stream has passed, or kReleased
     std::atomic<std::uint32_t> released;          // 1: the rank has died, and streams pass its steps without its data
     std::atomic<std::uint64_t> records;           // counts of: records on its stream,

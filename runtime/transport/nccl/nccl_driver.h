@@ -3,7 +3,7 @@
 // The thread that submits an operation puts it on the stream in its turn on the device (nccl_issue_order.h), so that NCCL gets all groups'
 // operations in the program's order. It cannot wait for the comparison of the ranks' calls: the watching thread compares them while the
 // device works, and aborts what differs. The watching thread issues only what waits for another rank: a lane's first message, and all of a
-// transport whose polls issue.
+// transport whose polls issue (NcclApi::issues_in_polls).
 //
 // The watching thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
 // communicator carries the group's failure: the first failure of one rank becomes the cause on all.

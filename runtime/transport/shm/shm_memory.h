@@ -29,7 +29,7 @@ class ShmMemory {
     // Number of rounds of an all_reduce in which it has reduced its part in place.
     alignas(64) Word reduced;
     alignas(64) Word present;  // 1 once the rank has joined the group
-    // DirectReads stores its process, a token there, and whether it can read the others' tokens.
+    // Stored by DirectReads: the rank's pid, its token and the token's address, and whether the rank can read the others' tokens.
     Word pid, token, token_at, direct;
     // The address of its input in a collective that reads directly, by the collective's number.
     Word inputs[Ledger::kEntries];

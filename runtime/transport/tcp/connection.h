@@ -43,7 +43,7 @@ class Connection final : public Pollable {
   void advance() override;
   // Writes the queued pieces, as far as the socket takes them.
   void write();
-  // After a receive was posted.
+  // Reads on. To be called after a receive was posted.
   void receive_posted();
   void begin_epoch(std::uint32_t epoch);
   // Stops writing, because the queued sends are about to fail.

@@ -95,7 +95,7 @@ void OutgoingCall::start(const RankAddress& from) {
   }
   set_up(socket->get());
   // Calls from the chosen interface, also where the route would choose another one.
-  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the port is chosen by the whole connection, of which there are many
+  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the kernel chooses a port at connect(), unique to both addresses only
   if (own.family() == address.family()) (void)::bind(socket->get(), own.get(), own.length);
   const int connecting = ::connect(socket->get(), address.get(), address.length);
   const int error = errno;
