@@ -156,7 +156,7 @@ class MemoryTable {
       bytes += more;
     }
   };
-  std::map<WorkerId, Held> held_;                                       // by living worker; an arena counts as often as it has opened it
+  std::map<WorkerId, Held> held_;  // by living worker; an arena counts as often as the worker has opened it
   std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;

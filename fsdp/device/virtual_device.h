@@ -52,7 +52,7 @@ class VirtualDevice {
   struct Operation {
     Stream stream = Stream::kProgram;
     std::string label = {};  // "" for a wait
-    double seconds = 0;      // alone on its link
+    double seconds = 0;      // duration if it had its link alone
     int link = -1;           // -1: none
     int communicator = -1;   // -1: no collective
     Mark after = kBegin;     // a mark for which the stream waits

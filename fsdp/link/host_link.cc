@@ -41,7 +41,7 @@ HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer
 
 HostLink::~HostLink() {
   leave();
-  layer_.reset();  // before the memory of its transfers
+  layer_.reset();  // before the members that its transfers read and write
 }
 
 void HostLink::leave() {

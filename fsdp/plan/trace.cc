@@ -32,7 +32,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   std::vector<std::pair<std::int32_t, bool>> stack;  // units with an open forward or backward
   std::size_t index = 0;
   std::vector<double> times;   // by boundary: its time
-  std::vector<double> inside;  // by boundary: time of the communication behind it
+  std::vector<double> inside;  // by boundary: time of the communication from it to the next boundary
   for (const auto& e : trace) {
     if (e.boundary) {
       times.push_back(e.span.start);
@@ -250,7 +250,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
 
 void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries, Schedule& schedule) {
   graph_ = std::move(passed.graph);
-  std::vector<Schedule::Unshard> ahead;  // those that are issued when the next compute node begins
+  std::vector<Schedule::Unshard> ahead;  // to be issued when the next compute node begins
   for (const auto& n : graph_.nodes()) {
     const auto was = static_cast<std::size_t>(passed.from[static_cast<std::size_t>(n.id)]);
     durations_.push_back(durations[was]);

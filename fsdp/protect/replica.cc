@@ -124,7 +124,7 @@ Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::b
   if (!any && !complete_) return fail(unfit("a step before any rows"));
   if (any) {
     complete_ = false;
-    record_.set_usable(false);  // until all of it has arrived
+    record_.set_usable(false);  // until all rows and states have arrived
   }
   return out;
 }

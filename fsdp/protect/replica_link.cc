@@ -51,7 +51,7 @@ ReplicaLink::ReplicaLink(StepRecord record, Memories arenas, Options options)
 
 ReplicaLink::~ReplicaLink() {
   stop();
-  options_.layer.reset();  // before the memory of its transfers
+  options_.layer.reset();  // before the members that its transfers read and write
 }
 
 void ReplicaLink::stop() {

@@ -111,7 +111,7 @@ class StepRecord {
     int rank = 0;
     Grid grid{1};
     std::uint64_t step = 0;       // steps that are complete already
-    std::vector<UnitSpec> units;  // then the other memories
+    std::vector<UnitSpec> units;  // the arenas by unit, then the other memories
     std::vector<ArraySpec> arrays;
   };
   // InvalidArgument for a name that is too long.

@@ -84,7 +84,7 @@ class Reducer {
   // A unit that another rank has published and this one has not; -1: none.
   int awaited_unit() const;
 
-  std::uint64_t first_number() const { return first_; }  // this attempt's first number; other counts may begin there, too
+  std::uint64_t first_number() const { return first_; }  // this attempt's first number; Reductions counts sums from it, too
   int ahead() const;                                     // the first rank that is at a later attempt; -1: none
 
   std::size_t num_pending() const { return pending_.size(); }

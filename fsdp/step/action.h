@@ -32,14 +32,14 @@ struct Action {
     kRaiseFound,       // fail with what kCompareWhole or kCloseRows has found
     kQueuePassEnd,     // report the end of the running backward pass, once autograd has ended it
     kBeginReduce,      // begin the reduction of a group's gradients, over all replicas or (`partial`) within one; `reshard`: drop its lease
-    kFinishReduce,     // take the oldest reduction of a group, and accumulate it; in an arena it has ended
+    kFinishReduce,     // take the oldest reduction of a group, and accumulate it; one in an arena has ended by now
     kKeep,             // add the gradients of a backward to those kept for a later reduction
     kUpdate,           // the optimizer in backward updates a group
     kSamplesUsed,      // the pass has used the samples of this rank's batch; `again`: it has kept their gradients
     kOrderRows,        // gathers from now on see rows as the program's present stream has left them
     kBeginGather,      // begin to gather a group's parameters, which collectives bring; kShow waits for the end. `again`: by hand
     kDropGather,       // forget a gather that was begun and not shown; `again`: also one that began by hand
-    kEndForward,       // free the memory that the last gather of a forward has kept for the next one
+    kEndForward,       // free the memory that the last gather of a forward has kept for the next gather
     kReduceReplicas,   // add up the oldest reduction of a group that collectives reduce over replicas, too
     kFinishTransfers,  // later work of the program's present stream sees all reduced gradients
     kReduceAdded,      // reduce gradients of added parameters
@@ -52,7 +52,7 @@ struct Action {
     kEnter,            // this rank's rows of a model become the next version; `training`: a step may begin
     kLease,            // unshard a unit at the begin of its forward, or of its backward (`backward`)
     kCheckVersion,     // fail unless the version that the backward's forward read is current
-    kUnshard,          // unshard a unit, for a prefetch list or by hand; `group`: only that one, for the schedule
+    kUnshard,          // unshard a unit, for a prefetch list or by hand; `group`: this group only, for the schedule
     kForwardEnd,       // a unit's forward has ended; `reshard`: drop its lease
     kReshard,          // drop a unit's lease
     kAwaitReductions,  // wait for this rank's reductions in a model

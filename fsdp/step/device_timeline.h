@@ -27,12 +27,12 @@ struct DeviceUnit {
 struct DeviceModel {
   std::vector<DeviceUnit> units;
   Communicator shards, replicas;                // replicas of 1 rank: no replicas
-  std::optional<Communicator> reductions = {};  // for reduce_scatters, if they have their own
+  std::optional<Communicator> reductions = {};  // for reduce_scatters; empty: `shards`
   double stored = 4, compute = 2, reduce = 4;   // bytes of an element: a shard's, a whole parameter's, a reduced gradient's
   double states = 12;                           // bytes of an element's shard and optimizer states
   double optimizer_reads = 28;                  // bytes of an element that an optimizer step reads and writes
   bool offloads = false;                        // shards, gradients and states are in the host's memory
-  double host_memory = 50e9;                    // bytes per second of the optimizer there
+  double host_memory = 50e9;                    // bytes per second that the optimizer reads and writes in it
   int inputs = 1;                               // reductions that may hold their inputs at a time
   // DeviceTimeline only. True: Shoal's own groups, which gather straight into whole parameters, and divide sums in a separate kernel.
   bool own_groups = false;
@@ -89,9 +89,9 @@ class DeviceTimeline final : public Executor {
  private:
   struct Unit {
     bool gathers = false;                 // a gather is under way
-    Mark gather = VirtualDevice::kBegin;  // its end
-    bool in_place = false;                // it needs no buffer
-    std::optional<Memory> gathered = {};  // its buffer
+    Mark gather = VirtualDevice::kBegin;  // the gather's end
+    bool in_place = false;                // the gather needs no buffer
+    std::optional<Memory> gathered = {};  // the gather's buffer
     std::optional<Memory> whole = {};
   };
   struct Reduction {

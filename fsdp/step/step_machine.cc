@@ -10,7 +10,7 @@ using Kind = Action::Kind;
 using AfterForward = UnitRules::AfterForward;
 
 namespace {
-constexpr std::size_t kUsual = 6;  // at most so many actions follow an event of most units
+constexpr std::size_t kUsual = 6;  // reserved for the actions of an event, enough for most units
 }
 
 StepMachine::StepMachine(std::vector<UnitOptions> units) {
@@ -535,7 +535,7 @@ Actions StepMachine::reset(bool all, bool warns) {
   end_version(out);
   out.push_back({Kind::kReset});
   show_all_sharded(out);
-  if (optimizer_in_backward_) {  // rows of this version may be partly updated, so it ends
+  if (optimizer_in_backward_) {  // rows may be partly updated, so this version ends
     open_windows(out, "reset_iter_state");
     out.push_back({Kind::kFreeRows});
   }
@@ -566,7 +566,7 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
   }
   for (const Schedule::Unshard& ahead : f.schedule->ahead[number]) {
     const Place place = places_[at(group.model)][at(ahead.unit)];
-    if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // it is not read again in this version
+    if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // the group is not read again in this version
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
     // Ranks that skip units in an arena pass different boundaries, but gathers have to begin in one order on all ranks. So they begin here
     // only in a model whose groups all gather.
@@ -677,7 +677,7 @@ Actions StepMachine::completed(const Action& a) {
       if (found != reducing.end()) found->begun = true;
       return out;
     }
-    case Kind::kForgetPending:  // the last action of a reset: until then, an exception leaves it to be done again
+    case Kind::kForgetPending:  // the last action of a reset: after an exception before it, pass_ shows that the reset has to be repeated
       pass_ = Pass::kNone;
       break;
     default:

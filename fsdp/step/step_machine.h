@@ -75,7 +75,7 @@ class StepMachine {
     kRunning,
     kWaiting,  // autograd has ended; the program will call finalize
     kEnding,
-    kLeft,  // an exception has left it
+    kLeft,  // an exception has left the pass
   };
 
   // `units`: in the order of modules, the root first if it is among them.
@@ -248,7 +248,7 @@ class StepMachine {
   Transfers transfers_;                          // reductions by collectives that are not finished
   std::vector<bool> gathers_all_;                // by model: each of its groups gathers
   bool uses_collectives_ = false;
-  std::vector<std::vector<Place>> places_;  // by model and the group's number there
+  std::vector<std::vector<Place>> places_;  // by model and Group::index
   std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none

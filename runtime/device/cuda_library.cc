@@ -16,7 +16,7 @@ void find_optional(CudaApi& api) {
   if (library == nullptr) return;
   api.stream_write_value = reinterpret_cast<decltype(api.stream_write_value)>(dlsym(library, "cuStreamWriteValue64_v2"));
   api.stream_wait_value = reinterpret_cast<decltype(api.stream_wait_value)>(dlsym(library, "cuStreamWaitValue64_v2"));
-  dlclose(library);  // the reference of this call
+  dlclose(library);  // returns the reference that this dlopen took
 }
 
 Result<CudaApi> open(const std::string& path) {

@@ -129,7 +129,7 @@ class Telemetry {
   // Written to the file as a whole. A mapping of the file would end the process if the file shrinks, and a store would wait for the disk.
   LivePage page_ = {};
   Activity shown_ = Activity::kElsewhere;
-  std::int64_t shown_since_us_;  // time of day, the same at each beat
+  std::int64_t shown_since_us_;  // time of day at which shown_ began, the same at each beat
   int thread_id_;                // the training thread's, as of the last step
   struct Units {
     int first;
@@ -141,7 +141,7 @@ class Telemetry {
   // ---- the telemetry's thread, and close()
   Segments step_file_, span_file_, sample_file_, metric_file_, event_file_;
   std::int64_t sampled_ns_ = 0;
-  std::optional<std::int64_t> stopped_ns_;  // since then writes fail
+  std::optional<std::int64_t> stopped_ns_;  // the time since which writes fail
   std::int64_t retry_ns_ = 0;
   std::uint64_t lost_ = 0;  // rows that could not be written
   bool events_left_out_ = false;

@@ -72,7 +72,7 @@ struct NcclTransport {
 struct CommunicatorRequest {
   int rank = 0;
   int world_size = 1;
-  std::string name;  // the same on every rank, and of no other group
+  std::string name;  // the same on every rank, and of this group alone
 
   // With it, buffers are memory of devices.
   std::optional<NcclTransport> nccl;

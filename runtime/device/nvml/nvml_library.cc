@@ -24,7 +24,7 @@ void find_later(NvmlApi& api) {
   find(api.mig_mode, "nvmlDeviceGetMigMode");
   find(api.max_slices, "nvmlDeviceGetMaxMigDeviceCount");
   find(api.slice, "nvmlDeviceGetMigDeviceHandleByIndex");
-  dlclose(library);  // the reference of this call
+  dlclose(library);  // returns the reference that this dlopen took
 }
 
 Result<NvmlApi> open_nvml(const std::string& path) {

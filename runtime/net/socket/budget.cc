@@ -205,8 +205,8 @@ std::vector<Budget::Account*> Budget::stalled() const {
 // share a slow link, and without that one the others may be in time.
 std::vector<Budget::Account*> Budget::too_slow() {
   const TimePoint now = clock_.now();
-  bool all = false;                     // a message has waited for all others for too long
-  std::set<const Account::Use*> peers;  // or for those of its peer
+  bool all = false;                     // a message has waited for room in the sum for too long
+  std::set<const Account::Use*> peers;  // peers of which a message has waited for room in their share for too long
   for (const Account* waits : waiting_) {
     if (now - waits->waiting_since_ < options_.waiting_patience) break;
     all = room_for(*waits, waits->wanted_) == Room::kNone;

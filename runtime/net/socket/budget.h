@@ -27,8 +27,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     std::size_t max_connections = 32'768;           // accepted and open; at most half of the process's descriptors
     std::uint64_t max_arriving_bytes = 256u << 20;  // messages that have begun to arrive; one at a time may be larger
     std::uint64_t max_unsent_bytes = 256u << 20;    // answers that wait for peers to read
-    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets this part of each sum
-    Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive make progress
+    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets one such part of each sum
+    Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive have to make progress
     // The progress in `patience`. Each peer has to make an equal part of it with all its messages together, since peers may share a slow
     // link.
     std::uint64_t min_progress_bytes = 64u << 10;
@@ -115,11 +115,11 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     };
     // A message that has its memory.
     struct Arrival {
-      std::uint64_t begun_bytes = 0;      // received_bytes() when it got it
+      std::uint64_t begun_bytes = 0;      // received_bytes() when the message got its memory
       std::uint64_t seen_bytes = 0;       // received_bytes() when count_arrived() was called last
       bool is_unused = false;             // got the memory while it waited, and take() was not called again
       bool is_complete = false;           // has arrived; a pause keeps it from the handler
-      bool is_fresh = false;              // got it in the current period, so its progress is not judged yet
+      bool is_fresh = false;              // got its memory in the current period, so its progress is not judged yet
       TimePoint watched_since{};          // if not fresh: its peer's speed counts from here
       std::uint64_t watched_arrived = 0;  // use_->arrived at that time
       std::optional<TimePoint> due;       // when it has to have arrived, while others have waited for it for too long

@@ -19,7 +19,7 @@ namespace shoal::runtime {
 // frames has no memory here.
 class FrameReader {
  public:
-  static constexpr std::size_t kReadBytes = Budget::kReadBytes;  // a payload that misses more is read into its place
+  static constexpr std::size_t kReadBytes = Budget::kReadBytes;  // a payload of which more is missing is read straight into its place
 
   struct Limits {
     FrameLimits frame;
@@ -83,7 +83,7 @@ class FrameReader {
   const Limits limits_;
   Budget::Account& account_;
   std::span<std::byte> scratch_;  // between room() and arrived()
-  std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless this waits
+  std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless waits_ is true
   bool waits_ = false, has_message_ = false;
   std::uint64_t num_calls_ = 0;  // without an answer
   std::optional<Partial> current_;

@@ -23,7 +23,7 @@ struct IpcSegment {
   static constexpr int kEvents = 2;  // a rank's, taken in turn
   static constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
 
-  enum class Stage : std::uint32_t { kAbsent, kJoined, kClosed };  // closed: it has none of the others' memory open any more
+  enum class Stage : std::uint32_t { kAbsent, kJoined, kClosed };  // kClosed: the rank has no memory of another one open any more
   enum class Region { kCollective, kMessages };                    // parts of a rank's memory, each allocated with its first use
   static constexpr int kRegions = 2;
 

@@ -123,7 +123,7 @@ class NcclDriver {
 
   // The thread's own. Its changes of the map are guarded by mutex_, too.
   std::deque<CollectivePtr> collectives_;
-  std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // counts of the first ones in collectives_
+  std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // how many at the front of collectives_ are on the stream, or agreed
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
   TimePoint check_at_{};
 

@@ -24,8 +24,8 @@ class ShmMemory {
   using Word = std::atomic<std::uint64_t>;
 
   struct RankWords {
-    alignas(64) Word published;  // number of rounds that it has put into its chunks
-    alignas(64) Word consumed;   // number of rounds that it has read wholly
+    alignas(64) Word published;  // number of rounds that the rank has put into its chunks
+    alignas(64) Word consumed;   // number of rounds that the rank has read wholly
     // Number of rounds of an all_reduce in which it has reduced its part in place.
     alignas(64) Word reduced;
     alignas(64) Word present;  // 1 once the rank has joined the group

@@ -25,7 +25,7 @@ constexpr auto kGrace = std::chrono::milliseconds(100);  // after a connection b
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
 constexpr auto kFlushPoll = std::chrono::milliseconds(1);
-constexpr int kMaxAttempts = 40;  // to make one connection, which the other rank closes before its welcome
+constexpr int kMaxAttempts = 40;  // to make a connection that the other rank closes before its welcome
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -273,7 +273,7 @@ void TcpLayer::broke(int rank, const Error& why) {
 }
 
 void TcpLayer::ended(int rank, const Error& why) {
-  at(rank).connections->drain_control();  // it may have reported why it ends
+  at(rank).connections->drain_control();  // the rank may have reported why it ends
   lose(rank, why);
 }
 
@@ -392,7 +392,7 @@ void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
-  (void)setrlimit(RLIMIT_NOFILE, &limit);  // without it, a connection's error names the limit
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // if this fails, a connection's error will name the limit
 }
 
 }  // namespace

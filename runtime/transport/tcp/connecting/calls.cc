@@ -90,7 +90,7 @@ void OutgoingCall::start(const RankAddress& from) {
   auto socket = new_socket(address.family());
   if (!socket) {
     fail(socket.error());
-    if (why_.reason() == "NoDescriptors") state_ = State::kHungUp;  // others may be closed soon
+    if (why_.reason() == "NoDescriptors") state_ = State::kHungUp;  // other descriptors may be closed soon
     return;
   }
   set_up(socket->get());
