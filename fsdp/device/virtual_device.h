@@ -16,7 +16,7 @@
 
 namespace shoal::fsdp {
 
-// Seconds, and bytes per second.
+// Durations in seconds, and bandwidths in bytes per second.
 struct DeviceCosts {
   double launch = 5e-6;       // the host puts an operation on a stream
   double record = 1e-6;       // the host records an event, or makes a stream wait for one
@@ -86,7 +86,7 @@ class VirtualDevice {
   // The end of the stream's work so far.
   Mark mark(Stream stream);
   void wait(Stream stream, Mark mark);
-  // When the operation has run. Runs all operations that it depends on.
+  // The time at which the operation ends. Runs all operations that it depends on.
   double end_of(Mark mark);
   const std::vector<Operation>& operations() const { return operations_; }
   // The operations that began at `since` or later, one per line, in the order of their begins.
@@ -97,7 +97,7 @@ class VirtualDevice {
   void free(Memory& memory);
   double allocated() const { return allocated_; }
   double allocated(Kind kind) const { return by_kind_[at(kind)]; }
-  // Since the last call of forget_peak.
+  // The largest sum of allocated memory since the last call of forget_peak, and its parts by kind.
   double peak() const { return peak_; }
   double at_peak(Kind kind) const { return by_kind_at_peak_[at(kind)]; }
   // The pools' largest sizes, added up: what the allocator reserves at least.
@@ -116,10 +116,10 @@ class VirtualDevice {
 
   const DeviceCosts costs_;
   double now_ = 0;         // the host's clock
-  double device_now_ = 0;  // up to which operations have run
+  double device_now_ = 0;  // the time up to which operations have run
   std::vector<Operation> operations_;
-  std::array<std::deque<Mark>, kNumStreams> queues_;  // by stream: not ended
-  std::vector<std::deque<Mark>> communicators_;       // by number: not ended, in the order of issue
+  std::array<std::deque<Mark>, kNumStreams> queues_;  // by stream: operations that have not ended
+  std::vector<std::deque<Mark>> communicators_;       // by number: operations that have not ended, in the order of issue
   std::vector<std::pair<Mark, double>> running_;      // with the seconds that each still takes alone on its link
   std::array<Mark, kNumStreams> last_ = {kBegin, kBegin, kBegin, kBegin, kBegin, kBegin};
   double allocated_ = 0, peak_ = 0;

@@ -18,7 +18,7 @@ namespace shoal::fsdp {
 
 class Progress {
  public:
-  // The graph outlives it.
+  // `graph` outlives this object.
   explicit Progress(const StepGraph& graph);
 
   // The node that this lane may begin now; empty when it has to wait.

@@ -152,7 +152,7 @@ void HostLink::store(int rank, const Update& update) {
       }
       break;
     case UpdateKind::kPublished:
-      break;  // the next look at the sums finds the publication
+      break;  // sums_.advance() finds the publication
   }
 }
 

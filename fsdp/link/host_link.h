@@ -81,7 +81,7 @@ class HostLink final : public RemoteSums {
   void post(std::vector<std::byte> message, To to = To::kHosts);
   void notify_all() { model_.control.membership_page().notify_all(); }
   void run();
-  // Each returns true after progress.
+  // A result of true means progress.
   bool send_posted();
   bool take_updates();
   void receive(Source& source);

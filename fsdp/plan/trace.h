@@ -43,7 +43,7 @@ class Plan {
 
   const StepGraph& graph() const { return graph_; }
   const std::vector<Boundary>& boundaries() const { return schedule_->boundaries; }
-  // The next steps' machine follows it.
+  // The schedule that the step machine follows in the next steps.
   std::shared_ptr<const Schedule> schedule() const { return schedule_; }
   // The compute node that begins or continues after this boundary; -1: none.
   std::int32_t compute_after(std::size_t boundary) const { return compute_after_[boundary]; }

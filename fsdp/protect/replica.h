@@ -25,7 +25,7 @@ struct ReplicaHeader {
   enum class Kind : std::uint32_t { kContents, kStep };  // rows and states after a step, or the update of a step
   Kind kind = Kind::kContents;
   std::uint32_t num_items = 0, num_arrays = 0, reserved = 0;
-  std::uint64_t number = 0;  // of this message; the buddy's answer repeats it
+  std::uint64_t number = 0;  // the message's number, which the buddy's answer repeats
   std::uint64_t step = 0;
 };
 constexpr std::size_t replica_header_bytes(std::size_t num_arrays) { return sizeof(ReplicaHeader) + num_arrays * sizeof(std::uint32_t); }

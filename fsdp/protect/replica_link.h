@@ -86,7 +86,7 @@ class ReplicaLink {
 
   Result<void> send(Request request);
   void run();
-  // Each returns true after progress.
+  // A result of true means progress.
   bool send_requested();
   bool take_answers();
   bool serve(Held& held);

@@ -40,8 +40,8 @@ struct Transfer {
 
 struct ReshardPlan {
   std::vector<MovedRows> parameters;
-  // Between different processes, in the order in which each process sends and receives. Relayed ones come last. Before that, the order is
-  // by the distance from source to destination: all processes can then send and receive at once, each with one other.
+  // Between different processes, in the order in which each process sends and receives. Relayed ones come last. The others are
+  // ordered by the distance from source to destination: all processes can then send and receive at once, each with one other.
   std::vector<Transfer> transfers;
   std::vector<Transfer> kept;  // rows that stay on their process
 

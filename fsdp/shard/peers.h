@@ -65,7 +65,7 @@ class Peers {
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Calls `waits(true)` before a wait that does not end at once, and `waits(false)` after it, in the thread that waits.
   void observe_waits(std::function<void(bool)> waits) { waits_ = std::move(waits); }
-  // `ended_steps` counts the steps that the run's record has; 0: it has none.
+  // `ended_steps` returns the number of steps in the run's record. While that is 0, messages number the model's own steps.
   void number_steps(std::function<std::uint64_t()> ended_steps) { ended_steps_ = std::move(ended_steps); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);

@@ -28,7 +28,7 @@ struct Action {
     kWatchWhole,       // remember values of whole parameters, for kCompareWhole
     kCompareWhole,     // find whole parameters that the program has written
     kCloseRows,        // remember the rows' versions unless that is done (`again`: anew), and why (`text`) they may not be written
-    kFreeRows,         // rows may be written
+    kFreeRows,         // the window is open: rows may be written
     kRaiseFound,       // fail with what kCompareWhole or kCloseRows has found
     kQueuePassEnd,     // report the end of the running backward pass, once autograd has ended it
     kBeginReduce,      // begin the reduction of a group's gradients, over all replicas or (`partial`) within one; `reshard`: drop its lease
@@ -81,7 +81,7 @@ inline constexpr std::size_t kNumActionKinds = static_cast<std::size_t>(Action::
 
 const char* name_of(Action::Kind kind);
 const char* to_string(View view);
-// One line, for transcripts and messages: "lease blocks.0 forward". `units`: their names, "" for the root.
+// One line, for transcripts and messages: "lease blocks.0 forward". `units`: the names of the units, "" for the root.
 std::string to_string(const Action& action, const std::vector<std::string>& units);
 
 }  // namespace shoal::fsdp

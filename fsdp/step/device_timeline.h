@@ -36,7 +36,7 @@ struct DeviceModel {
   int inputs = 1;                               // reductions that may hold their inputs at a time
   // DeviceTimeline only. True: Shoal's own groups, which gather straight into whole parameters, and divide sums in a separate kernel.
   bool own_groups = false;
-  // Slices are so large that a process group, too, gathers them straight into whole parameters, where the gather is ahead.
+  // True: slices so large that a process group, too, gathers them straight into whole parameters, if the gather begins ahead.
   bool large_slices = false;
 
   double shard(int unit) const { return units[static_cast<std::size_t>(unit)].numel / shards.ranks; }
@@ -54,10 +54,10 @@ class DeviceProgram {
   DeviceProgram(VirtualDevice& device, const DeviceModel& model);
 
   void forward(int unit);
-  // Leaves the unit's whole gradients.
+  // Leaves the unit's whole gradients in memory, until free_gradients().
   void backward(int unit);
   void free_gradients(int unit) { device_.free(gradients_[static_cast<std::size_t>(unit)]); }
-  // Reduced gradients are there until the optimizer has used them.
+  // Keeps the memory of reduced gradients until optimizer() has used them.
   void keep_reduced(VirtualDevice::Memory memory) { reduced_.push_back(memory); }
   void optimizer();
 
@@ -79,9 +79,9 @@ class DeviceTimeline final : public Executor {
   using Memory = VirtualDevice::Memory;
   using Mark = VirtualDevice::Mark;
 
-  // `schedule`: what the machine follows from kEnter on; null: nothing.
   DeviceTimeline(StepMachine& machine, DeviceProgram& program, VirtualDevice& device, const DeviceModel& model)
       : machine_(machine), program_(program), device_(device), model_(model), units_(model.units.size()) {}
+  // `schedule`: what the machine follows from kEnter on; null: nothing.
   void follow(std::shared_ptr<const Schedule> schedule) { schedule_ = std::move(schedule); }
 
   Result<void> run(const Action& action) override;

@@ -205,8 +205,8 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   if (g.collectives && !g.empty) transfers_.add(unit, group, g.replicated && !partial);
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
-    // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
-    // the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
+    // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that earlier one. The moment
+    // depends only on the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
     finish_reductions(out, g.model, slots_);
   }
   if (last_read) {
@@ -222,7 +222,7 @@ void StepMachine::reduce_or_keep(Actions& out, int unit, int group, bool reshard
   out.push_back({.kind = Kind::kKeep, .unit = unit, .group = group, .model = model, .reshard = reshard});
 }
 
-// A unit that did not run in this pass, with its kept gradients.
+// Reduces a unit that did not run in this pass, with its kept gradients.
 void StepMachine::publish(Actions& out, int unit) {
   const auto& published = units_[at(unit)].published;
   if (std::find(published.begin(), published.end(), false) != published.end()) make_room(out, unit);

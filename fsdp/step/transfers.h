@@ -28,12 +28,12 @@ class Transfers {
   // The collective of the oldest added transfer of this group has begun.
   void begun(int unit, int group);
 
-  // Ends the oldest until at most `batches` hold their inputs.
+  // Ends the oldest transfers until at most `batches` batches hold their inputs.
   Steps advance(std::size_t batches);
-  // Ends all.
+  // Ends all transfers.
   Steps finish();
 
-  // After an error: forgets those whose collective has not begun.
+  // After an error: forgets the transfers whose collective has not begun.
   void drop_added();
   void clear() { transfers_.clear(); }
 

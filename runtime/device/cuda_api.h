@@ -110,7 +110,7 @@ struct CudaApi : CudaDevices, CudaStreams, CudaMemory, CudaKernels {
   // Loads the driver on the first call. Unavailable/NoCuda with all attempts where there is none. SHOAL_CUDA_LIBRARY names another file.
   static Result<const CudaApi*> load();
 
-  std::string path;  // the library's
+  std::string path;  // path of the loaded library
 };
 
 // Converts statuses of the driver, everywhere in Shoal. `what`: the call in words, "allocating 64 bytes on device 0".

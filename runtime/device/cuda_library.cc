@@ -21,7 +21,7 @@ void find_optional(CudaApi& api) {
 
 Result<CudaApi> open(const std::string& path) {
   CudaApi api;
-  // A suffix is the version whose arguments the table has.
+  // A suffix such as _v2 is the version of the function whose arguments the table has.
   SHOAL_OK(load_functions(path, [&](const auto& find) {
     find(api.init, "cuInit");
     find(api.driver_version, "cuDriverGetVersion");

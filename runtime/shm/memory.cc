@@ -24,7 +24,7 @@ constexpr int MADV_COLLAPSE = 25;  // Linux 6.1 added it; the headers of Debian 
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// 0: this kernel has none.
+// The size of a huge page; 0: this kernel has none.
 std::size_t huge_page() {
   static const std::size_t bytes = [] {
     std::size_t found = 0;

@@ -1,4 +1,4 @@
-// What tests on a simulated network have in common: processes on hosts, and the ends of their connections.
+// The common parts of tests on a simulated network: processes on hosts, and the ends of their connections.
 #pragma once
 
 #include <functional>

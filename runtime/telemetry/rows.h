@@ -13,7 +13,7 @@
 
 namespace shoal::runtime {
 
-// Microseconds of a row's steps.
+// The steps of a row, and their times in microseconds.
 struct StepRow {
   std::uint64_t step = 0;
   std::int64_t steps = 1;  // how many the row sums up; its key is "n"

@@ -139,7 +139,7 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
   SHOAL_OK(out->write_facts(out->facts()));
   try {
     out->thread_ = std::make_unique<SideThread>([telemetry = out.get()] { telemetry->run(); });
-  } catch (const std::system_error& error) {  // a limit of processes
+  } catch (const std::system_error& error) {  // the limit of threads is reached
     out.reset();
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);  // readers would take it for a rank that has ended

@@ -112,7 +112,7 @@ class Telemetry {
   const int forks_;  // how often this process and its ancestors had forked
   const std::int64_t start_us_;
 
-  mutable std::mutex mutex_;  // over all that follows, up to the files
+  mutable std::mutex mutex_;  // guards all that follows, up to the files
   ProcessFacts facts_;
   std::vector<std::string> units_;
   StepMeter meter_;

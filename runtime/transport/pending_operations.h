@@ -121,7 +121,8 @@ class PendingOperations {
   std::uint64_t sequence_ = 0;                              // number of the last collective that was submitted
   std::uint64_t num_background_ = 0;                        // number of pending operations that are in the background
   std::thread::id submitter_;
-  // More than one thread submits. Then program_is_blocked() is false: while one waits, another may make the call that ends the wait.
+  // True once more than one thread submits. Then program_is_blocked() is false: while one waits, another may make the call that ends the
+  // wait.
   bool several_submitters_ = false;
   int submitter_waits_ = 0;
   bool driving_ = false;

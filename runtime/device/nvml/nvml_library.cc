@@ -29,7 +29,7 @@ void find_later(NvmlApi& api) {
 
 Result<NvmlApi> open_nvml(const std::string& path) {
   NvmlApi api;
-  // A suffix is the version whose arguments the table has.
+  // A suffix such as _v2 is the version of the function whose arguments the table has.
   SHOAL_TRY(api.path, load_functions(path, [&](const auto& find) {
               find(api.init, "nvmlInit_v2");
               find(api.error_string, "nvmlErrorString");

@@ -19,8 +19,8 @@ namespace shoal::runtime {
 class IpcComm {
  public:
   struct Options {
-    std::size_t chunk_bytes = 32 << 20;   // of a rank's input that are staged at once; a multiple of 16 for each rank
-    std::size_t message_bytes = 4 << 20;  // of a message that are staged at once
+    std::size_t chunk_bytes = 32 << 20;   // bytes of a rank's input to stage at once; a multiple of 16 for each rank
+    std::size_t message_bytes = 4 << 20;  // bytes of a message to stage at once
     const void* kernels = nullptr;        // the image of DeviceKernels; null: reductions fail
     // Returns true once a rank's process has ended. Empty: the kernel's list of processes decides.
     std::function<bool(int rank, std::int32_t pid)> has_ended = {};

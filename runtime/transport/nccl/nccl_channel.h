@@ -24,7 +24,7 @@ class NcclChannel {
  public:
   static Result<NcclChannel> make(const NcclApi& api, std::shared_ptr<const Device> device);
   NcclChannel(NcclChannel&& other) noexcept = default;
-  // Aborts what is not closed.
+  // Aborts the communicator unless it is closed.
   ~NcclChannel();
 
   // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only. `name`: for NCCL's log and profilers, from 2.26 on.
@@ -46,7 +46,7 @@ class NcclChannel {
   void abort();
 
  private:
-  // Null after a move.
+  // The handle of the communicator; null after a move.
   class Comm {
    public:
     Comm() = default;

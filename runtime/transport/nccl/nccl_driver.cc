@@ -367,7 +367,7 @@ Result<void> NcclDriver::check() {
   if (!stuck && !any_lane) return {};
   const auto lost = parts_.control->lost();
   if (stuck) {
-    SHOAL_OK(channel_.ready());  // an error of NCCL's own
+    SHOAL_OK(channel_.ready());  // returns an error that NCCL itself has found
     SHOAL_OK(check_operation(*collectives_.front(), lost, -1, now));
   }
   for (auto& [key, lane] : lanes_) {

@@ -97,8 +97,8 @@ class NcclDriver {
   // Aborts, and waits until the device uses no buffer of an operation any more; for a moment only once the driver is being destroyed.
   void abort_channels();
   bool idle() const;
-  void rest();  // for a moment
-  // With the mutex.
+  void rest();  // sleeps for a moment
+  // To be called with the mutex held.
   NcclMessageLane* find_lane(const NcclMessage& message);
   NcclMessageLane& lane_of(const NcclMessage& message);
   enum class Events { kReuse, kInUse };
@@ -121,7 +121,7 @@ class NcclDriver {
   std::uint64_t sequence_ = 0;
   bool stopping_ = false, closed_ = false, nudged_ = false;
 
-  // The thread's own. Its changes of the map are guarded by mutex_, too.
+  // For the watching thread only, but it changes lanes_ with mutex_ held, because other threads read the map.
   std::deque<CollectivePtr> collectives_;
   std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // how many at the front of collectives_ are on the stream, or agreed
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;

@@ -25,7 +25,7 @@ class NcclMessageLane {
                   Way way, int other)
       : api_(api), device_(std::move(device)), control_(std::move(control)), order_(order), way_(way), other_(other) {}
 
-  // Threads that submit messages issue them. Guarded by the driver's mutex.
+  // True: threads that submit messages issue them. Guarded by the driver's mutex.
   bool open = false;
 
   // ---- the watching thread ----

@@ -106,7 +106,7 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   std::vector<Other> others_;
   std::vector<int> to_call_;  // in the next progress(), not in reset(): a layer may be reset because it ends
   std::list<Calling> calls_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, Gate::Guest> early_;  // by rank and number: of an epoch to come
+  std::map<std::pair<std::uint32_t, std::uint32_t>, Gate::Guest> early_;  // by rank and number: connections of an epoch to come
   std::uint32_t epoch_ = 1, connected_epoch_ = 1;  // the second one is the connections' epoch: begin_epoch() keeps them
   std::uint64_t num_ended_ = 0;
   TimePoint check_at_{}, checked_at_{};
