@@ -55,7 +55,8 @@ class ReplicaSource {
   // A hash of the rows and of their copies in another dtype.
   std::uint64_t rows_hash() const;
   Outgoing contents(std::uint64_t number, std::uint64_t step);
-  // The recorded update. `with_contents`: with rows and states of the step before. Internal: it uses arrays that the record does not list.
+  // The message with the recorded update. `with_contents`: with rows and states of the step before. Internal: the update uses arrays that
+  // the record does not list.
   Result<Outgoing> step(std::uint64_t number, std::uint64_t step, bool with_contents);
 
  private:
@@ -88,7 +89,7 @@ class Replica {
 
  private:
   ReplicaAnswer ready() const;
-  // The memory of an array by its number from 1, nullptr for 0. DataLoss: it is none of `numel` elements of this type.
+  // The memory of an array by its number from 1, nullptr for 0. DataLoss: the array has not `numel` elements of this type.
   Result<std::byte*> array(const StepRecord::Place& place, std::uint64_t numel, DType dtype) const;
 
   StepRecord record_;

@@ -20,7 +20,7 @@ namespace shoal::fsdp {
 struct MovedRows {
   std::string name;
   std::int64_t rows = 0;      // size of the sharded dim
-  std::size_t row_bytes = 0;  // sum over all tensors
+  std::size_t row_bytes = 0;  // bytes of a row, added up over the tensors
 };
 
 // The positions of a grid and the processes at them. In the old mesh a process may have several positions: it brings the shards of dead

@@ -240,8 +240,8 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
                   .in(fmt::format("step {}", step_number())));
 }
 
-// Fails if the missing rank, or the rank that reports for it, has left: it does nothing more. For kDepartureGrace the check still succeeds,
-// so that a report of the process's end can name the cause.
+// Fails if the missing rank, or the rank that reports for it, has left: that rank does nothing more. For kDepartureGrace the check still
+// succeeds, so that a report of the process's end can name the cause.
 Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   int missing = watch.waiting.missing();
   if (missing < 0) return {};

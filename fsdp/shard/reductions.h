@@ -1,7 +1,7 @@
 // This rank's part in the reductions among the ranks: gradients to their owners, and sums of single numbers.
 //
-// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks. Both kinds of numbers begin anew
-// with each attempt, so a result never mixes attempts. One thread at a time.
+// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks. The numbers of publications
+// and of sums begin anew with each attempt, so a result never mixes attempts. One thread at a time.
 #pragma once
 
 #include <cstdint>

@@ -242,7 +242,7 @@ void Telemetry::collect(std::optional<StepMeter::Step> step) {
   const auto due = [&](std::uint64_t number) { return number < 4 || number % detail_every_ == 0; };
   if (due(steps_) && !step->spans.empty() && pending_.spans.size() < kMostPending / 1000)
     pending_.spans.push_back({steps_, facts_.rank, unix_us(step->begin), std::move(step->spans)});
-  // A power of two: if ranks choose different ones, one is a multiple of the other, so that they still have detailed steps in common.
+  // A power of two: if ranks choose different intervals, one is a multiple of the other, so they still have detailed steps in common.
   const auto length = std::max<std::int64_t>(step->end - step->begin, 1);
   while (static_cast<std::int64_t>(detail_every_) * length < kDetailInterval) detail_every_ *= 2;
   while (detail_every_ > 1 && static_cast<std::int64_t>(detail_every_) * length > 4 * kDetailInterval) detail_every_ /= 2;

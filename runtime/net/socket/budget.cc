@@ -201,8 +201,8 @@ std::vector<Budget::Account*> Budget::stalled() const {
   return out;
 }
 
-// Returns the messages that have let others wait for too long: all that are late, but only the slowest of those that will be. Peers may
-// share a slow link, and without that one the others may be in time.
+// Returns the messages to refuse, because others have waited for too long: all that are late, and the slowest of those that will be late.
+// Only the slowest, since peers may share a slow link: without that message, the others may be in time.
 std::vector<Budget::Account*> Budget::too_slow() {
   const TimePoint now = clock_.now();
   bool all = false;                     // a message has waited for room in the sum for too long

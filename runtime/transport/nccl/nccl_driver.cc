@@ -122,7 +122,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
     if (parts_.control->failed()) return {};
     if (num_polls >= kConnectingPolls && operation.stage() == Stage::kBegun) turns.device.reset();
     if (!signals(signals_at)) {
-      // The buffers are in use, and the caller drops the operation. So the group ends, on the other ranks with a cause that is not theirs.
+      // The buffers are in use, and the caller drops the operation. So the group ends, with a cause that names this rank on the others.
       return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
                                         parts_.control->rank(), operation.what()))
                       .with_reason("RankInterrupted")
@@ -430,7 +430,7 @@ bool NcclDriver::complete_begun() {
 }
 
 void NcclDriver::close(const Error& cause) {
-  // A thread that issues leaves as soon as it sees the failure. Where the library keeps it, only the abort can end its call.
+  // A thread that issues leaves as soon as it sees the failure. If the thread is stuck in NCCL, only the abort can end its call.
   const auto turn = issuing_.take({parts_.clock.get(), kLeaving});
   if (!closed_) {
     // The agreement that is under way ends at once, since its communicator has failed. It may have succeeded before that.
