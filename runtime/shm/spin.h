@@ -5,9 +5,9 @@
 // that others may need, perhaps the awaited process. So each run is bounded. After a moment it offers the core to other threads between
 // looks (sched_yield), which helps where more processes communicate than there are cores. Runs become rare where most find nothing.
 //
-// If another thread computes on the offered core, this one gets it back only after milliseconds, while a sleeper is woken at once. This is
-// a loss of the core. After two such losses in a row, no runs take place for thirty times as long. A single loss does not count, because
-// virtual machines pause on their own: with a rest after each pause most waits would end in a wake-up.
+// If another thread computes on the offered core, the polling thread gets it back only after milliseconds, but a sleeping thread is woken
+// at once. Such an absence is called a loss of the core. After two losses in a row, no runs take place for thirty times as long. A single
+// loss has no effect, because it may be a pause of the virtual machine: if each pause stopped the runs, most waits would end in a wake-up.
 #pragma once
 
 #include <chrono>

@@ -27,17 +27,17 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     std::size_t max_connections = 32'768;           // accepted and open; at most half of the process's descriptors
     std::uint64_t max_arriving_bytes = 256u << 20;  // messages that have begun to arrive; one at a time may be larger
     std::uint64_t max_unsent_bytes = 256u << 20;    // answers that wait for peers to read
-    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets one such part of each sum
+    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets at most 1 / peer_divisor of each
     Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive have to make progress
-    // The progress in `patience`. Each peer has to make an equal part of it with all its messages together, since peers may share a slow
-    // link.
+    // The bytes that have to arrive in each `patience`, from all peers together. Each peer that sends messages has to send an equal part:
+    // peers may share a slow link.
     std::uint64_t min_progress_bytes = 64u << 10;
-    // Once a message has waited for `waiting_patience`, those that hold its memory have a bounded time for the rest: `finishing_time`, and
-    // a second for each `finishing_speed` bytes of the message. Those that would be late at their peer's speed are refused before, the
-    // slowest first.
-    // - 30 s: the largest share of a peer of a head or node (64 MiB) arrives in that time at 18 Mbit/s, so few honest ones are judged.
-    // - 60 s: for control messages (8 MiB), 1 Mbit/s is enough, while one that trickles delays no other for hours.
-    // - 16 MiB/s: large messages are not cut where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
+    // Once a message has waited for `waiting_patience`, the messages that hold its memory have a bounded time to arrive: `finishing_time`,
+    // and a second for each `finishing_speed` bytes of the message. Messages that would be late at their peer's speed are refused early,
+    // the slowest first.
+    // - 30 s: in this time a peer can send its whole share to a head or node (64 MiB) at 18 Mbit/s, so few honest peers are judged.
+    // - 60 s: a control message (8 MiB) arrives in time at 1.1 Mbit/s, and a peer that sends byte by byte cannot delay others for hours.
+    // - 16 MiB/s: large messages arrive in time even where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
     Duration waiting_patience = std::chrono::seconds(30);
     Duration finishing_time = std::chrono::seconds(60);
     std::uint64_t finishing_speed = 16u << 20;
