@@ -63,8 +63,8 @@ class MemoryTable {
   // workers held, unless they are lasting.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory. While it lives, the memory
-  // counts as that process's usage; id 0: it is gone. Without a maker the memory counts as another process's, and is never moved into a
+  // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory, or id 0 if that is gone.
+  // While it lives, the memory counts as its usage. nullopt, for a replica: it counts as no process's usage, and is never moved into a
   // file.
   Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
@@ -156,7 +156,7 @@ class MemoryTable {
       bytes += more;
     }
   };
-  std::map<WorkerId, Held> held_;                                       // by living worker; an arena counts as often as it has opened it
+  std::map<WorkerId, Held> held_;  // by living worker; an arena counts as often as the worker has opened it
   std::map<std::pair<JobId, std::string>, std::set<WorkerId>> groups_;  // living workers that have opened lasting arenas, by their group
   Objects objects_;
   std::multimap<std::pair<JobId, ObjectId>, Waiting> waiting_;

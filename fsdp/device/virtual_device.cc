@@ -11,7 +11,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// Links of copies between host and device, one per direction. Those of communicators have numbers from 0.
+// The link numbers of copies between host and device, far above those of communicators, which begin at 0.
 constexpr int kToDevice = 1000, kToHost = 1001;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-12;

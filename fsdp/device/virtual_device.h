@@ -2,7 +2,7 @@
 //
 // The host never waits, except in synchronize. It puts operations on streams at its own clock; each runs when the one before it on its
 // stream, the one before it on its communicator, and the marks for which its stream waits have ended. Operations that share a link run at
-// once, each at its part of the link's bandwidth. Transfers take no time from computation, although NCCL's kernels do.
+// once, each at its part of the link's bandwidth. Transfers do not slow computation down here, although NCCL's kernels do on hardware.
 //
 // Memory is counted as torch's caching allocator does: in the order of the host's calls, with one pool per stream. Before memory is freed,
 // its pool's stream has to wait for the last use elsewhere.
@@ -16,14 +16,14 @@
 
 namespace shoal::fsdp {
 
-// Seconds, and bytes per second.
+// Durations in seconds, and bandwidths in bytes per second.
 struct DeviceCosts {
   double launch = 5e-6;       // the host puts an operation on a stream
   double record = 1e-6;       // the host records an event, or makes a stream wait for one
   double hook = 50e-6;        // the host enters a hook of the program
   double action = 2e-6;       // the host carries out an action of the step machine
   double rendezvous = 30e-6;  // the host waits for control words of other ranks
-  double memory = 3e12;       // the device reads and writes
+  double memory = 3e12;       // the device reads or writes its memory
   double to_device = 50e9, to_host = 50e9;
 };
 
@@ -52,7 +52,7 @@ class VirtualDevice {
   struct Operation {
     Stream stream = Stream::kProgram;
     std::string label = {};  // "" for a wait
-    double seconds = 0;      // alone on its link
+    double seconds = 0;      // duration if it had its link alone
     int link = -1;           // -1: none
     int communicator = -1;   // -1: no collective
     Mark after = kBegin;     // a mark for which the stream waits
@@ -86,7 +86,7 @@ class VirtualDevice {
   // The end of the stream's work so far.
   Mark mark(Stream stream);
   void wait(Stream stream, Mark mark);
-  // When the operation has run. Runs all operations that it depends on.
+  // The time at which the operation ends. Runs all operations that it depends on.
   double end_of(Mark mark);
   const std::vector<Operation>& operations() const { return operations_; }
   // The operations that began at `since` or later, one per line, in the order of their begins.
@@ -97,7 +97,7 @@ class VirtualDevice {
   void free(Memory& memory);
   double allocated() const { return allocated_; }
   double allocated(Kind kind) const { return by_kind_[at(kind)]; }
-  // Since the last call of forget_peak.
+  // The largest sum of allocated memory since the last call of forget_peak, and its parts by kind.
   double peak() const { return peak_; }
   double at_peak(Kind kind) const { return by_kind_at_peak_[at(kind)]; }
   // The pools' largest sizes, added up: what the allocator reserves at least.
@@ -116,11 +116,11 @@ class VirtualDevice {
 
   const DeviceCosts costs_;
   double now_ = 0;         // the host's clock
-  double device_now_ = 0;  // up to which operations have run
+  double device_now_ = 0;  // the time up to which operations have run
   std::vector<Operation> operations_;
-  std::array<std::deque<Mark>, kNumStreams> queues_;  // not ended
-  std::vector<std::deque<Mark>> communicators_;       // by number: not ended, in the order of issue
-  std::vector<std::pair<Mark, double>> running_;      // with the seconds that are left
+  std::array<std::deque<Mark>, kNumStreams> queues_;  // by stream: operations that have not ended
+  std::vector<std::deque<Mark>> communicators_;       // by number: operations that have not ended, in the order of issue
+  std::vector<std::pair<Mark, double>> running_;      // with the seconds that each still takes alone on its link
   std::array<Mark, kNumStreams> last_ = {kBegin, kBegin, kBegin, kBegin, kBegin, kBegin};
   double allocated_ = 0, peak_ = 0;
   std::array<double, kNumKinds> by_kind_ = {}, by_kind_at_peak_ = {};

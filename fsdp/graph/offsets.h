@@ -16,7 +16,7 @@ struct Buffer {
 };
 
 struct Offsets {
-  std::vector<std::size_t> by_buffer;  // multiples of 64
+  std::vector<std::size_t> by_buffer;  // offsets in the block, multiples of 64
   std::size_t bytes = 0;               // size of the block
 };
 

@@ -2,7 +2,7 @@
 //
 // Each lane is in order, like a GPU stream: its nodes run one after the other in the order of the graph. The compute lane gives way: its
 // node begins only after every runnable node of another lane before it in the graph has begun. So a prefetch that comes before a forward
-// runs while that computes, regardless of the OS scheduler.
+// runs while the forward computes, regardless of the OS scheduler.
 //
 // No deadlock: the first node of the graph that has not ended may begin or has begun.
 #pragma once
@@ -18,13 +18,13 @@ namespace shoal::fsdp {
 
 class Progress {
  public:
-  // The graph outlives it.
+  // `graph` outlives this object.
   explicit Progress(const StepGraph& graph);
 
   // The node that this lane may begin now; empty when it has to wait.
   std::optional<std::int32_t> next(Lane lane) const;
-  // The node that this lane waits for, if its next one cannot begin before that has ended; behind its last node: the first of the step that
-  // has not ended.
+  // The node whose end this lane's next node has to await; empty if there is none. Once all nodes of the lane have ended: the first node of
+  // the step that has not ended.
   std::optional<std::int32_t> awaited(Lane lane) const;
   // begin() is for the result of next(lane), end() for a node that has begun.
   void begin(std::int32_t node);

@@ -7,7 +7,7 @@ namespace shoal::fsdp {
 
 // "Before" means ended by then: by edges, or by order on one lane. The rules:
 //   - Each micro-batch has one forward without a unit (-1), the loss. It reads the output of a unit's forward. Every other forward reads
-//     that of a forward in its micro-batch, or the batch.
+//     the output of a forward in its micro-batch, or the batch.
 //   - A forward, recompute or backward of a unit has an unshard of it before it, and the reshard after it unless that lease is kept.
 //     Each unshard has its reshard: a lease ends within the step.
 //   - A backward reads the gradient from the loss, or from the backward of the unit that read its output. A reduce_scatter follows a

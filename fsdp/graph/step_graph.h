@@ -48,7 +48,7 @@ struct Node {
   std::int32_t id = 0;
   Op op = Op::kForward;
   std::int32_t unit = -1;  // -1: all units; a forward with -1 is the loss
-  std::int32_t part = 0;   // index within a unit's compute, which its inner children split
+  std::int32_t part = 0;   // number of this piece of the unit's compute, which the compute of child units divides into pieces
   bool backward = false;   // for an unshard: it serves the backward pass
   std::vector<Edge> after;
   std::int32_t micro = 0;          // number of the micro-batch within the step

@@ -21,7 +21,7 @@ struct Adam {
   double grad_scale = 1;  // divides the gradient; unless it is 1, the quotient is written back
 };
 
-// The constants of one step, which counts from 1.
+// The constants of a step. `step` counts from 1.
 template <class T>
 AdamConstants<T> adam_constants(const Adam& options, std::int64_t step);
 

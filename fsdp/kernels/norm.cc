@@ -20,7 +20,7 @@ namespace shoal::fsdp::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Uses four partial sums, which are added at the end.
+// Uses four partial sums, because additions to a single one would wait for each other.
 double square_sum_f32(const float* data, std::size_t numel) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> half;

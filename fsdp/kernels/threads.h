@@ -1,7 +1,7 @@
 // Divides work on a range of elements over threads.
 //
 // Where the process has an OpenMP runtime (PyTorch brings one), its threads do the work. They spin for a while after each PyTorch
-// operation, on the cores that other threads would need. Without it, the call starts threads and joins them.
+// operation, so threads of our own would find no free core. Without such a runtime, the call starts threads and joins them.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Pieces {
 };
 
 // Calls work(begin, end, part) once for each piece and returns their number. The caller's thread takes part; all pieces are done on
-// return. GNU's OpenMP hangs in a child forked from a process with OpenMP threads: such a child requests one thread.
+// return. GNU's OpenMP hangs in a child forked from a process with OpenMP threads: such a child has to pass 1.
 int over_threads(std::size_t numel, int num_threads, const std::function<void(std::size_t begin, std::size_t end, int part)>& work);
 
 }  // namespace shoal::fsdp

@@ -6,7 +6,7 @@
 
 namespace shoal::fsdp {
 
-// Ranks [begin, begin + size): all ranks below one node of the tree of additions.
+// Ranks [begin, begin + size): all ranks below one node of the tree of additions (kernels/kernels.h).
 struct Block {
   int begin = 0;
   int size = 1;

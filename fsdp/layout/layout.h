@@ -23,7 +23,7 @@ namespace shoal::fsdp {
 
 // True if a parameter may have this dtype. Only floating-point parameters have gradients; the engine moves the bytes of all others.
 bool can_be_sharded(DType dtype);
-Result<DType> parse_dtype(std::string_view name);  // a parameter's, by name; InvalidArgument if it cannot be sharded
+Result<DType> parse_dtype(std::string_view name);  // torch's name; InvalidArgument if no parameter may have it
 
 struct Parameter {
   std::string name;                 // fully qualified within the unit

@@ -1,4 +1,4 @@
-// Parts of tests of a HostLink: a layer that counts bytes and holds messages back, and a clock that hurries.
+// Parts of tests of a HostLink: a layer that counts bytes and holds messages back, and a clock that runs ahead.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct Traffic {
   }
 };
 
-// A clock that runs a tenth of a second ahead at each look.
+// A clock that moves a tenth of a second ahead each time that it is read.
 class HastyClock final : public runtime::Clock {
  public:
   explicit HastyClock(std::shared_ptr<Clock> clock) : clock_(std::move(clock)) {}

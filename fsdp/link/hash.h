@@ -8,7 +8,7 @@
 
 namespace shoal::fsdp {
 
-// A hash that changes with every change of a few words.
+// `hash` continued over these bytes. A change of one word always changes the result, and a change of several words almost always.
 inline std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
   constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ULL;
   std::size_t i = 0;

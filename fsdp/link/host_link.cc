@@ -15,8 +15,8 @@ constexpr auto kCheckInterval = 1s;      // interval at which a link without mes
 constexpr auto kLosing = 20ms;           // the same, once a connection has ended or the link ends
 constexpr auto kFlush = 1s;              // how long the end of a link waits until its last messages have arrived
 constexpr auto kLeaving = 60s;           // how long the end of a link waits for rows and sums under way
-constexpr auto kCauseGrace = 100ms;      // time in which another rank of its host reports why a rank has ended
-constexpr auto kDepartureGrace = 500ms;  // time in which the partner of a rank reports that it has left, before its connection counts
+constexpr auto kCauseGrace = 100ms;      // after a rank's connection ends: time in which another rank of its host can report the cause
+constexpr auto kDepartureGrace = 500ms;  // after a rank's connection ends: time in which its partner can report that the rank has left
 
 }  // namespace
 
@@ -41,12 +41,12 @@ HostLink::HostLink(LinkModel model, std::shared_ptr<runtime::MessageLayer> layer
 
 HostLink::~HostLink() {
   leave();
-  layer_.reset();  // before the memory of its transfers
+  layer_.reset();  // before the members that its transfers read and write
 }
 
 void HostLink::leave() {
   if (!thread_.joinable()) return;
-  if (process_.forked()) {  // the parent's thread and connections
+  if (process_.forked()) {  // thread and connections are the parent's: the child must not end them
     thread_.detach();
     (void)new std::shared_ptr<runtime::MessageLayer>(std::move(layer_));
     return;
@@ -152,7 +152,7 @@ void HostLink::store(int rank, const Update& update) {
       }
       break;
     case UpdateKind::kPublished:
-      break;  // the next look at the sums finds the publication
+      break;  // sums_.advance() finds the publication
   }
 }
 
@@ -195,7 +195,7 @@ void HostLink::check_gone(bool progress) {
       since = clock_->now();
       continue;
     }
-    // A partner that finds no further message has all that the rank has reported.
+    // If this rank is itself the partner and finds no further message, it has all of the rank's reports. It then waits only for a cause.
     const bool others = model_.hosts.ranks(model_.hosts.host_of(r)).size() > 1;
     const runtime::Duration grace = partner != model_.rank ? kDepartureGrace : others ? kCauseGrace : runtime::Duration{};
     if (!progress && clock_->now() - *since >= grace) page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
@@ -214,7 +214,7 @@ void HostLink::run() {
   sums_.start();
   std::optional<runtime::TimePoint> leave_by;
   while (true) {
-    bool progress = layer_->progress();  // before this rank's posts: it may take the wake-up that came with them
+    bool progress = layer_->progress();  // before send_posted(), because it may consume a post's wake-up
     progress |= send_posted();
     progress |= take_updates();
     progress |= rows_.advance();

@@ -49,7 +49,7 @@ class HostLink final : public RemoteSums {
   void report_stuck() { post(encode(UpdateKind::kStuck)); }
 
   // ---- any thread ----
-  // Lets the link look at this host's memory: at ranks that are gone, among others, which it reports to other hosts.
+  // Wakes the link's thread, which reads this host's memory again. It reports ranks that are gone to other hosts, for example.
   void wake() { layer_->wake(); }
   // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent. A forked child only forgets the link.
   void leave();
@@ -81,7 +81,7 @@ class HostLink final : public RemoteSums {
   void post(std::vector<std::byte> message, To to = To::kHosts);
   void notify_all() { model_.control.membership_page().notify_all(); }
   void run();
-  // Each returns true after progress.
+  // A result of true means progress.
   bool send_posted();
   bool take_updates();
   void receive(Source& source);

@@ -67,7 +67,7 @@ bool RowsExchange::hand_out(Task& task) {
       unhashed_ = rows_of(task.unit, model_.rank);
     }
     for (std::size_t left = kHashedAtOnce; left > 0 && !unhashed_.empty();) {
-      auto& rows = unhashed_.back();  // may be empty
+      auto& rows = unhashed_.back();  // the rows of one parameter, perhaps none
       const auto some = rows.last(std::min(rows.size(), left));
       hash_ = hash_of(some, *hash_);
       left -= some.size();

@@ -90,7 +90,7 @@ bool StreamSender::advance() {
   }
   const auto pending = [](const Transfer& t) { return t.state == Transfer::State::kPending; };
   while (ended_ < begun_ && !pending(sent_[ended_ % kAtOnce])) {
-    if (!sent_[ended_ % kAtOnce].complete()) begun_ = messages_.size();  // the rank cannot be reached: what was begun has to end
+    if (!sent_[ended_ % kAtOnce].complete()) begun_ = messages_.size();  // the rank cannot be reached: begin no more
     ++ended_;
     progress = true;
   }

@@ -68,7 +68,7 @@ class StreamSender {
   Transfer header_sent_;
   std::vector<OutgoingPiece> pieces_;
   std::vector<Message> messages_;
-  std::size_t begun_ = 0, ended_ = 0;  // messages
+  std::size_t begun_ = 0, ended_ = 0;  // numbers of messages
   std::array<Transfer, kAtOnce> sent_;
   std::array<std::vector<std::byte>, kAtOnce> buffers_;  // for messages with several fragments, or computed ones
 };

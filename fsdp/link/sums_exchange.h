@@ -52,7 +52,7 @@ class SumsExchange {
     std::uint32_t unit, num_parameters, everywhere, unused;  // then a byte per block and parameter: 1 if its sum follows
   };
 
-  // All ranks of this host have published; may still do so; or cannot, because one of them has ended or started over.
+  // kPublished: all ranks of this host have published. kPublishing: they may still do so. kNever: one has ended or started over before.
   enum class Host { kPublished, kPublishing, kNever };
   Host host_at(std::uint64_t sequence) const;
   // True when the owner sums the gradients of rank r.

@@ -17,7 +17,7 @@ struct GoneHead {
 static_assert(sizeof(UpdateKind) + sizeof(PublicationHead) + Control::kMaxParameters <= kMaxUpdateBytes);
 static_assert(sizeof(UpdateKind) + sizeof(Words) <= kMaxUpdateBytes);
 
-// The kind, a plain struct, and bytes behind each other.
+// A message: the kind, then a plain struct, then further bytes.
 template <class T>
 std::vector<std::byte> message_of(UpdateKind kind, const T& head, std::span<const std::byte> rest = {}) {
   std::vector<std::byte> out(sizeof kind + sizeof head + rest.size());

@@ -36,7 +36,7 @@ struct Publication {
   void store(Control::Slot& slot) const;
 };
 
-// Update messages, and their size at most.
+// The updates as messages, and the largest size of one.
 constexpr std::size_t kMaxUpdateBytes = 64 + Control::kMaxParameters;
 std::vector<std::byte> encode(UpdateKind kind);  // kStuck, kPublished
 std::vector<std::byte> encode(const Words& words);

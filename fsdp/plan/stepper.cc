@@ -45,7 +45,7 @@ void Stepper::ran(Op op, std::int32_t unit, bool backward, runtime::TimePoint st
   if (in_step_) trace_.push_back({{}, op, unit, backward, {since(start), since(end)}});
 }
 
-// The step has passed the plan's boundaries.
+// True if the step has passed exactly the plan's boundaries, in order.
 bool Stepper::as_planned() const {
   if (!plan_) return false;
   const auto& expected = plan_->boundaries();

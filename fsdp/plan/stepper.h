@@ -20,7 +20,7 @@ class Stepper {
 
   // New options: the next step is traced again.
   void replan(PlanOptions options);
-  // Begins a step. The previous step becomes the plan, or measures it.
+  // Begins a step. The previous step becomes the plan, or gives the times of the plan's nodes.
   void begin_step();
   // Ends the step, if one was begun: its measurements become readable.
   void end_step();

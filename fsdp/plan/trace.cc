@@ -32,7 +32,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   std::vector<std::pair<std::int32_t, bool>> stack;  // units with an open forward or backward
   std::size_t index = 0;
   std::vector<double> times;   // by boundary: its time
-  std::vector<double> inside;  // by boundary: time of the communication behind it
+  std::vector<double> inside;  // by boundary: time of the communication from it to the next boundary
   for (const auto& e : trace) {
     if (e.boundary) {
       times.push_back(e.span.start);
@@ -64,7 +64,7 @@ std::vector<Segment> segments_of(const std::vector<TraceEvent>& trace, double mi
   for (const auto& [unit, list] : of_unit) {
     for (std::size_t k = 1; k + 1 < list.size(); ++k) {
       Segment& s = out[list[k]];
-      // Where no duration counts, each batch of a step has its nodes, at which its units are unsharded ahead.
+      // With min_part above 1, the begin of a forward or backward gets a node: units of each micro-batch are unsharded ahead there.
       s.keep = s.duration >= min_part * whole || (min_part > 1 && s.begins);
     }
     std::int32_t part = 0;
@@ -250,7 +250,7 @@ Plan Plan::from_trace(const std::vector<std::string>& units, const std::vector<T
 
 void Plan::take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries, Schedule& schedule) {
   graph_ = std::move(passed.graph);
-  std::vector<Schedule::Unshard> ahead;  // those that are issued when the next compute node begins
+  std::vector<Schedule::Unshard> ahead;  // to be issued when the next compute node begins
   for (const auto& n : graph_.nodes()) {
     const auto was = static_cast<std::size_t>(passed.from[static_cast<std::size_t>(n.id)]);
     durations_.push_back(durations[was]);
@@ -259,7 +259,7 @@ void Plan::take(Rewritten passed, const std::vector<double>& durations, const st
       ahead.push_back({n.unit, n.backward});
     } else if (n.op == Op::kForward || n.op == Op::kBackward) {
       compute_after_[boundary] = n.id;
-      // The unit whose forward or backward begins here has a lease.
+      // A unit whose forward or backward begins here takes its lease there anyway.
       std::erase_if(ahead, [&](const auto& u) { return schedule.boundaries[boundary] == Boundary{u.backward, true, u.unit}; });
       schedule.ahead[boundary] = std::exchange(ahead, {});
     } else if (n.op == Op::kOptimizerUpdate || n.op == Op::kClipNorm || n.op == Op::kCommit) {

@@ -31,8 +31,8 @@ std::vector<TraceEvent> expected_trace(const std::vector<Boundary>& forward, con
 
 struct PlanOptions {
   Prefetch prefetch = {};
-  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time. Above 1, the
-  // plan depends on no duration, so that all ranks make the same: only where a forward or backward of the unit begins has it a node.
+  // A unit's compute between two of its children becomes a separate node if it takes at least this share of the step's time. Above 1, no
+  // duration matters, so that all ranks make the same plan: between children, only the begin of a forward or backward gets a node.
   double min_part = 0.02;
 };
 
@@ -43,7 +43,7 @@ class Plan {
 
   const StepGraph& graph() const { return graph_; }
   const std::vector<Boundary>& boundaries() const { return schedule_->boundaries; }
-  // The next steps' machine follows it.
+  // The schedule that the step machine follows in the next steps.
   std::shared_ptr<const Schedule> schedule() const { return schedule_; }
   // The compute node that begins or continues after this boundary; -1: none.
   std::int32_t compute_after(std::size_t boundary) const { return compute_after_[boundary]; }

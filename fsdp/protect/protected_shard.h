@@ -16,15 +16,15 @@ namespace shoal::fsdp {
 class ProtectedShard {
  public:
   // Makes the record. The states lie in `shared`, if given, and the others in the record, with zeros. The rank sets them, then
-  // set_usable(). InvalidArgument: a unit has no node, or has parameters outside of its arena. `name`: of the ranks of this host and mesh
-  // alone, because a unit's arena may go to another mesh.
+  // set_usable(). InvalidArgument: a unit's arena is no memory of a node, or parameters lie outside of it. `name`: the first part of the
+  // records' names, unique to this mesh and host. An arena's name would not do, because another mesh may take the arena over.
   static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<StateSpec>& states, std::uint64_t step,
                                                       const std::string& name, std::shared_ptr<SharedArrays> shared,
                                                       const OpenMemory& open);
 
-  // The name of a rank's record at the node, for a rank of this host.
+  // The name under which the node has the record of a rank of this host.
   std::string key_of(int rank) const;
-  // The name of the replica that a rank of this host holds for a rank of another one, and its contents.
+  // The name and the contents of the replica that this host holds for `rank`, a rank of another host.
   std::string replica_key_of(int rank) const;
   Result<StepRecord::Spec> replica_spec(int rank) const;
   std::string key() const { return key_of(units_.front()->rank()); }

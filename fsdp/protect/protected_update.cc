@@ -13,11 +13,11 @@ namespace {
 
 using Item = StepRecord::Item;
 
-// Keeps the compiler from moving stores across; the processor moves none that a killed process's memory could show.
+// Keeps the compiler from moving stores across this call. The processor's own reordering never shows in a killed process's memory.
 void keep_order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 Elementwise kernel_of(const Item& item) {
-  if (item.kernel == Item::Kernel::kCopy) return {item.dtypes, 0, {}, {}};  // Chunk::make copies
+  if (item.kernel == Item::Kernel::kCopy) return {item.dtypes, 0, {}, {}};  // no arithmetic: Chunk::make copies the bytes
   return item.kernel == Item::Kernel::kAdam ? adam_update(item.adam, item.step, item.dtypes) : sgd_update(item.sgd, item.dtypes);
 }
 
@@ -27,7 +27,7 @@ class Chunk {
   Chunk(const Elementwise& update, const Shard& shard, std::size_t from, std::size_t numel, std::byte* undo)
       : update_(update), shard_(shard), from_(from), numel_(numel), undo_(undo) {}
 
-  // Copies the values that the update overwrites. Not a copy in another dtype: the update makes that from the values alone.
+  // Copies the values that the update overwrites. The parameter's copy in another dtype needs none: the update makes it from the parameter.
   void save(const std::function<void()>& between) const {
     each([&](std::byte* values, std::byte* saved, std::size_t bytes) {
       std::memcpy(saved, values, bytes);

@@ -31,8 +31,7 @@ Error unfit(std::string_view what) { return data_loss(fmt::format("a message for
 
 }  // namespace
 
-// ---- the owner's side
-// --------------------------------------------------------------------------------------------------------------------
+// ---- the owner's side ------------------------------------------------------------------------------------------------------------------
 
 ReplicaSource::ReplicaSource(StepRecord record, Memories arenas) : record_(record), arenas_(std::move(arenas)) {
   std::uint32_t number = 0;
@@ -95,8 +94,7 @@ Result<ReplicaSource::Outgoing> ReplicaSource::step(std::uint64_t number, std::u
   return make({ReplicaHeader::Kind::kStep, 0, 0, 0, number, step}, arrays);
 }
 
-// ---- the buddy's side
-// --------------------------------------------------------------------------------------------------------------------
+// ---- the buddy's side ------------------------------------------------------------------------------------------------------------------
 
 Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::byte> header) {
   if (header.size() < sizeof header_) return fail(unfit("its header is cut off"));
@@ -126,7 +124,7 @@ Result<std::vector<std::span<std::byte>>> Replica::expect(std::span<const std::b
   if (!any && !complete_) return fail(unfit("a step before any rows"));
   if (any) {
     complete_ = false;
-    record_.set_usable(false);  // until all of it has arrived
+    record_.set_usable(false);  // until all rows and states have arrived
   }
   return out;
 }

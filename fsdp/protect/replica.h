@@ -1,4 +1,4 @@
-// A replica of a rank's step record in memory of another host, which the loss of the rank's host leaves. It holds rows and states, too.
+// A replica of a rank's step record in memory of another host, which survives the loss of the rank's host. It holds rows and states, too.
 //
 // The rank, its owner, sends its rows and states once. Then it sends for each step the update as data, with the reduced gradients. The
 // buddy, a rank on the other host, holds the replica and runs the same update on it, with the same bits. A replica is a StepRecord that the
@@ -25,7 +25,7 @@ struct ReplicaHeader {
   enum class Kind : std::uint32_t { kContents, kStep };  // rows and states after a step, or the update of a step
   Kind kind = Kind::kContents;
   std::uint32_t num_items = 0, num_arrays = 0, reserved = 0;
-  std::uint64_t number = 0;  // the message's own; the answer repeats it
+  std::uint64_t number = 0;  // the message's number, which the buddy's answer repeats
   std::uint64_t step = 0;
 };
 constexpr std::size_t replica_header_bytes(std::size_t num_arrays) { return sizeof(ReplicaHeader) + num_arrays * sizeof(std::uint32_t); }
@@ -55,7 +55,8 @@ class ReplicaSource {
   // A hash of the rows and of their copies in another dtype.
   std::uint64_t rows_hash() const;
   Outgoing contents(std::uint64_t number, std::uint64_t step);
-  // The recorded update. `with_contents`: with rows and states of the step before. Internal: it uses arrays that the record does not list.
+  // The message with the recorded update. `with_contents`: with rows and states of the step before. Internal: the update uses arrays that
+  // the record does not list.
   Result<Outgoing> step(std::uint64_t number, std::uint64_t step, bool with_contents);
 
  private:
@@ -88,7 +89,7 @@ class Replica {
 
  private:
   ReplicaAnswer ready() const;
-  // The memory of an array by its number from 1, nullptr for 0. DataLoss: it is none of `numel` elements of this type.
+  // The memory of an array by its number from 1, nullptr for 0. DataLoss: the array has not `numel` elements of this type.
   Result<std::byte*> array(const StepRecord::Place& place, std::uint64_t numel, DType dtype) const;
 
   StepRecord record_;

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr Channel kAnswers = Channel::kResults;
-constexpr std::uint64_t kNoMore = ~std::uint64_t{0};  // all waits end, after an error
+constexpr std::uint64_t kNoMore = ~std::uint64_t{0};  // the value of got_ after an error
 constexpr auto kMaxSleep = 1s;                        // the thread sleeps no longer without a message
 
 ReplicaAnswer refusal(const Replica& of) { return {ReplicaAnswer::Kind::kRefused, 0, of.number(), 0, 0}; }
@@ -51,12 +51,12 @@ ReplicaLink::ReplicaLink(StepRecord record, Memories arenas, Options options)
 
 ReplicaLink::~ReplicaLink() {
   stop();
-  options_.layer.reset();  // before the memory of its transfers
+  options_.layer.reset();  // before the members that its transfers read and write
 }
 
 void ReplicaLink::stop() {
   if (!thread_.joinable()) return;
-  if (process_.forked()) {  // the parent's thread and connections
+  if (process_.forked()) {  // thread and connections are the parent's: the child must not end them
     thread_.detach();
     (void)new std::shared_ptr<runtime::MessageLayer>(std::move(options_.layer));
     return;

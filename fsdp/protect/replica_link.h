@@ -86,7 +86,7 @@ class ReplicaLink {
 
   Result<void> send(Request request);
   void run();
-  // Each returns true after progress.
+  // A result of true means progress.
   bool send_requested();
   bool take_answers();
   bool serve(Held& held);
@@ -103,7 +103,7 @@ class ReplicaLink {
   ReplicaSource source_;
   std::optional<StreamSender> sender_;  // to the buddy
   bool sending_ = false;
-  std::optional<ReplicaAnswer> ready_;  // the buddy's last one: it can take a step
+  std::optional<ReplicaAnswer> ready_;  // the buddy's last kReady: it can take the next step
   ReplicaAnswer arriving_;
   Transfer answered_;
   std::vector<std::unique_ptr<Held>> held_;
@@ -114,7 +114,7 @@ class ReplicaLink {
   std::optional<Error> failed_;
   Costs costs_;
   std::optional<Request> sent_;              // main thread: the last request
-  std::atomic<std::uint64_t> got_{0};        // number of the last request that the buddy has; the highest one after an error
+  std::atomic<std::uint64_t> got_{0};        // number of the last request that the buddy has; after an error kNoMore, which ends all waits
   std::atomic<std::uint64_t> committed_{0};  // the last step that counts
   std::atomic<bool> stopping_{false};
   const OwnerProcess process_;

@@ -111,7 +111,7 @@ class StepRecord {
     int rank = 0;
     Grid grid{1};
     std::uint64_t step = 0;       // steps that are complete already
-    std::vector<UnitSpec> units;  // then the other memories
+    std::vector<UnitSpec> units;  // the arenas by unit, then the other memories
     std::vector<ArraySpec> arrays;
   };
   // InvalidArgument for a name that is too long.
@@ -137,7 +137,7 @@ class StepRecord {
 
   // The address of a place; `arenas`: this process's mappings, by unit.
   std::byte* at(const Place& place, std::span<const std::span<std::byte>> arenas) const;
-  // The reverse. Internal: the bytes lie in none of these memories.
+  // The place of an address, the reverse of at(). Internal: the bytes lie in none of these memories.
   Result<Place> place_of(const std::byte* address, std::size_t bytes, std::span<const std::span<std::byte>> arenas) const;
 
  private:

@@ -30,17 +30,17 @@ class Control {
     std::atomic<std::uint64_t> fingerprint;  // hash of the model, 0 until set
     std::atomic<std::uint64_t> entered;      // version for which this rank's rows are final
     std::atomic<std::uint64_t> left;         // version that this rank no longer reads
-    std::atomic<std::uint64_t> published;    // number of publications, above its attempt's first number (reducer.h)
-    std::atomic<std::uint64_t> consumed;     // number of reductions as owner of its rows, above its attempt's first number
+    std::atomic<std::uint64_t> published;    // number of the next publication: each attempt counts on from its first number (reducer.h)
+    std::atomic<std::uint64_t> consumed;     // number of the next publication that the rank reduces as owner of its rows
     std::atomic<std::uint64_t> waiting;      // number of the rank's current wait, from 1; 0 when it does not wait
     std::atomic<std::uint64_t> checks;       // number of fruitless checks in waits: shows that the rank is alive
-    std::atomic<std::uint64_t> stuck;        // set by a rank that has proven that this one's wait cannot end
+    std::atomic<std::uint64_t> stuck;        // 1 once another rank has proven that this rank's wait cannot end
     std::atomic<std::uint64_t> joined;       // how often the rank ran out of batches and began to serve the others
     std::atomic<std::uint64_t> place;        // position of the rank's program, for ranks that wait for it (encode_place)
-    std::atomic<std::uint64_t> summed;  // number of sums over ranks to which the rank has given its part, above its attempt's first number
-    std::atomic<std::uint64_t> parts[2];  // the rank's parts of the last two sums, as bits of a double; written before `summed`
-    std::atomic<std::uint64_t> recorded;  // 1 + the optimizer step that the rank has recorded; 0: not protected (ShardedModel::commit)
-    std::atomic<std::uint64_t> linked;    // 1 while the rank's HostLink runs; of ranks of this host only
+    std::atomic<std::uint64_t> summed;       // sums over ranks that have the rank's part, counted from its attempt's first number
+    std::atomic<std::uint64_t> parts[2];     // the rank's parts of the last two sums, as bits of a double; written before `summed`
+    std::atomic<std::uint64_t> recorded;     // 1 + the optimizer step that the rank has recorded; 0: not protected (ShardedModel::commit)
+    std::atomic<std::uint64_t> linked;       // 1 while the rank's HostLink runs; always 0 for ranks of other hosts
     Slot slots[kMaxSlots];
   };
 

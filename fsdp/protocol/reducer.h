@@ -84,7 +84,7 @@ class Reducer {
   // A unit that another rank has published and this one has not; -1: none.
   int awaited_unit() const;
 
-  std::uint64_t first_number() const { return first_; }  // this attempt's first number; other counts may begin there, too
+  std::uint64_t first_number() const { return first_; }  // this attempt's first number; Reductions counts sums from it, too
   int ahead() const;                                     // the first rank that is at a later attempt; -1: none
 
   std::size_t num_pending() const { return pending_.size(); }
@@ -107,7 +107,7 @@ class Reducer {
   Control::Slot& words(int rank, std::uint64_t sequence) const { return control_.rank(rank).slots[sequence % slots_.num_slots()]; }
   // The gradients of one parameter in this rank's publication.
   std::byte* own_slot(std::uint64_t sequence, const Placed& p) const { return slots_.at(slots_.leaf_of(rank_), sequence, p); }
-  // The place of a leaf's gradients in the tree of additions. Places 0, 1, 2, 4, 8, .. make it a chain.
+  // The place of a leaf's gradients in the tree of additions. With kRanks, places 0, 1, 2, 4, 8, .. make the tree a chain.
   int place_of(const Slots::Leaf& leaf) const {
     if (order_ == SumOrder::kTree) return leaf.place;
     return leaf.ranks.begin == 0 ? 0 : 1 << (leaf.ranks.begin - 1);

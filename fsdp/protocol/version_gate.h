@@ -7,7 +7,7 @@
 //                    The end of optimizer.step() would be too early: weights clipped by hand after step() are included, as in an
 //                    all_gather.
 //
-//   done[r] = v      Rank r reads version v no more. Stored at the end of a synchronised backward, or at another opening of a write window.
+//   left[r] = v      Rank r reads version v no more. Stored at the end of a synchronised backward, or at another opening of a write window.
 //
 // The gate is a pure state machine over those words: it neither waits nor wakes other ranks (MembershipPage::notify_all).
 #pragma once

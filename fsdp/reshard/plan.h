@@ -20,7 +20,7 @@ namespace shoal::fsdp {
 struct MovedRows {
   std::string name;
   std::int64_t rows = 0;      // size of the sharded dim
-  std::size_t row_bytes = 0;  // sum over all tensors
+  std::size_t row_bytes = 0;  // bytes of a row, added up over the tensors
 };
 
 // The positions of a grid and the processes at them. In the old mesh a process may have several positions: it brings the shards of dead
@@ -40,8 +40,8 @@ struct Transfer {
 
 struct ReshardPlan {
   std::vector<MovedRows> parameters;
-  // Between different processes, in the order in which each process sends and receives. Relayed ones come last. Before that, the order is
-  // by the distance from source to destination: all processes can then send and receive at once, each with one other.
+  // Between different processes, in the order in which each process sends and receives. Relayed ones come last. The others are
+  // ordered by the distance from source to destination: all processes can then send and receive at once, each with one other.
   std::vector<Transfer> transfers;
   std::vector<Transfer> kept;  // rows that stay on their process
 

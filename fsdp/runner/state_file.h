@@ -12,7 +12,7 @@ namespace shoal::fsdp {
 
 class StateFile {
  public:
-  // Creates `bytes` zeros in this folder. Returns Unavailable if the folder is not writable.
+  // Creates a file of `bytes` zeros in this folder. Returns Unavailable if the folder is not writable.
   static Result<StateFile> make(const std::string& folder, std::size_t bytes);
 
   // Read or write the whole span. They return DataLoss if the disk fails, ResourceExhausted if it is full.

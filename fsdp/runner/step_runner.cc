@@ -14,7 +14,7 @@ using runtime::Activity;
 
 namespace {
 
-// The optimizers of Python have other keys.
+// The telemetry's key for the optimizer of this graph. Python's optimizers have other keys.
 int optimizer_key(int first_unit) { return -2 - first_unit; }
 
 constexpr auto kPollInterval = std::chrono::milliseconds(50);  // interval at which a waiting compute lane polls for signals
@@ -24,7 +24,7 @@ bool has_any(const StepGraph& graph, Op op) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& n) { return n.op == op; });
 }
 
-// The compute lane's occupation at this node, or its wait for it.
+// The activity that is counted while the compute lane runs this node, or waits for it.
 std::optional<Activity> activity_at(const Node& node) {
   switch (node.op) {
     case Op::kForward:
@@ -118,7 +118,7 @@ Result<void> StepRunner::run_lanes(StepProgram& program) {
     std::optional<runtime::SideThread> host_copy;
     if (has_any(graph_, Op::kFetch)) host_copy.emplace([this] { run_lane(Lane::kHostCopy, [this](const Node& n) { return copy(n); }); });
     run_lane(Lane::kCompute, [&](const Node& n) { return compute(n, program); });
-    // The last nodes of a step may belong to other lanes, so this one waits for them.
+    // The last nodes of a step may belong to other lanes, so the compute lane waits for these.
     std::unique_lock lock(mutex_);
     const auto finished = [this] { return progress_->finished(Lane::kCommunication) && progress_->finished(Lane::kHostCopy); };
     std::optional<runtime::ActivityScope> counted;

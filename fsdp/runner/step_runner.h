@@ -87,7 +87,7 @@ class StepRunner {
   void run_lane(Lane lane, const Perform& perform);
   bool wait_for_other_lane(std::unique_lock<std::mutex>& lock, Lane lane);
   int key_of(const Node& node) const;
-  // The compute lane's wait for the present node of another lane.
+  // Begins to count the compute lane's wait for a node of another lane in the telemetry.
   void begin_counted_wait(std::optional<runtime::ActivityScope>& wait) const;
   Result<void> compute(const Node& node, StepProgram& program);
   Result<void> communicate(const Node& node);

@@ -148,7 +148,7 @@ int Peers::first_lost() const {
   const auto& membership_page = control_.membership_page();
   const int gone = membership_page.first_gone(static_cast<std::uint32_t>(hosts_.world_size()));
   if (gone < 0) return -1;
-  if (link_ != nullptr) link_->wake();  // it reports the end to other hosts
+  if (link_ != nullptr) link_->wake();  // the link reports the end to other hosts
   for (int r = gone; r < hosts_.world_size(); ++r) {
     if (membership_page.is_gone(static_cast<std::uint32_t>(r)) && !has_left(r)) return r;
   }
@@ -192,7 +192,7 @@ Result<void> Peers::wait(const std::function<bool()>& ready, const Waiting& wait
     const auto now = clock_->now();
     if (waiting.for_link || reducer_.waits_for_link()) {
       word.clear();
-      link_->wake();  // it may wait for a word that another rank of this host has stored
+      link_->wake();  // the link's thread may sleep although another rank of this host has stored a word that it needs
     } else {
       word.count_check(num_waits_);
     }
@@ -217,8 +217,8 @@ bool Peers::all_stuck(Watch& watch) const {
   return all;
 }
 
-// Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. Waits serve due reductions, so none of them
-// ends a wait later.
+// Every kProof: if all ranks wait, and no wait has ended since the last check, none ever will. Waits serve due reductions, so no
+// reduction is left that could end one.
 Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
   if (now < watch.check_at) return {};
   watch.check_at = now + kProof;
@@ -240,8 +240,8 @@ Result<void> Peers::check_stuck(Watch& watch, runtime::TimePoint now) {
                   .in(fmt::format("step {}", step_number())));
 }
 
-// Fails if the missing rank, or the rank that reports for it, has left: it does nothing more. For kDepartureGrace the check still succeeds,
-// so that a report of the process's end can name the cause.
+// Fails if the missing rank, or the rank that reports for it, has left: that rank does nothing more. For kDepartureGrace the check still
+// succeeds, so that a report of the process's end can name the cause.
 Result<void> Peers::check_left(Watch& watch, runtime::TimePoint now) const {
   int missing = watch.waiting.missing();
   if (missing < 0) return {};

@@ -35,7 +35,7 @@ class Peers {
   struct Waiting {
     std::string for_what;
     std::function<int()> missing;  // a rank that is missing, -1 when unknown
-    bool for_link = false;         // true: for data on their way between hosts, so the wait ends although all ranks wait
+    bool for_link = false;         // true: for data on their way between hosts, so the wait can end even if all ranks wait
   };
 
   // All references outlive this object. Waits serve the due reductions of `reducer`. `stepper` gives messages the number of the step.
@@ -65,7 +65,7 @@ class Peers {
   void interrupt_by(std::function<bool()> interrupted) { interrupt_by_ = std::move(interrupted); }
   // Calls `waits(true)` before a wait that does not end at once, and `waits(false)` after it, in the thread that waits.
   void observe_waits(std::function<void(bool)> waits) { waits_ = std::move(waits); }
-  // `ended_steps` counts the steps that the run's record has; 0: it has none.
+  // `ended_steps` returns the number of steps in the run's record. While that is 0, messages number the model's own steps.
   void number_steps(std::function<std::uint64_t()> ended_steps) { ended_steps_ = std::move(ended_steps); }
   // Sets this rank's position, which is shown to ranks that wait for it.
   void at(Doing doing, std::size_t unit);
@@ -101,7 +101,7 @@ class Peers {
 
   int first_lost() const;  // first rank that is gone without having left, or -1
   bool has_left(int rank) const;
-  // The rank of this host by which this rank learns of `rank`: itself, or its partner.
+  // The rank of this host that states what `rank` does: `rank` itself, or its partner if it is on another host.
   int reporter_of(int rank) const;
   Error lost(int rank) const;
   std::string describe(int rank) const;

@@ -1,7 +1,7 @@
 // This rank's part in the reductions among the ranks: gradients to their owners, and sums of single numbers.
 //
-// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks. Both kinds of numbers begin anew
-// with each attempt, so a result never mixes attempts. One thread at a time.
+// The Reducer numbers publications and sums gradients; this class waits for slots and for the other ranks. The numbers of publications
+// and of sums begin anew with each attempt, so a result never mixes attempts. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class Reductions {
 
   // Sends a unit's gradients to their owners; they may be freed on return. Waits for a slot.
   Result<void> publish(std::size_t unit, std::span<const Reducer::Gradient> gradients, Reducer::How how);
-  // Waits until this rank's publications are reduced. Only then may a unit be published again, because its gradients are added up. Returns
-  // InvalidArgument/Diverged if another rank has started over and this one has not.
+  // Waits until this rank's publications are reduced. Only then may a unit be published again, because its next reduction adds to this
+  // one's result. Returns InvalidArgument/Diverged if another rank has started over and this one has not.
   Result<void> wait();
   // As wait(), at the end of a backward pass that has published anything; otherwise it returns at once.
   Result<void> end_pass();

@@ -74,7 +74,7 @@ void ShardActor::give_back(const std::vector<std::string>& arenas, std::int64_t 
   }
   if (left_) return;
   for (const auto& key : arenas) {
-    const auto held = std::ranges::find(arenas_, key);  // one of several, if this process has opened it several times
+    const auto held = std::ranges::find(arenas_, key);  // one entry per open: other opens of this process still count
     if (held == arenas_.end()) continue;
     arenas_.erase(held);
     free_unheld({key});
@@ -207,7 +207,7 @@ Result<std::shared_ptr<ProtectedShard>> ShardActor::protect(const ShardedModel& 
                                                             std::uint64_t step, std::shared_ptr<SharedArrays> shared) {
   if (!is_open()) return fail(left());
   const auto open = [this](const std::string& key, std::size_t bytes) { return open_lasting(key, bytes); };
-  for (const auto& unit : model.units()) {  // the arenas become lasting ones
+  for (const auto& unit : model.units()) {  // the arenas become lasting: they outlive this process
     SHOAL_TRY(const Fd memory, open(unit->arena_key(), unit->arena().size()));
     give_back({unit->arena_key()}, 0, 0);
   }

@@ -37,7 +37,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
     std::function<Result<std::shared_ptr<runtime::MessageLayer>>(const std::string& name)> open_layer = {};
   };
   // Requests placement from the head without waiting for the other ranks. An actor that outlives the session, and a forked child's copy,
-  // ask it for nothing.
+  // send the session no requests.
   static Result<std::shared_ptr<ShardActor>> place(actors::Session& session, Options options);
   ~ShardActor() override;
 

@@ -47,7 +47,7 @@ class ShardedModel {
 
   // ---- a step, driven by hooks ----
   // The root's forward begins: this rank's writes become the next version. `training`: gradients are needed, so this is part of a step.
-  // True if another step begins, or an evaluation: the caller then follows schedule().
+  // True if a new step or an evaluation begins: the caller then follows schedule().
   Result<bool> enter(bool training);
   // The units that the present step unshards ahead; null if there is no plan yet, or in an evaluation.
   std::shared_ptr<const Schedule> schedule() const { return stepping() ? stepper_.schedule() : nullptr; }
@@ -66,8 +66,9 @@ class ShardedModel {
   void optimizer_begin();
   void optimizer_end(std::int32_t unit = -1);
   // Under protection (protect/protected_shard.h): this rank has recorded optimizer step `step`. Waits until every rank has recorded. Then
-  // the step counts, and the call succeeds, also if a rank has died since. After an error others may know more, or still commit it: after
-  // Cancelled or DeadlineExceeded the caller calls again, after a death it looks at records and replicas, too.
+  // the step counts, and the call succeeds, also if a rank has died since. An error leaves open whether the step counts, because other
+  // ranks may still record it. After Cancelled or DeadlineExceeded the caller calls again; after a death it also reads records and
+  // replicas.
   Result<void> commit(std::uint64_t step);
   // True if this rank knows by a control word that `rank` has recorded this step. The word of a rank of another host may come late, or
   // never if that host is lost.
@@ -78,7 +79,7 @@ class ShardedModel {
   // ---- a step, driven by a hand-written graph (StepRunner); a step machine uses unshard and reshard, too ----
   // Takes a lease, which enters the engine.
   Result<void> unshard(std::size_t unit, bool backward = false);
-  // Before its use, perhaps for nothing: not if this rank has given the unit up.
+  // Unshards a unit before its use. Does nothing if this rank has given the unit up.
   Result<void> unshard_ahead(std::size_t unit, bool backward) { return leases_.given_up(unit) ? Result<void>() : unshard(unit, backward); }
   void reshard(std::size_t unit, bool backward = false);
   // As Reductions::publish.
@@ -97,7 +98,7 @@ class ShardedModel {
   };
   // Declares that this rank has joined.
   void join();
-  // Waits until the other ranks need this rank again: for a unit's gradients, for its write window, or for nothing if all have joined.
+  // Waits until other ranks need this rank's gradients of a unit, or its write window. Returns kNothing once all ranks have joined.
   Result<Service> next_service();
 
   // This rank no longer uses the model (Peers::leave). Returns once other hosts have the data that they still need of it. Does nothing in a

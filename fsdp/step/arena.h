@@ -15,9 +15,9 @@ class ArenaExecutor final : public Executor {
   explicit ArenaExecutor(StepMachine& machine) : machine_(machine) {}
 
   void set_models(std::vector<std::shared_ptr<ShardedModel>> models) { models_ = std::move(models); }
-  // The actions among the ranks.
+  // True for the actions among the ranks.
   static bool carries_out(Action::Kind kind);
-  // An action of this kind may wait for other ranks.
+  // True if an action of this kind may wait for other ranks.
   static bool waits(Action::Kind kind);
   Result<void> run(const Action& action) override;
 

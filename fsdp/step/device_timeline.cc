@@ -139,7 +139,7 @@ void DeviceTimeline::begin_gather(int number, bool ahead) {
   const double piece = model_.shard(number);
   device_.wait(Stream::kPack, rows_);
   u.gathered = device_.allocate(Stream::kPack, MemoryKind::kPacked, piece * model_.shards.ranks * model_.compute);
-  // Parameter by parameter: one that is cast leaves its memory to the next copy.
+  // No memory for the copies is counted: parameters are copied and cast one by one, and each reuses the memory of the one before.
   if (model_.offloads) device_.copy_to_device(Stream::kPack, program_.label("to device", number), piece * model_.stored);
   device_.move(Stream::kPack, program_.label("pack", number), piece * (model_.stored + model_.compute));
   device_.wait(Stream::kGather, device_.mark(Stream::kPack));
@@ -178,7 +178,7 @@ void DeviceTimeline::unshard(int number) {
   u.gathered.reset();
 }
 
-// Transfers.unpacked: in forward, the buffer is kept until the next one is read.
+// As Transfers.unpacked in _devices/streams.py: in forward, a buffer is kept until the next one is unpacked.
 void DeviceTimeline::unpacked(Memory buffer) {
   const auto before = std::exchange(read_, std::nullopt);
   const Read read{device_.mark(Stream::kProgram), buffer};
@@ -213,8 +213,7 @@ void DeviceTimeline::drop_gather(int number) {
   u.gathered.reset();
 }
 
-// ---- reductions: _devices/reduction.py
-// ---------------------------------------------------------------------------------------------------
+// ---- reductions: _devices/reduction.py -------------------------------------------------------------------------------------------------
 
 void DeviceTimeline::begin_reduce(int number) {
   if (is_empty(number)) return;

@@ -27,16 +27,16 @@ struct DeviceUnit {
 struct DeviceModel {
   std::vector<DeviceUnit> units;
   Communicator shards, replicas;                // replicas of 1 rank: no replicas
-  std::optional<Communicator> reductions = {};  // a group of reduce_scatters only
+  std::optional<Communicator> reductions = {};  // for reduce_scatters; empty: `shards`
   double stored = 4, compute = 2, reduce = 4;   // bytes of an element: a shard's, a whole parameter's, a reduced gradient's
   double states = 12;                           // bytes of an element's shard and optimizer states
   double optimizer_reads = 28;                  // bytes of an element that an optimizer step reads and writes
   bool offloads = false;                        // shards, gradients and states are in the host's memory
-  double host_memory = 50e9;                    // bytes per second of the optimizer there
-  int inputs = 1;                               // reductions that may have their inputs at a time
-  // DeviceTimeline only. Our own groups gather straight into whole parameters, and divide sums by a kernel of their own.
+  double host_memory = 50e9;                    // bytes per second that the optimizer reads and writes in it
+  int inputs = 1;                               // reductions that may hold their inputs at a time
+  // DeviceTimeline only. True: Shoal's own groups, which gather straight into whole parameters, and divide sums in a separate kernel.
   bool own_groups = false;
-  // Slices are so large that a process group, too, gathers them straight into whole parameters, where the gather is ahead.
+  // True: slices so large that a process group, too, gathers them straight into whole parameters, if the gather begins ahead.
   bool large_slices = false;
 
   double shard(int unit) const { return units[static_cast<std::size_t>(unit)].numel / shards.ranks; }
@@ -54,10 +54,10 @@ class DeviceProgram {
   DeviceProgram(VirtualDevice& device, const DeviceModel& model);
 
   void forward(int unit);
-  // Leaves the unit's whole gradients.
+  // Leaves the unit's whole gradients in memory, until free_gradients().
   void backward(int unit);
   void free_gradients(int unit) { device_.free(gradients_[static_cast<std::size_t>(unit)]); }
-  // Reduced gradients are there until the optimizer has used them.
+  // Keeps the memory of reduced gradients until optimizer() has used them.
   void keep_reduced(VirtualDevice::Memory memory) { reduced_.push_back(memory); }
   void optimizer();
 
@@ -79,9 +79,9 @@ class DeviceTimeline final : public Executor {
   using Memory = VirtualDevice::Memory;
   using Mark = VirtualDevice::Mark;
 
-  // `schedule`: what the machine follows from kEnter on; null: nothing.
   DeviceTimeline(StepMachine& machine, DeviceProgram& program, VirtualDevice& device, const DeviceModel& model)
       : machine_(machine), program_(program), device_(device), model_(model), units_(model.units.size()) {}
+  // `schedule`: what the machine follows from kEnter on; null: nothing.
   void follow(std::shared_ptr<const Schedule> schedule) { schedule_ = std::move(schedule); }
 
   Result<void> run(const Action& action) override;
@@ -89,9 +89,9 @@ class DeviceTimeline final : public Executor {
  private:
   struct Unit {
     bool gathers = false;                 // a gather is under way
-    Mark gather = VirtualDevice::kBegin;  // its end
-    bool in_place = false;                // it needs no buffer
-    std::optional<Memory> gathered = {};  // its buffer
+    Mark gather = VirtualDevice::kBegin;  // the gather's end
+    bool in_place = false;                // the gather needs no buffer
+    std::optional<Memory> gathered = {};  // the gather's buffer
     std::optional<Memory> whole = {};
   };
   struct Reduction {
@@ -131,7 +131,7 @@ class DeviceTimeline final : public Executor {
   std::shared_ptr<const Schedule> schedule_;
   std::vector<Unit> units_;
   Mark rows_ = VirtualDevice::kBegin;
-  std::optional<Read> read_;  // the last gather of a forward
+  std::optional<Read> read_;  // the buffer of a forward's last gather
   std::optional<Read> copied_;
   std::deque<Reduction> reductions_;
   std::vector<Mark> accumulated_, on_host_;

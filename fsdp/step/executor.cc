@@ -4,7 +4,7 @@ namespace shoal::fsdp {
 
 namespace {
 
-// An executor of Python's hooks throws their exceptions through this function, so the machine learns of a failure in a destructor.
+// An executor of Python's hooks throws their exceptions through perform(), so a destructor reports the failure to the machine.
 class FailsUnlessEnded {
  public:
   FailsUnlessEnded(StepMachine& machine, const Actions& actions) : machine_(machine), actions_(actions) {}

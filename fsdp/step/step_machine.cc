@@ -10,7 +10,7 @@ using Kind = Action::Kind;
 using AfterForward = UnitRules::AfterForward;
 
 namespace {
-constexpr std::size_t kUsual = 6;  // at most so many actions follow an event of most units
+constexpr std::size_t kUsual = 6;  // reserved for the actions of an event, enough for most units
 }
 
 StepMachine::StepMachine(std::vector<UnitOptions> units) {
@@ -205,8 +205,8 @@ void StepMachine::reduce(Actions& out, int unit, int group, bool reshard) {
   if (g.collectives && !g.empty) transfers_.add(unit, group, g.replicated && !partial);
   if (!g.collectives && !g.empty) {
     reducing_[at(g.model)].push_back({unit, group});
-    // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that. The moment depends only on
-    // the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
+    // The new publication has the slot of the one that was `slots_` before it, so every rank has reduced that earlier one. The moment
+    // depends only on the order of publications, which is equal on all ranks: the program's hooks that communicate then match across ranks.
     finish_reductions(out, g.model, slots_);
   }
   if (last_read) {
@@ -222,7 +222,7 @@ void StepMachine::reduce_or_keep(Actions& out, int unit, int group, bool reshard
   out.push_back({.kind = Kind::kKeep, .unit = unit, .group = group, .model = model, .reshard = reshard});
 }
 
-// A unit that did not run in this pass, with its kept gradients.
+// Reduces a unit that did not run in this pass, with its kept gradients.
 void StepMachine::publish(Actions& out, int unit) {
   const auto& published = units_[at(unit)].published;
   if (std::find(published.begin(), published.end(), false) != published.end()) make_room(out, unit);
@@ -273,7 +273,7 @@ Result<Actions> StepMachine::forward_begin(int unit, Forward f) {
   const bool outermost = !f.recomputed && (u.options.root || running_ < 0);
   if (outermost) {
     out.push_back({.kind = Kind::kCheckRows, .unit = unit});
-    // The program may have written to rows that no window guards, since those gathers were begun.
+    // Gathers that were begun ahead may have old values: the program may have written to rows since, where no window guards them.
     drop_gathers(out, kAllUnits, /*by_hand=*/false);
   }
   if (window_open()) out.push_back({Kind::kAdopt});
@@ -304,7 +304,7 @@ Result<Actions> StepMachine::forward_end(int unit, Forward f) {
   if (outermost) {
     running_ = -1;
     out.push_back({.kind = Kind::kCompareWhole, .unit = ran});
-    if (!window_open()) {  // it is still open if the forward failed at its begin
+    if (!window_open()) {  // the window is still open if the forward failed at its begin
       out.push_back({.kind = Kind::kCloseRows, .unit = ran, .text = "a forward has run, and no synchronised backward after it"});
     }
   }
@@ -535,7 +535,7 @@ Actions StepMachine::reset(bool all, bool warns) {
   end_version(out);
   out.push_back({Kind::kReset});
   show_all_sharded(out);
-  if (optimizer_in_backward_) {  // rows of this version may be partly updated, so it ends
+  if (optimizer_in_backward_) {  // rows may be partly updated, so this version ends
     open_windows(out, "reset_iter_state");
     out.push_back({Kind::kFreeRows});
   }
@@ -566,9 +566,10 @@ void StepMachine::pass_boundary(Actions& out, const Group& group, bool backward,
   }
   for (const Schedule::Unshard& ahead : f.schedule->ahead[number]) {
     const Place place = places_[at(group.model)][at(ahead.unit)];
-    if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // it is not read again in this version
+    if (gives_up(place.unit) && units_[at(place.unit)].published[at(place.group)]) continue;  // the group is not read again in this version
     out.push_back({.kind = Kind::kUnshard, .unit = place.unit, .group = place.group, .model = group.model, .backward = ahead.backward});
-    // Ranks may skip units in an arena, and then pass other boundaries. Gathers of all have to begin in one order.
+    // Ranks that skip units in an arena pass different boundaries, but gathers have to begin in one order on all ranks. So they begin here
+    // only in a model whose groups all gather.
     if (gathers_all_[at(group.model)] && !(ahead.backward && !rules(place.unit).unshard_in_backward))
       out.push_back({.kind = Kind::kBeginGather, .unit = place.unit, .group = place.group, .model = group.model, .ahead = true});
   }
@@ -583,7 +584,7 @@ void StepMachine::pass_boundaries(Actions& out, int unit, bool backward, bool be
 bool StepMachine::is_due(const Action& a) const {
   switch (a.kind) {
     case Kind::kShow:
-      // The other views may have been replaced by the program, and are shown again.
+      // The program may have replaced the tensors of other views, so these are shown again.
       if (a.view == View::kSharded) return view(a.unit) != View::kSharded;
       return a.view != View::kGuarded || view(a.unit) == View::kUnsharded;
     case Kind::kEnter:
@@ -622,8 +623,7 @@ Actions StepMachine::completed(const Action& a) {
     case Kind::kLease: {
       if (!a.backward) units_[at(a.unit)].seen = true;
       Actions out;
-      if (!a.backward || rules(a.unit).unshard_in_backward)
-        begin_gathers(out, a.unit, /*ahead=*/false);  // its own before those that follow
+      if (!a.backward || rules(a.unit).unshard_in_backward) begin_gathers(out, a.unit, /*ahead=*/false);  // before those of units ahead
       if (a.backward || a.training) pass_boundaries(out, a.unit, a.backward, /*begin=*/true);
       return out;
     }
@@ -677,7 +677,7 @@ Actions StepMachine::completed(const Action& a) {
       if (found != reducing.end()) found->begun = true;
       return out;
     }
-    case Kind::kForgetPending:  // the last action of a reset: until then, an exception leaves it to be done again
+    case Kind::kForgetPending:  // the last action of a reset: after an exception before it, pass_ shows that the reset has to be repeated
       pass_ = Pass::kNone;
       break;
     default:

@@ -49,7 +49,7 @@ struct UnitRules {
 
 class StepMachine {
  public:
-  // Parameters of a unit on one mesh. They belong to the native model of that mesh.
+  // Parameters of a unit on one mesh. They belong to the ShardedModel of that mesh.
   struct Group {
     int model = 0;
     int index = 0;             // the number of these parameters among the model's units
@@ -75,7 +75,7 @@ class StepMachine {
     kRunning,
     kWaiting,  // autograd has ended; the program will call finalize
     kEnding,
-    kLeft,  // an exception has left it
+    kLeft,  // an exception has left the pass
   };
 
   // `units`: in the order of modules, the root first if it is among them.
@@ -90,7 +90,7 @@ class StepMachine {
 
   // ---- events of the program
   struct Forward {
-    bool training = false;    // gradients are on
+    bool training = false;    // autograd records the forward
     bool recomputed = false;  // runs inside a backward pass (a checkpoint)
     bool alive = false;       // the output of an earlier forward of the root is alive, and its backward may follow
     bool failed = false;      // at its end: an exception has left it
@@ -130,7 +130,7 @@ class StepMachine {
   Result<Actions> serve_publication(int model, int unit, int group);
   Result<Actions> serve_window();
   Result<Actions> enter(Forward forward);
-  // The model has moved to another mesh, between two steps. Follows set_groups.
+  // The model has moved to another mesh, between two steps. To be called after set_groups.
   Actions start_over();
 
   // ---- answers of the executor
@@ -151,7 +151,7 @@ class StepMachine {
 
   bool finalized_by_hand() const { return by_hand_; }
   bool joining() const { return joining_; }
-  // A window is open that no optimizer step has used yet.
+  // True if a window is open that no optimizer step has used yet.
   bool unstepped() const { return unstepped_; }
   bool window_open() const;
   Pass pass() const { return pass_; }
@@ -160,11 +160,11 @@ class StepMachine {
   Phase phase(int unit) const { return units_[at(unit)].phase; }
   View view(int unit) const { return units_[at(unit)].view; }
   UnitRules::AfterForward after_forward(int unit) const;
-  // The optimizer updates units in the pass that reduces them.
+  // True if the optimizer updates units in the pass that reduces them.
   bool steps_in_backward() const { return optimizer_in_backward_ && any_reduces(); }
-  // The gradients of all the unit's groups are reduced over all replicas, of which there may be one.
+  // True if the gradients of all the unit's groups are reduced over all replicas, of which there may be one.
   bool everywhere(int unit) const;
-  // A group whose reduction begins now is updated as soon as it ends, and not read again in this step.
+  // True if a group of the unit whose reduction begins now is updated when the reduction ends, and not read again in this step.
   bool gives_up(int unit) const;
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<Group>& groups(int unit) const { return units_[at(unit)].groups; }
@@ -198,7 +198,7 @@ class StepMachine {
 
   struct Following {
     std::shared_ptr<const Schedule> schedule = {};  // null: none, or the step has left it
-    std::size_t passed = 0;                         // boundaries
+    std::size_t passed = 0;                         // boundaries that the step has passed
   };
 
   static std::size_t at(int index) { return static_cast<std::size_t>(index); }
@@ -215,7 +215,7 @@ class StepMachine {
   void unshard_ahead(Actions& out, const std::vector<int>& units, bool by_hand = false) const;
   void begin_gathers(Actions& out, int unit, bool ahead, bool by_hand = false) const;
   void drop_gathers(Actions& out, int unit, bool by_hand) const;
-  // Gathers of this version are dropped.
+  // Drops the gathers of this version.
   void end_version(Actions& out);
   void enter(Actions& out, int unit) const;
   void enter_all(Actions& out, Forward forward);
@@ -229,7 +229,7 @@ class StepMachine {
   void reduce(Actions& out, int unit, int group, bool reshard);
   void finish_reductions(Actions& out, int model, std::size_t kept);
   void finish_all_reductions(Actions& out);
-  // Memory of earlier reductions is free before the unit's gradients are packed.
+  // Ends earlier reductions by collectives, so that the memory of their inputs is free before the unit's gradients are packed.
   void make_room(Actions& out, int unit);
   void add_transfers(Actions& out, const Transfers::Steps& steps) const;
   bool is_reducing(int unit, int group) const;
@@ -248,7 +248,7 @@ class StepMachine {
   Transfers transfers_;                          // reductions by collectives that are not finished
   std::vector<bool> gathers_all_;                // by model: each of its groups gathers
   bool uses_collectives_ = false;
-  std::vector<std::vector<Place>> places_;  // by model and the group's number there
+  std::vector<std::vector<Place>> places_;  // by model and Group::index
   std::size_t slots_ = 2, inputs_ = 1;
   int casts_ = 1;     // how often casts were dropped, plus 1
   int running_ = -1;  // the unit whose forward the program called, perhaps an inner one; -1: none

@@ -3,7 +3,7 @@
 //
 // Pure: it decides the order in which reductions continue and end, which is equal on all ranks. Groups of a unit that are reduced
 // together are a batch, and hold their inputs as one. A reduction among replicas begins where the one among shards ends, and ends at the
-// next call: it runs beside a backward.
+// next advance(), so that it runs beside a backward.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,12 @@ class Transfers {
   // The collective of the oldest added transfer of this group has begun.
   void begun(int unit, int group);
 
-  // Ends the oldest until at most `batches` hold their inputs.
+  // Ends the oldest transfers until at most `batches` batches hold their inputs.
   Steps advance(std::size_t batches);
-  // Ends all.
+  // Ends all transfers.
   Steps finish();
 
-  // After an error: forgets those whose collective has not begun.
+  // After an error: forgets the transfers whose collective has not begun.
   void drop_added();
   void clear() { transfers_.clear(); }
 

@@ -52,7 +52,7 @@ class [[nodiscard]] Error {
 
   Error&& with_reason(std::string reason) &&;
   Error&& with_hint(std::string hint) &&;
-  // States what caused this error: appends the message of `cause` to this one's, and keeps its reason.
+  // States what caused this error: appends the message of `cause` to this one's, and stores its reason as cause_reason().
   Error&& because(const Error& cause) &&;
   // Adds one level to the context, unless it has kMaxContext levels: those near the cause matter most, so they are kept.
   Error&& in(std::string frame) &&;

@@ -6,7 +6,7 @@
 
 namespace shoal {
 
-// A field of the object.
+// To be a field of that object.
 class OwnerProcess {
  public:
   OwnerProcess() : pid_(::getpid()) {}

@@ -64,8 +64,8 @@ std::size_t printable_prefix(std::string_view text) {
   return at;
 }
 
-// Replaces each character that is not plain by `replace(rest)`, which takes the text from there and appends. It returns the length that it
-// took.
+// Copies plain characters. At any other one calls replace(rest, out), where `rest` is the text from there on: it appends the replacement to
+// `out`, and returns how many bytes of `rest` that replaces.
 template <class Replace>
 std::string replaced(std::string_view text, Replace replace) {
   std::string out;

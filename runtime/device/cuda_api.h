@@ -42,9 +42,9 @@ inline constexpr CudaStatus kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, k
                             kLaunchFailed = 719, kNotSupported = 801, kDriverMismatch = 803;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kEventInterprocess = 4, kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortable = 1, kHostMapped = 2, kWaitUntilAtLeast = 0, kWriteBehindBarrier = 0;
-inline constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;  // a device's
+inline constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;  // attributes of a device
 inline constexpr int kAttributeStreamMemory64 = 122;                                              // streams write and wait for words
-inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9;                                  // an address's
+inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9;                                  // attributes of an address
 inline constexpr unsigned kMemoryOfDevice = 2;
 }  // namespace cuda
 
@@ -110,7 +110,7 @@ struct CudaApi : CudaDevices, CudaStreams, CudaMemory, CudaKernels {
   // Loads the driver on the first call. Unavailable/NoCuda with all attempts where there is none. SHOAL_CUDA_LIBRARY names another file.
   static Result<const CudaApi*> load();
 
-  std::string path;  // the library's
+  std::string path;  // path of the loaded library
 };
 
 // Converts statuses of the driver, everywhere in Shoal. `what`: the call in words, "allocating 64 bytes on device 0".

@@ -16,12 +16,12 @@ void find_optional(CudaApi& api) {
   if (library == nullptr) return;
   api.stream_write_value = reinterpret_cast<decltype(api.stream_write_value)>(dlsym(library, "cuStreamWriteValue64_v2"));
   api.stream_wait_value = reinterpret_cast<decltype(api.stream_wait_value)>(dlsym(library, "cuStreamWaitValue64_v2"));
-  dlclose(library);  // the reference of this call
+  dlclose(library);  // returns the reference that this dlopen took
 }
 
 Result<CudaApi> open(const std::string& path) {
   CudaApi api;
-  // A suffix is the version whose arguments the table has.
+  // A suffix such as _v2 is the version of the function whose arguments the table has.
   SHOAL_OK(load_functions(path, [&](const auto& find) {
     find(api.init, "cuInit");
     find(api.driver_version, "cuDriverGetVersion");

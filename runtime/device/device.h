@@ -115,7 +115,7 @@ class Device : public std::enable_shared_from_this<Device> {
   Result<float> milliseconds(const Event& from, const Event& to) const;
   Result<void> synchronize(CudaStream stream) const;
 
-  // ResourceExhausted/DeviceMemory without room. An arena is one such memory, allocated once.
+  // ResourceExhausted/DeviceMemory without room.
   Result<DeviceMemory> allocate(std::size_t bytes) const;
   struct Room {
     std::size_t free = 0, total = 0;
@@ -140,7 +140,7 @@ class Device : public std::enable_shared_from_this<Device> {
   Result<RegisteredMemory> register_memory(std::span<std::byte> memory) const;
   // Later work of `stream` waits until `word`, in registered memory, is at least `value`, modulo 2^64.
   Result<void> wait(CudaStream stream, const std::atomic<std::uint64_t>& word, std::uint64_t value) const;
-  // Behind the earlier work of `stream`, whose effects other devices then see.
+  // `stream` writes `value` to the word after its earlier work, whose effects other devices then see.
   Result<void> write(CudaStream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) const;
 
   // Loads a fatbin. Unimplemented/NoKernels if it has no code for this device.

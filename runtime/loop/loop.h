@@ -31,7 +31,7 @@ class Loop {
   void run();
   enum class Idle {
     kSleep,
-    kSpin,  // polls for a moment before the sleep: for a thread that waits for an answer, or sends many
+    kSpin,  // polls for a moment before the sleep: for a thread that waits for an answer, or sends many messages
   };
   // Runs one handler, or none if `limit` passes first.
   void run_one(std::chrono::nanoseconds limit, Idle idle = Idle::kSleep);

@@ -97,7 +97,7 @@ class LoopThread {
   bool stopping_ = false;       // guarded by mutex_
   bool parked_ = false;         // the background thread sleeps until a release; guarded by mutex_
   bool summoned_ = false;       // the background thread takes the loop as soon as it is free; guarded by mutex_
-  std::uint64_t releases_ = 0;  // by threads other than the background one; guarded by mutex_
+  std::uint64_t releases_ = 0;  // by threads other than the background thread; guarded by mutex_
   std::chrono::steady_clock::time_point served_ = std::chrono::steady_clock::now();  // owner only; time of the last handler run
   Waiter* leader_ = nullptr;                                                         // the waiter that serves in wait(); owner only
   std::vector<Waiter*> followers_;                                                   // owner only

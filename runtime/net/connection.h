@@ -31,7 +31,7 @@ class ConnectionHandler {
   virtual void on_frame(Frame frame) = 0;
   // The last call: the connection sends and receives nothing any more. The handler may destroy the connection here.
   virtual void on_closed(Error why) = 0;
-  // The queue is empty again after data had to wait. Never called from inside send().
+  // The send queue is empty again after data had to wait. Never called from inside send().
   virtual void on_drained() {}
 
  protected:

@@ -45,7 +45,7 @@ FrameHeader FrameHeader::for_frame(const Frame& frame) {
       static_cast<std::uint8_t>(frame.fds.size())};
 }
 
-// body 0..3, payload 4..7, id 8..15, method 16..17, kind 18, fds 19, zero 20..23
+// The bytes of each field: body_bytes 0..3, payload_bytes 4..7, id 8..15, method 16..17, kind 18, num_fds 19, zero 20..23.
 std::array<std::byte, FrameHeader::kBytes> FrameHeader::encode() const {
   std::array<std::byte, kBytes> out{};
   std::memcpy(&out[0], &body_bytes, 4);

@@ -48,7 +48,8 @@ struct Frame {
 struct FrameLimits {
   std::uint32_t max_body_bytes = 1u << 20;
   std::uint64_t max_payload_bytes = 64u << 20;
-  // The payload of a message by its kind and method, which a receiver checks when the message is announced; null: the limits of all.
+  // The largest payload of a message with this kind and method, which a receiver checks when the message is announced. Null: there is no
+  // limit beside those for all messages.
   std::uint64_t (*max_payload_of)(FrameKind kind, std::uint16_t method) = nullptr;
   std::uint8_t max_fds = kMaxFds;
   static constexpr std::uint8_t kMaxFds = 250;  // the kernel's limit is 253

@@ -13,8 +13,8 @@ struct Interface {
 };
 
 // The interface of this host with this name or this numeric address. By name, its first IPv4 address counts, else one of IPv6. An empty
-// text chooses the first interface that is up and not the loopback one, else that. InvalidArgument/NoInterface, with those that exist, if
-// there is none.
+// text chooses the first interface that is up and not the loopback one, else the loopback one. InvalidArgument/NoInterface, with those that
+// exist, if there is none.
 Result<Interface> find_interface(const std::string& name_or_address);
 
 }  // namespace shoal::runtime

@@ -155,7 +155,7 @@ void Peer::on_frame(Frame frame) {
     case FrameKind::kReply:
       return finish(frame.id, std::move(message));
     case FrameKind::kLink:
-      return;  // for a connection without rings
+      return;  // an offer of rings, to a connection that takes none
     case FrameKind::kError:
       return finish(frame.id, shoal::fail(decode_error(message.body)));
   }

@@ -78,7 +78,7 @@ class Peer final : private ConnectionHandler {
   static constexpr std::size_t kMaxPending = 1 << 20;
 
   // `clock` and `handler` outlive the peer. `number` is the owner's key for this peer: owners iterate over peers in that order, never in
-  // that of their addresses.
+  // that of their addresses, so that a simulated run repeats.
   Peer(std::unique_ptr<Connection> connection, Clock& clock, PeerHandler& handler, std::uint64_t number = 0);
   ~Peer();  // pending calls fail with Cancelled; no on_closed
 

@@ -1,4 +1,4 @@
-// Encrypts short texts with the cluster's token, for ways that others can read or write.
+// Encrypts short texts with the cluster's token, for channels that others can read or write.
 #pragma once
 
 #include <string>

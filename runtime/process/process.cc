@@ -72,7 +72,7 @@ ExitStatus reap(int fd) {
   for (const int number : spec.ignored) signal(number, SIG_IGN);
   setsid();
   if (spec.dies_with_parent) {
-    signal(spec.death_signal, SIG_DFL);  // nohup lets it be ignored
+    signal(spec.death_signal, SIG_DFL);  // under nohup a child inherits that it is ignored
     prctl(PR_SET_PDEATHSIG, spec.death_signal);
     if (getppid() != parent) _exit(127);  // the parent died before prctl
   }

@@ -24,7 +24,7 @@ constexpr int MADV_COLLAPSE = 25;  // Linux 6.1 added it; the headers of Debian 
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// 0: this kernel has none.
+// The size of a huge page; 0: this kernel has none.
 std::size_t huge_page() {
   static const std::size_t bytes = [] {
     std::size_t found = 0;
@@ -86,7 +86,7 @@ void Mapping::make_huge_pages(std::size_t offset, std::size_t bytes) const {
   const std::size_t begin = round_up(offset, huge), end = std::min(round_up(offset + bytes, huge), size_ / huge * huge);
   if (begin >= end) return;
   for (std::size_t at = begin; at < end; at += huge)
-    (void)madvise(data_ + at, kPage, MADV_POPULATE_WRITE);   // or it has nothing to collapse
+    (void)madvise(data_ + at, kPage, MADV_POPULATE_WRITE);   // else MADV_COLLAPSE finds nothing there
   (void)madvise(data_ + begin, end - begin, MADV_COLLAPSE);  // whatever this leaves stays small pages
 }
 

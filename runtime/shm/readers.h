@@ -13,8 +13,8 @@ namespace shoal::runtime {
 Result<Fd> reader_of(const Fd& memory);
 Result<Fd> keeper_of(const Fd& memory);
 
-// Returns true if `memory` has readers or keepers. `memory` is the writable file, without locks. Once it returned false, the memory can get
-// none.
+// Returns true if `memory` has readers or keepers. `memory` is the writable file, without locks. Once this has returned false, only
+// this process can give the memory new ones.
 bool has_holders(const Fd& memory);
 // Returns true if the memory has readers. `memory` is a keeper's file or the writable one, not a reader's.
 bool has_readers(const Fd& memory);

@@ -5,9 +5,9 @@
 // that others may need, perhaps the awaited process. So each run is bounded. After a moment it offers the core to other threads between
 // looks (sched_yield), which helps where more processes communicate than there are cores. Runs become rare where most find nothing.
 //
-// If another thread computes on the offered core, this one gets it back only after milliseconds, while a sleeper is woken at once. This is
-// a loss of the core. After two such losses in a row, no runs take place for thirty times as long. A single loss does not count, because
-// virtual machines pause on their own: with a rest after each pause most waits would end in a wake-up.
+// If another thread computes on the offered core, the polling thread gets it back only after milliseconds, but a sleeping thread is woken
+// at once. Such an absence is called a loss of the core. After two losses in a row, no runs take place for thirty times as long. A single
+// loss has no effect, because it may be a pause of the virtual machine: if each pause stopped the runs, most waits would end in a wake-up.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,7 @@ class Spin {
     std::chrono::nanoseconds alone = std::chrono::microseconds(3);        // from the start of a run to the first offer of the core
     std::chrono::nanoseconds preempted = std::chrono::microseconds(500);  // an absence from the core that counts as a loss
     int backoff = 30;               // pause after two losses in a row, as a multiple of the second one
-    int max_credit = 16;            // largest credit; a run that finds something after its first polls earns 1
+    int max_credit = 16;            // largest credit, without which runs are rare; a run that finds something after its first polls earns 1
     int miss_costs = 4;             // credit that a run costs which finds nothing up to its limit
     std::uint32_t probe_every = 8;  // without credit, one run in this many tries again
     int polls_per_check = 16;       // polls per check of the clock

@@ -1,4 +1,4 @@
-// The cast of tests on a simulated network: processes on hosts, and the ends of their connections.
+// The common parts of tests on a simulated network: processes on hosts, and the ends of their connections.
 #pragma once
 
 #include <functional>

@@ -13,10 +13,10 @@
 
 namespace shoal::runtime {
 
-// Microseconds of a row's steps.
+// The steps of a row, and their times in microseconds.
 struct StepRow {
   std::uint64_t step = 0;
-  std::int64_t steps = 1;  // "n"
+  std::int64_t steps = 1;  // how many the row sums up; its key is "n"
   int rank = 0, world = 1, generation = 1;
   std::int64_t end_us = 0;  // time of day
   std::int64_t total_us = 0;

@@ -64,7 +64,7 @@ Result<void> Segments::append(std::size_t level, std::string_view lines) {
 Result<void> Segments::begin_segment(std::size_t level) {
   auto& all = levels_[level].segments;
   if (all.size() >= limits_.kept) SHOAL_OK(drop_oldest(level));
-  // drop_oldest() may have made a level.
+  // Found again, because drop_oldest() may have added a level to levels_, which moves them.
   auto& segments = levels_[level].segments;
   const std::uint64_t number = segments.empty() ? 0 : segments.back().number + 1;
   Fd file(openat(folder_.get(), file_name(level, number).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));

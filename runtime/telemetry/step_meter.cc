@@ -33,7 +33,7 @@ void StepMeter::record(Activity activity, int unit, Nanos begin, Nanos end) {
 void StepMeter::begin(Activity activity, int key, Nanos now) {
   count(now);
   if (activity == Activity::kOptimizer) {
-    // An exception has left the optimizer's step before.
+    // If this optimizer's step is still open, an exception has left it.
     const auto left = std::find_if(open_.begin(), open_.end(), [&](const Open& o) { return o.activity == activity && o.key == key; });
     open_.erase(left, open_.end());
     const bool again = std::find(stepped_.begin(), stepped_.end(), key) != stepped_.end();

@@ -49,7 +49,7 @@ class StepMeter {
 
   // The step that has ended, if no optimizer of the same step can follow.
   std::optional<Step> take();
-  // The same, if the program does nothing else; `last`: whatever it does.
+  // The same for a program that is idle after its optimizer's step. `last`: also during an activity, because the recording ends.
   std::optional<Step> take_idle(bool last);
 
   void set_detailed(bool on) { detailed_ = on; }
@@ -73,7 +73,7 @@ class StepMeter {
   void record(Activity activity, int unit, Nanos begin, Nanos end);
   Step finish();
 
-  // A loop without an optimizer ends no step.
+  // Bounds, because a loop without an optimizer ends no step.
   static constexpr std::size_t kMostSpans = 20'000, kMostOpen = 1000;
 
   Nanos begin_, last_;
@@ -87,7 +87,7 @@ class StepMeter {
   bool detailed_ = true, batches_ = false;
   std::optional<Ended> ended_;  // an optimizer's step has ended, and another one's may follow
   std::vector<int> stepped_;    // the optimizers of the present step
-  bool complete_ = false;       // no further one can follow
+  bool complete_ = false;       // no further optimizer of this step can follow
 };
 
 }  // namespace shoal::runtime

@@ -65,7 +65,7 @@ Segments::Merge merge_rows(Read read, void (*add)(Row& sum, const Row& later)) {
 }
 
 void add_samples(SampleRow& sum, const SampleRow& later) {
-  // Counts since the process's start and levels: the last one. A peak of memory or pressure must not get lost.
+  // The later sample has all counts, which begin at the process's start, and the present levels. But peaks must not get lost.
   const auto before = sum;
   sum = later;
   sum.samples += before.samples;
@@ -135,11 +135,11 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
   std::shared_ptr<Telemetry> out(new Telemetry(path, std::move(folder), std::move(facts), start), [](Telemetry* t) {
     if (!t->owner_.forked()) delete t;
   });
-  // A process that is killed soon has a name, too.
+  // At once, so that a process that is killed soon has a name, too.
   SHOAL_OK(out->write_facts(out->facts()));
   try {
     out->thread_ = std::make_unique<SideThread>([telemetry = out.get()] { telemetry->run(); });
-  } catch (const std::system_error& error) {  // a limit of processes
+  } catch (const std::system_error& error) {  // the limit of threads is reached
     out.reset();
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);  // readers would take it for a rank that has ended
@@ -217,7 +217,7 @@ void Telemetry::end_optimizer(int key) {
   const auto cpu = thread_cpu_ns();
   const auto thread = static_cast<int>(syscall(SYS_gettid));
   at_now([&](std::int64_t now) {
-    // CPU times of two threads have no difference.
+    // CPU times are known per thread, so those of two threads cannot be subtracted.
     const bool same = std::exchange(thread_id_, thread) == thread;
     check_clock(now);  // here, so that the step of a jump is known
     meter_.end_optimizer(key, now, same ? std::optional(cpu) : std::nullopt);
@@ -242,7 +242,7 @@ void Telemetry::collect(std::optional<StepMeter::Step> step) {
   const auto due = [&](std::uint64_t number) { return number < 4 || number % detail_every_ == 0; };
   if (due(steps_) && !step->spans.empty() && pending_.spans.size() < kMostPending / 1000)
     pending_.spans.push_back({steps_, facts_.rank, unix_us(step->begin), std::move(step->spans)});
-  // The ranks' steps take about as long, so they choose powers of two of which one is a multiple of the other.
+  // A power of two: if ranks choose different intervals, one is a multiple of the other, so they still have detailed steps in common.
   const auto length = std::max<std::int64_t>(step->end - step->begin, 1);
   while (static_cast<std::int64_t>(detail_every_) * length < kDetailInterval) detail_every_ *= 2;
   while (detail_every_ > 1 && static_cast<std::int64_t>(detail_every_) * length > 4 * kDetailInterval) detail_every_ /= 2;

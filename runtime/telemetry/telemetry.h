@@ -75,7 +75,7 @@ class Telemetry {
   static std::int64_t now_ns();
 
  private:
-  // Not written yet. A disk that is full for long loses them.
+  // Rows that are not written yet. If the disk stays full, those beyond a bound are lost.
   struct Pending {
     std::vector<StepRow> steps = {};
     std::vector<SpansRow> spans = {};
@@ -89,7 +89,7 @@ class Telemetry {
   void at_now(F&& change);
   void show();
   void collect(std::optional<StepMeter::Step> step);
-  // The time of day, and an event if it has jumped.
+  // Reads the time of day, and records an event if it has jumped.
   void check_clock(std::int64_t now);
   void add_event(const std::string& kind, const std::string& fields);
   std::string facts() const;
@@ -98,7 +98,7 @@ class Telemetry {
 
   // ---- the telemetry's thread
   void run();
-  // The time of day, and the live page.
+  // Reads the time of day, and brings the live page up to date.
   void beat();
   void flush();
   Result<void> write(Pending& rows, const std::string& samples);
@@ -112,7 +112,7 @@ class Telemetry {
   const int forks_;  // how often this process and its ancestors had forked
   const std::int64_t start_us_;
 
-  mutable std::mutex mutex_;  // over all that follows, up to the files
+  mutable std::mutex mutex_;  // guards all that follows, up to the files
   ProcessFacts facts_;
   std::vector<std::string> units_;
   StepMeter meter_;
@@ -126,10 +126,10 @@ class Telemetry {
   bool facts_changed_ = true, closed_ = false;
   std::atomic<bool> silent_ = false;
   std::uint64_t dropped_events_ = 0;
-  // A map of the file would end the process where the file shrinks, and would wait for the disk at a store.
+  // Written to the file as a whole. A mapping of the file would end the process if the file shrinks, and a store would wait for the disk.
   LivePage page_ = {};
   Activity shown_ = Activity::kElsewhere;
-  std::int64_t shown_since_us_;  // time of day, the same at each beat
+  std::int64_t shown_since_us_;  // time of day at which shown_ began, the same at each beat
   int thread_id_;                // the training thread's, as of the last step
   struct Units {
     int first;
@@ -141,7 +141,7 @@ class Telemetry {
   // ---- the telemetry's thread, and close()
   Segments step_file_, span_file_, sample_file_, metric_file_, event_file_;
   std::int64_t sampled_ns_ = 0;
-  std::optional<std::int64_t> stopped_ns_;  // since then writes fail
+  std::optional<std::int64_t> stopped_ns_;  // the time since which writes fail
   std::int64_t retry_ns_ = 0;
   std::uint64_t lost_ = 0;  // rows that could not be written
   bool events_left_out_ = false;

@@ -114,8 +114,8 @@ class Communicator {
   WorkPtr send(ConstBytes data, int to, DType dtype, std::uint32_t tag, Call call);
   WorkPtr receive(MutableBytes data, int from, DType dtype, std::uint32_t tag, Call call);
 
-  // Makes later work of `stream` wait for an operation of this communicator: on devices without the host, elsewhere by wait(). If the
-  // operation fails later, `stream` reads undefined values, and wait() returns the failure.
+  // Makes later work of `stream` wait for an operation of this communicator: on devices without blocking the host, elsewhere by wait(). If
+  // the operation fails later, `stream` reads undefined values, and wait() returns the failure.
   virtual Result<void> order_after(Work& work, CUstream_st* /*stream*/) { return work.wait(); }
 
   // Makes a window, in which this rank has `bytes` bytes. Every rank makes the call, with a size of its own.

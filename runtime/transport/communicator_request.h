@@ -23,10 +23,10 @@ struct SharedMemory {
   // Returns a memory that is zeroed at first. All ranks that ask for this name share it. If `member` is not negative, the memory begins
   // with a MembershipPage, on which the node records the death of that member.
   std::function<Result<std::shared_ptr<Mapping>>(const std::string& name, std::size_t bytes, int member)> open;
-  // A wait polls for a moment before it sleeps, while polling pays (runtime/shm/spin.h). The moment is longer than a wake-up. Otherwise
-  // ranks that once slept in turn would do so for ever.
+  // True: a wait polls for a moment before it sleeps, while polling pays (runtime/shm/spin.h). The moment is longer than a wake-up takes:
+  // else one rank would fall asleep while another one wakes up, and so on without end.
   bool spins = true;
-  // There are more ranks than cores, so a poll offers its core to another rank from the start.
+  // True: there are more ranks than cores, so a poll offers its core to another rank from the start.
   bool shares_cores = false;
   // Bytes of a collective that a rank puts into shared memory at once; at least 64 for each rank.
   std::size_t chunk_bytes = 256 << 10;
@@ -43,7 +43,7 @@ struct ByteTransport {
 
 // A network between the ranks, which moves messages without blocking.
 struct MessageTransport {
-  // Opens it, together with the other ranks. Called only if this transport is chosen.
+  // Opens the network, together with the other ranks. Called only if this transport is chosen.
   std::function<Result<std::shared_ptr<MessageLayer>>()> open;
   // How a rank's process ended, once its node has reported that. Any thread. May be empty.
   std::function<std::optional<std::string>(int rank)> death;
@@ -59,7 +59,7 @@ struct NcclTransport {
   int device = 0;         // number of this rank's device in its process
   bool cuda_ipc = false;  // copies take the place of NCCL; several ranks may have one device
   // The stream whose earlier work an operation's buffers wait for, asked at each call (torch's current stream). Empty: the caller has
-  // waited.
+  // waited for that work itself.
   std::function<CUstream_st*()> current_stream;
   Duration connect_timeout = std::chrono::seconds(300);
   // How long operations that all ranks have begun may still take after a failure, before they are aborted.
@@ -72,9 +72,9 @@ struct NcclTransport {
 struct CommunicatorRequest {
   int rank = 0;
   int world_size = 1;
-  std::string name;  // the same on every rank, and of no other group
+  std::string name;  // the same on every rank, and of this group alone
 
-  // With it, buffers are memory of devices.
+  // If this is set, buffers are memory of devices.
   std::optional<NcclTransport> nccl;
   // The ways to connect the ranks, fastest first. make_communicator takes the first one that is set.
   std::optional<SharedMemory> memory;

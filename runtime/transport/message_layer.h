@@ -23,7 +23,7 @@ class MessageLayer {
   struct Transfer {
     enum class State : std::uint8_t { kIdle, kPending, kComplete, kFailed } state = State::kIdle;
     std::size_t bytes = 0;    // size of the received message
-    void* request = nullptr;  // the layer's own
+    void* request = nullptr;  // for the layer's own use
     bool complete() const { return state == State::kComplete; }
   };
 

@@ -46,7 +46,7 @@ class PendingOperations {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  // A wait polls `interrupted`, unless that is empty. The driver and it outlive this object.
+  // A wait polls `interrupted`, unless that is empty. Both `driver` and `interrupted` outlive this object.
   PendingOperations(int world_size, OperationDriver& driver, const std::function<bool()>& interrupted);
   // In a forked child, leaves the condition variable and the lane as they are: threads that exist in the parent only use them.
   ~PendingOperations();
@@ -121,7 +121,8 @@ class PendingOperations {
   std::uint64_t sequence_ = 0;                              // number of the last collective that was submitted
   std::uint64_t num_background_ = 0;                        // number of pending operations that are in the background
   std::thread::id submitter_;
-  // More than one thread submits. Then program_is_blocked() is false: while one waits, another may make the call that ends the wait.
+  // True once more than one thread submits. Then program_is_blocked() is false: while one waits, another may make the call that ends the
+  // wait.
   bool several_submitters_ = false;
   int submitter_waits_ = 0;
   bool driving_ = false;

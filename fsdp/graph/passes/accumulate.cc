@@ -22,7 +22,7 @@ Result<Rewritten> accumulate(const StepGraph& graph, const Accumulate& how) {
   if (std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& n) { return n.micro > 0; }))
     return fail(invalid_argument("this step has several micro-batches already"));
   Rewritten out{StepGraph(graph.units()), {}};
-  std::vector<std::int32_t> ids(graph.nodes().size(), -1);  // id of the latest copy
+  std::vector<std::int32_t> ids(graph.nodes().size(), -1);  // by node: id of its latest copy
   const auto copy = [&](const Node& n, std::int32_t micro) -> Result<void> {
     Node copy = n;
     copy.micro = once(n) ? 0 : micro;

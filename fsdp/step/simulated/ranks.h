@@ -41,7 +41,7 @@ struct SimulatedEvent {
     kDie,
     kUnshard,        // by hand
     kBeginUnshard,   // by hand; a gather does not end before its use
-    kShowUnsharded,  // waits for the end of that
+    kShowUnsharded,  // waits for the end of that gather
     kReshard,        // by hand
     kFailIn,         // the action `unit` actions later fails
     kJoin,           // the rank has no more batches, and serves the others
@@ -110,7 +110,7 @@ class SimulatedRanks {
     std::uint64_t entered = 0, left = 0, attempt = 0;
     std::uint64_t forward_version = 0;  // read by the last forward
     std::vector<Place> published;       // in this attempt
-    std::size_t finished = 0;           // those that the engine reduces
+    std::size_t finished = 0;           // how many of `published` are reduced, or are left to collectives
     SimulatedCollectives collectives;
     std::set<int> leased;
     std::size_t most_leases = 0, most_gathers = 0;

@@ -107,8 +107,8 @@ SHOAL_HOST_DEVICE inline void pack(Thread thread, const PackArguments& a) {
   }
 }
 
-// The sum of squares in fp64, in an order that depends on the number of elements only. In three steps of kSquareThreads, kSquareSums and
-// one thread, each of which adds every kSquareSums-th result of the step before.
+// The sum of squares in fp64, in an order that depends on the number of elements only. In three steps: kSquareThreads threads add every
+// kSquareThreads-th square each, kSquareSums threads add every kSquareSums-th of these sums, and one thread adds the results.
 inline constexpr unsigned kSquareThreads = 1u << 16, kSquareSums = 256;
 
 struct SquareArguments {

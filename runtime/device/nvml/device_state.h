@@ -20,7 +20,7 @@ struct DeviceState {
     std::uint64_t memory_used = 0, memory_total = 0;
   };
   std::vector<Slice> slices = {};
-  // A process that has a CUDA context on the device or a slice. NVML reports it by its number in the outermost namespace.
+  // A process that has a CUDA context on the device or a slice. NVML reports its pid in the machine's outermost pid namespace.
   struct Holder {
     unsigned pid = 0;
     std::uint64_t bytes = 0;  // 0: not known

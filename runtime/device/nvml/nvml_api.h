@@ -38,7 +38,7 @@ struct NvmlApi {
   // another file.
   static Result<const NvmlApi*> load();
 
-  std::string path;  // the library's
+  std::string path;  // path of the loaded library
 
   NvmlStatus (*init)();
   const char* (*error_string)(NvmlStatus status);

@@ -24,12 +24,12 @@ void find_later(NvmlApi& api) {
   find(api.mig_mode, "nvmlDeviceGetMigMode");
   find(api.max_slices, "nvmlDeviceGetMaxMigDeviceCount");
   find(api.slice, "nvmlDeviceGetMigDeviceHandleByIndex");
-  dlclose(library);  // the reference of this call
+  dlclose(library);  // returns the reference that this dlopen took
 }
 
 Result<NvmlApi> open_nvml(const std::string& path) {
   NvmlApi api;
-  // A suffix is the version whose arguments the table has.
+  // A suffix such as _v2 is the version of the function whose arguments the table has.
   SHOAL_TRY(api.path, load_functions(path, [&](const auto& find) {
               find(api.init, "nvmlInit_v2");
               find(api.error_string, "nvmlErrorString");

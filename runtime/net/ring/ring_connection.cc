@@ -23,7 +23,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr int kRecordsAtOnce = 16;        // limit per turn of the loop
-constexpr std::size_t kPauseDivisor = 8;  // the listener's end pauses when this part of max_queued_bytes waits
+constexpr std::size_t kPauseDivisor = 8;  // the listener's end pauses when one such part of max_queued_bytes waits
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 

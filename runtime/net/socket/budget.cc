@@ -114,7 +114,8 @@ void Budget::stop_waiting(Account& account) {
   grant_waiting();
 }
 
-// In the order of the messages. One for which the sum has no room stops all behind it, one beyond its peer's share those of this peer.
+// In the order of the messages. One for which the sum has no room stops all behind it. One beyond its peer's share stops only messages of
+// this peer.
 void Budget::grant_waiting() {
   first_waits_for_all_ = false;
   ++round_;
@@ -200,12 +201,12 @@ std::vector<Budget::Account*> Budget::stalled() const {
   return out;
 }
 
-// Returns the messages that have let others wait for too long: all that are late, but only the slowest of those that will be. Peers may
-// share a slow link, and without that one the others may be in time.
+// Returns the messages to refuse, because others have waited for too long: all that are late, and the slowest of those that will be late.
+// Only the slowest, since peers may share a slow link: without that message, the others may be in time.
 std::vector<Budget::Account*> Budget::too_slow() {
   const TimePoint now = clock_.now();
-  bool all = false;                     // a message has waited for all others for too long
-  std::set<const Account::Use*> peers;  // or for those of its peer
+  bool all = false;                     // a message has waited for room in the sum for too long
+  std::set<const Account::Use*> peers;  // peers of which a message has waited for room in their share for too long
   for (const Account* waits : waiting_) {
     if (now - waits->waiting_since_ < options_.waiting_patience) break;
     all = room_for(*waits, waits->wanted_) == Room::kNone;

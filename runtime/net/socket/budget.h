@@ -27,22 +27,23 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     std::size_t max_connections = 32'768;           // accepted and open; at most half of the process's descriptors
     std::uint64_t max_arriving_bytes = 256u << 20;  // messages that have begun to arrive; one at a time may be larger
     std::uint64_t max_unsent_bytes = 256u << 20;    // answers that wait for peers to read
-    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets this part of each sum
-    Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive make progress
-    // The progress in `patience`. Each peer has to make an equal part of it with all its messages together: they may share a slow link.
+    std::uint64_t peer_divisor = 4;                 // one peer (a process here, or another host) gets at most 1 / peer_divisor of each
+    Duration patience = std::chrono::seconds(4);    // while messages wait: time in which those that arrive have to make progress
+    // The bytes that have to arrive in each `patience`, from all peers together. Each peer that sends messages has to send an equal part:
+    // peers may share a slow link.
     std::uint64_t min_progress_bytes = 64u << 10;
-    // Once a message has waited for `waiting_patience`, those that hold its memory have a bounded time for the rest: `finishing_time`, and
-    // a second for each `finishing_speed` bytes of the message. Those that would be late at their peer's speed are refused before, the
-    // slowest first.
-    // - 30 s: the largest share of a peer of a head or node (64 MiB) arrives in that time at 18 Mbit/s, so few honest ones are judged.
-    // - 60 s: for control messages (8 MiB), 1 Mbit/s is enough, while one that trickles delays no other for hours.
-    // - 16 MiB/s: large messages are not cut where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
+    // Once a message has waited for `waiting_patience`, the messages that hold its memory have a bounded time to arrive: `finishing_time`,
+    // and a second for each `finishing_speed` bytes of the message. Messages that would be late at their peer's speed are refused early,
+    // the slowest first.
+    // - 30 s: in this time a peer can send its whole share to a head or node (64 MiB) at 18 Mbit/s, so few honest peers are judged.
+    // - 60 s: a control message (8 MiB) arrives in time at 1.1 Mbit/s, and a peer that sends byte by byte cannot delay others for hours.
+    // - 16 MiB/s: large messages arrive in time even where seven peers share 1 Gbit/s. The largest (16 GiB) gets 18 minutes.
     Duration waiting_patience = std::chrono::seconds(30);
     Duration finishing_time = std::chrono::seconds(60);
     std::uint64_t finishing_speed = 16u << 20;
-    // Time in which a peer with too many unread answers has to read some, and each peer with any while half of their sum is in use. It
-    // reads nothing while its messages wait for its own memory, so this is longer than the waiting patience and the finishing time. The
-    // other connections of a peer that was refused for it have only `patience`.
+    // Time in which a peer with too many unread answers has to read some. While half of max_unsent_bytes is in use, this holds for each
+    // peer with unread answers. A peer may read nothing while its own memory is short, so this is longer than the waiting patience and the
+    // finishing time. After a refusal for this reason, the peer's other connections have only `patience`.
     Duration reading_patience = std::chrono::seconds(120);
   };
   // Smaller messages are not counted, and this much of a connection's answers is always allowed.
@@ -85,8 +86,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
     // Sets the bytes of this connection's answers that wait. May call close_later() of any connection: once the sum is exceeded, the peer
-    // with the most is refused, but those that read only after those that do not and have more than their share. One answer that waits
-    // alone may be larger.
+    // with the most is refused. Before it, peers are refused that read nothing and have more than their share. One answer that waits alone
+    // may be larger.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }
@@ -110,15 +111,15 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
       std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
-      bool reads_nothing = false;      // a connection was refused for that, and none has read since
+      bool reads_nothing = false;      // a connection was refused for reading nothing, and none has read since
     };
     // A message that has its memory.
     struct Arrival {
-      std::uint64_t begun_bytes = 0;      // received_bytes() when it got it
+      std::uint64_t begun_bytes = 0;      // received_bytes() when the message got its memory
       std::uint64_t seen_bytes = 0;       // received_bytes() when count_arrived() was called last
-      bool is_unused = false;             // got it while it waited, and has not come for it
+      bool is_unused = false;             // got the memory while it waited, and take() was not called again
       bool is_complete = false;           // has arrived; a pause keeps it from the handler
-      bool is_fresh = false;              // got it in the current period, so its progress is not judged yet
+      bool is_fresh = false;              // got its memory in the current period, so its progress is not judged yet
       TimePoint watched_since{};          // if not fresh: its peer's speed counts from here
       std::uint64_t watched_arrived = 0;  // use_->arrived at that time
       std::optional<TimePoint> due;       // when it has to have arrived, while others have waited for it for too long
@@ -129,7 +130,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void count_arrived();
     void refuse_message(const char* reason, const std::string& why);
     void change_unsent(std::uint64_t bytes);
-    // It reads nothing since its last check, and its peer has more than its share: it is refused before those that read.
+    // True if the connection's peer has read nothing here since the last check, and has more than its share. Then it is refused first.
     bool stands_still() const;
     bool has_to_read() const { return paused_ || (unsent_ > 0 && budget_->answers_are_many(budget_->unsent_)); }
     void watch_reading();

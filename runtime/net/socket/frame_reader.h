@@ -19,7 +19,7 @@ namespace shoal::runtime {
 // frames has no memory here.
 class FrameReader {
  public:
-  static constexpr std::size_t kReadBytes = Budget::kReadBytes;  // a payload that misses more is read into its place
+  static constexpr std::size_t kReadBytes = Budget::kReadBytes;  // a payload of which more is missing is read straight into its place
 
   struct Limits {
     FrameLimits frame;
@@ -35,10 +35,10 @@ class FrameReader {
   std::span<std::byte> room(std::span<std::byte> scratch);
   // Takes n bytes that were read into room(). Appends finished frames to `out`.
   Result<void> arrived(std::size_t n, std::vector<Frame>& out);
-  // True while a message waits for its memory (Account::take), or has that memory and is complete, the last of the frames so far: it counts
-  // until the handler gets it. Afterwards go_on() continues with what has arrived.
+  // True while a message waits for its memory (Account::take). Also true while a complete message with such memory, the last frame so far,
+  // waits for the handler: its memory counts until then. Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
-  bool has_message() const { return has_message_; }  // waits for the handler
+  bool has_message() const { return has_message_; }  // a complete one waits for the handler
   Result<void> go_on(std::vector<Frame>& out);
   // A call was sent.
   void expect_answer() { ++num_calls_; }
@@ -83,7 +83,7 @@ class FrameReader {
   const Limits limits_;
   Budget::Account& account_;
   std::span<std::byte> scratch_;  // between room() and arrived()
-  std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless this waits
+  std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless waits_ is true
   bool waits_ = false, has_message_ = false;
   std::uint64_t num_calls_ = 0;  // without an answer
   std::optional<Partial> current_;

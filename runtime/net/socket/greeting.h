@@ -41,7 +41,7 @@ struct Line {
 // host, as text.
 using Admit = std::function<Result<void>(const std::string& peer)>;
 
-// Each ends without a result when the line is closed meanwhile. `tls`: null for clear text.
+// Each of these two functions returns an error if the line is closed meanwhile. `tls`: null for clear text.
 // `stepped` is called after each step of the caller that needs another: the beginning of TLS, and its end.
 Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
                                 Admit admit, std::function<void()> stepped);

@@ -9,12 +9,12 @@
 
 namespace shoal::runtime {
 
-// The kernel's keep-alive probes watch an idle connection. This watches one with bytes that wait for an acknowledgment, or for room.
+// The kernel's keep-alive probes watch an idle connection. This class watches a connection with bytes that wait for an acknowledgment, or
+// for room in the peer's socket. Such a connection is broken if this kernel has sent something, or failed to send it, and no answer comes
+// for the time `unanswered`. The loss of one packet breaks nothing.
 //
-// Such a connection is broken once `unanswered` has passed in which something that this kernel has sent, or could not send, waits for an
-// answer, and none comes. The loss of one packet breaks nothing. While the peer has room, only acknowledgments count as answers, also
-// repeated ones: the other kernel's keep-alive probes arrive although the path may drop all large packets. While it has none, all packets
-// count.
+// While the peer has room, only acknowledgments count as answers, also repeated ones. Other packets prove too little: small keep-alive
+// probes arrive even where the path drops all large packets. While the peer has no room, every packet counts.
 //
 // While a peer does not read, the kernel asks for room again and again, after twice the time at each attempt, at most two minutes. If the
 // host dies meanwhile, `unanswered` begins with the next attempt.

@@ -1,5 +1,5 @@
-// The header of a part (LinkMethod::kPart) announces in its id the message that travels in parts. So its receiver can refuse it by
-// its method before it takes memory.
+// The header of a part (LinkMethod::kPart) announces in its id the message that travels in parts. So the receiver can refuse that message
+// by its method before it takes memory.
 #pragma once
 
 #include <cstdint>

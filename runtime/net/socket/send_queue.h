@@ -43,7 +43,7 @@ class SendQueue {
     Slice whole;  // used instead of text
     std::vector<Fd> fds;
     std::size_t sent = 0;
-    bool open = true;  // for further frames
+    bool open = true;  // takes further frames
     std::span<const std::byte> data() const { return whole.bytes ? whole.span() : std::span<const std::byte>(text); }
   };
 

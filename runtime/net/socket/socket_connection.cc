@@ -102,7 +102,7 @@ class TlsSocket {
 
   Result<Step> write(SendQueue& queue) {
     for (std::size_t written = 0; !queue.empty();) {
-      if (written >= kWriteBytes) return Step::kWritable;  // a peer that reads as fast would keep this loop here
+      if (written >= kWriteBytes) return Step::kWritable;  // a peer that reads as fast as this end writes would keep the loop here
       SHOAL_TRY(const TlsSession::Moved moved, session_.write(queue.front()));
       if (moved.step != Step::kComplete) return moved.step;
       queue.consume(moved.bytes);
@@ -174,7 +174,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
         descriptor_(loop.io(), socket.release()),
         transport_(std::move(transport)),
         reader_({options.limits, limits_.max_payload_bytes, identity_.version,
-                 !identity_.local || options.rings.bytes == 0},  // calls may go through rings that this does not see
+                 !identity_.local || options.rings.bytes == 0},  // calls may go through rings, unseen by this stream
                 *uses_.account),
         queue_(options.limits.max_payload_bytes, identity_.version, identity_.local),
         pause_(*uses_.account) {
@@ -219,7 +219,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     int waiting = 0;
     if (!identity_.local || closed_ || handler_ == nullptr || ioctl(descriptor_.native_handle(), FIONREAD, &waiting) != 0) return;
     const std::uint64_t until = read_bytes_ + static_cast<std::uint64_t>(std::max(waiting, 0));
-    uses_.account->set_urgent(true);  // a process may have died: nothing that it has sent waits
+    uses_.account->set_urgent(true);  // the peer may have died: nothing that it has sent may wait for memory
     if (!go_on()) return;
     while (!closed_ && read_bytes_ < until && read_some()) {
     }

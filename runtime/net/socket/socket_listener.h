@@ -18,13 +18,13 @@ class Loop;
 struct Door {
   Network::Accepted accepted;     // empty once the listener is gone
   std::function<void()> goes_on;  // resumes a listener that waits for room
-  // Hellos under way, by the time until which their callers have to do the next step. Later ones may be closed to make room.
+  // Hellos under way, by the time until which their callers have to do the next step. After that time they may be closed to make room.
   std::multimap<TimePoint, std::shared_ptr<Line>> greeting;
 
   // Returns how long to wait before the next connection is accepted; zero: accept it now. At most `max` connections may be in their hello.
   // To make room, closes the first whose time is over and that has no unread bytes. `pause`: how long to wait if all have some.
   Duration wait_for_room(std::size_t max, TimePoint now, Duration pause);
-  // The caller has done a step, and has until then for the next.
+  // The caller has done a step, and has time until `until` for the next.
   void stepped(const Line& line, TimePoint until);
   void ended(const Line& line);
   // Also ends the hellos under way.

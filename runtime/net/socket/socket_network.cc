@@ -28,7 +28,7 @@ constexpr Duration kFirstConnectPause = std::chrono::milliseconds(5), kLongestCo
 constexpr std::size_t kHelloDescriptors = 16;  // part of the process's descriptors for hellos under way
 constexpr int kBacklog = 2048;
 
-// The packets of a TCP handshake are small, those of a TLS handshake are not.
+// A link that loses large packets still passes a TCP handshake, whose packets are small, but no TLS handshake.
 std::string large_packets_are_lost(const std::string& host) {
   return "the connection was made, and the TLS handshake got no answer: either that process is stopped, or a link on the way loses large "
          "packets (a tunnel with a smaller MTU). Then `ping -M do -s 1400 " +

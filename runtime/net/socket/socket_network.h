@@ -31,10 +31,10 @@ struct SocketOptions {
   RingOptions rings;
   // For connections between hosts. A payload beyond limits.max_payload_bytes travels in parts, each a frame.
   std::shared_ptr<const Tls> tls;
-  std::string host;  // this host's address for others; endpoints on it with a unix name are reached through that
+  std::string host;  // this host's address for others; an endpoint here that has a unix name is reached by that name
   std::uint64_t max_message_bytes = 16ull << 30;
-  // A connection breaks when the other host's kernel answers nothing for this long (host_watch.h). One to a process that does not read
-  // stays, so that messages may wait for memory there.
+  // A connection breaks when the other host's kernel answers nothing for this long (host_watch.h). A connection to a
+  // process that does not read stays, so that messages may wait for memory there.
   Duration unanswered = std::chrono::seconds(10);
 };
 

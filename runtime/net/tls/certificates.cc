@@ -93,7 +93,7 @@ bool add_extension(X509* certificate, X509* issuer, int id, const std::string& v
 }
 
 bool set_serial(X509* certificate, unsigned char (&bytes)[kSerialBytes]) {
-  bytes[0] = static_cast<unsigned char>((bytes[0] & 0x7f) | 1);  // positive
+  bytes[0] = static_cast<unsigned char>((bytes[0] & 0x7f) | 1);  // a serial number has to be positive
   const Owned<BIGNUM, BN_free> number(BN_bin2bn(bytes, sizeof bytes, nullptr));
   return number && BN_to_ASN1_INTEGER(number.get(), X509_get_serialNumber(certificate)) != nullptr;
 }

@@ -27,7 +27,7 @@ struct Machine {
   IpcComm::Options options;
   std::mutex mutex;
   std::map<NcclComm, std::shared_ptr<Comm>> comms;
-  // Another rank may still read their memory. A thread takes out those that it looks at, which are counted.
+  // Ended communicators, whose memory another rank may still read. A sweep takes one out while it tries to close it: `num_swept` of them.
   struct {
     std::deque<std::shared_ptr<Comm>> comms;
     std::size_t num_swept = 0;
@@ -207,7 +207,7 @@ NcclStatus receive(void* o, std::size_t count, NcclType type, int from, NcclComm
 std::size_t sweep_cuda_ipc(bool overdue) {
   auto& [ended, num_swept] = machine().ended;
   std::unique_lock lock(machine().mutex);
-  // A whole round again after each that has gone: the last rank of this process to close its memory lets the others go.
+  // After each communicator that was closed, a whole round begins again: others of this process may have waited for its rank to close.
   for (std::size_t left = ended.size(); left > 0 && !ended.empty();) {
     auto comm = std::move(ended.front());
     ended.pop_front();

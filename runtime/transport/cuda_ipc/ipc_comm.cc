@@ -17,7 +17,7 @@ namespace {
 
 using Kind = IpcOperation::Kind;
 
-// Parts of a chunk begin at multiples of this, which all elements fit.
+// Parts of a chunk begin at multiples of this, which the size of every element divides.
 constexpr std::size_t kAlign = 16;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -37,7 +37,7 @@ kernels::Reduction reduction_of(NcclOp op) {
   }
 }
 
-// A process that its parent has not reaped yet has ended, too.
+// True also for a zombie: a process that has ended, but that its parent has not reaped.
 bool process_has_ended(std::int32_t pid) {
   if (pid == 0) return false;
   if (kill(pid, 0) != 0 && errno == ESRCH) return true;
@@ -73,7 +73,7 @@ Result<void> IpcComm::introduce() {
     own().words = registered ? 1 : 0;
     if (registered) registered_ = *std::move(registered);
   }
-  SHOAL_TRY(end_, device_->make_event());  // now, as an end may come when the device is short of everything
+  SHOAL_TRY(end_, device_->make_event());  // now, because at the end the device may have no memory left
   own().pid = getpid();
   own().stage = IpcSegment::Stage::kJoined;
   return {};
@@ -114,7 +114,7 @@ void IpcComm::release(Released which) {
     if (r == rank_ || (which == Released::kEnded && !has_ended(r))) continue;
     // No stream waits for more than the records. A rank whose stream has passed all of them has ended in order.
     if (segment_->ranks[r].passed.load(std::memory_order_acquire) >= segment_->ranks[r].records.load(std::memory_order_acquire)) continue;
-    segment_->ranks[r].released.store(1, std::memory_order_release);  // before another rank's stream passes
+    segment_->ranks[r].released.store(1, std::memory_order_release);  // first, so that a rank whose stream then passes sees it
     segment_->ranks[r].passed.store(IpcSegment::kReleased, std::memory_order_release);
   }
 }

@@ -19,10 +19,10 @@ namespace shoal::runtime {
 class IpcComm {
  public:
   struct Options {
-    std::size_t chunk_bytes = 32 << 20;   // a rank's input is staged by so many; a multiple of 16 for each rank
-    std::size_t message_bytes = 4 << 20;  // likewise a message
+    std::size_t chunk_bytes = 32 << 20;   // bytes of a rank's input to stage at once; a multiple of 16 for each rank
+    std::size_t message_bytes = 4 << 20;  // bytes of a message to stage at once
     const void* kernels = nullptr;        // the image of DeviceKernels; null: reductions fail
-    // Returns true once a rank's process has ended. Empty: the kernel knows.
+    // Returns true once a rank's process has ended. Empty: the kernel's list of processes decides.
     std::function<bool(int rank, std::int32_t pid)> has_ended = {};
   };
   static Result<std::unique_ptr<IpcComm>> join(std::shared_ptr<const Device> device, const std::string& name, int num_ranks, int rank,
@@ -34,14 +34,14 @@ class IpcComm {
   // Begins the operations of one group of calls. Call it when advance() has returned true.
   void begin(const std::vector<IpcOperation>& operations);
   // Puts the possible steps on the stream. Returns true if nothing is left of the begun operations, or of joining. Unavailable/ActorDied
-  // once a rank has released the streams from one that has died.
+  // if a rank has died, and another one has released the streams that waited for it.
   Result<bool> advance();
   // Drops all steps that are not on the stream yet. The memory is kept until try_close(). Steps on the stream no longer wait for ranks
   // whose processes have ended, and have undefined results then.
   void end();
-  // Releases this rank's stream from ranks that have ended meanwhile, and if `overdue` from all ranks: the group has failed, and a rank
-  // that lives does not go on. Closes this rank and returns true once no work on any device can use its memory, which may then be freed.
-  // Call it after end().
+  // Releases this rank's stream from ranks that have ended meanwhile. With `overdue` it releases the stream from all ranks, because after a
+  // failure a living rank may never go on. Closes this rank and returns true once no work on any device can use its memory, which may then
+  // be freed. Call it after end().
   bool try_close(bool overdue = false);
 
  private:

@@ -20,10 +20,10 @@ namespace shoal::runtime {
 
 struct IpcSegment {
   static constexpr int kMaxRanks = 16;
-  static constexpr int kEvents = 2;  // a rank's, taken in turn
+  static constexpr int kEvents = 2;  // events of a rank, which it uses in turn
   static constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
 
-  enum class Stage : std::uint32_t { kAbsent, kJoined, kClosed };  // closed: it has none of the others' memory open any more
+  enum class Stage : std::uint32_t { kAbsent, kJoined, kClosed };  // kClosed: the rank has no memory of another one open any more
   enum class Region { kCollective, kMessages };                    // parts of a rank's memory, each allocated with its first use
   static constexpr int kRegions = 2;
 
@@ -32,13 +32,13 @@ struct IpcSegment {
     std::atomic<std::int32_t> pid;
     std::atomic<std::uint32_t> words;             // 1 if its device's streams write words; written before it joins
     std::array<CudaIpcHandle, kEvents> events;    // written before it joins
-    std::array<CudaIpcHandle, kRegions> memory;   // each each written before the first count of its use
+    std::array<CudaIpcHandle, kRegions> memory;   // each written before the first count of its use
     std::atomic<std::uint64_t> passed;            // word: the last record that its stream has passed, or kReleased
     std::atomic<std::uint32_t> released;          // 1: the rank has died, and streams pass its steps without its data
-    std::atomic<std::uint64_t> records;           // counts of: records on its stream,
-    std::atomic<std::uint64_t> steps;             // steps of collectives,
-    std::atomic<std::uint64_t> sent[kMaxRanks];   // pieces of messages to each rank in this rank's memory,
-    std::atomic<std::uint64_t> taken[kMaxRanks];  // pieces of messages from each rank, copied out of that rank's memory
+    std::atomic<std::uint64_t> records;           // number of records on the rank's stream
+    std::atomic<std::uint64_t> steps;             // number of steps of collectives
+    std::atomic<std::uint64_t> sent[kMaxRanks];   // number of pieces of messages to each rank, put into this rank's memory
+    std::atomic<std::uint64_t> taken[kMaxRanks];  // number of pieces of messages from each rank, copied out of its memory
   };
   Rank ranks[kMaxRanks];
 

@@ -24,7 +24,7 @@ class ChunkStream {
     kScratch,   // once the chunk `kAtOnce` before it is reduced
   };
 
-  // `data`: of kScratch, the memory of kAtOnce chunks; `bytes`: the stream's size.
+  // `data`: the memory of all chunks, or with kScratch of kAtOnce chunks; `bytes`: the stream's size.
   ChunkStream(Way way, int peer, MessageLayer::Channel channel, std::span<std::byte> data, std::size_t bytes, std::size_t chunk, Gate gate)
       : way_(way), peer_(peer), channel_(channel), data_(data), bytes_(bytes), chunk_(chunk), gate_(gate) {}
 

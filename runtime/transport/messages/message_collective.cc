@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kElements = 64;             // shares begin at a multiple of so many elements
 constexpr std::size_t kCopiedAtOnce = 256 << 10;  // bytes of this rank's own part, between two looks at the network
 constexpr std::size_t kChunksOfShare = 32;        // so that the pipeline's end takes a thirtieth of the time
-constexpr std::size_t kMinChunk = 64 << 10;       // below, the cost of a message counts
+constexpr std::size_t kMinChunk = 64 << 10;       // for smaller chunks, the fixed cost of a message would count
 constexpr std::size_t kChunkUnit = 4096;
 
 // The offset of each rank's share of `bytes`, and their end.

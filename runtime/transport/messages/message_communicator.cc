@@ -12,7 +12,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);  // interval at which a sleeping wait calls check_wait()
-constexpr auto kInFlight = std::chrono::milliseconds(20);       // for messages that were sent before a failure
+constexpr auto kInFlight = std::chrono::milliseconds(20);       // how long messages that were sent before a failure may still arrive
 
 }  // namespace
 

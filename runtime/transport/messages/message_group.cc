@@ -13,7 +13,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr auto kCauseGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the cause of a process's end
+constexpr auto kCauseGrace = std::chrono::milliseconds(100);  // after a connection breaks: for the node to report the cause
 constexpr auto kReporting = std::chrono::milliseconds(200);   // for other ranks to get a report
 constexpr auto kPollInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kMinControlBytes = 4096;  // for the text of a failure
@@ -150,7 +150,7 @@ std::vector<int> MessageGroup::lost() const {
   for (int r = 0; r < world_size(); ++r) {
     const Peer& peer = peers_[static_cast<std::size_t>(r)];
     const int at = ranks_[static_cast<std::size_t>(r)];
-    // A rank that has failed first closes its connections before this one does.
+    // A rank that has found the failure first closes its connections before this one does, but is not lost.
     if (r != rank_ && (peer.left || death(r) || (!peer.closing && layer_->lost(at)))) out.push_back(r);
   }
   return out;

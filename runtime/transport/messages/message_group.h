@@ -71,7 +71,7 @@ class MessageGroup {
     std::vector<std::byte> control;
     Transfer receiving;
     bool left = false;
-    bool closing = false;  // has failed, and closes its connections
+    bool closing = false;  // has found the group's failure, and closes its connections
     std::optional<TimePoint> lost_since;
   };
 

@@ -62,7 +62,7 @@ class MessageCollective final : public MessageOperation {
   MessageGroup& group_;
   const int rank_, world_size_;
   CollectiveSpec spec_;
-  std::vector<std::byte> input_copy_;  // set_input_apart
+  std::vector<std::byte> input_copy_;  // the input, if set_input_apart() has copied it
   const std::size_t chunk_;
   const Entry entry_;
   const std::vector<std::size_t> begins_, receive_begins_, share_begins_;

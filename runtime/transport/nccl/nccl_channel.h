@@ -1,8 +1,8 @@
 // One NCCL communicator with the stream that its operations run on.
 //
 // The thread that issues an operation and the thread that watches the group both call it: each call of NCCL is made under a mutex, so that
-// an abort ends a communicator between two calls. But it waits for another thread's call for a moment only: that thread may be stuck until
-// the abort has emptied the stream.
+// an abort ends a communicator between two calls. But abort() waits for another thread's call for a moment only: that thread may be stuck
+// until the abort has emptied the stream.
 //
 // No call should block: the communicator is made with blocking=0, and ready() asks NCCL for its progress. NCCL has no time limit for
 // connecting, so the owner watches the clock and aborts.
@@ -24,7 +24,7 @@ class NcclChannel {
  public:
   static Result<NcclChannel> make(const NcclApi& api, std::shared_ptr<const Device> device);
   NcclChannel(NcclChannel&& other) noexcept = default;
-  // Aborts what is not closed.
+  // Aborts the communicator unless it is closed.
   ~NcclChannel();
 
   // Begins to connect `num_ranks` ranks, each of which passes the same id. Once only. `name`: for NCCL's log and profilers, from 2.26 on.
@@ -41,12 +41,12 @@ class NcclChannel {
   // Ends the communicator in order: waits for NCCL by calls of pause(). Once pause() returns false, it aborts the communicator. No other
   // thread uses the channel any more.
   void close(const std::function<bool()>& pause);
-  // Ends it at once. Work on the stream then ends without its effect. Another thread may be in issue(), which then returns
+  // Ends the communicator at once. Work on the stream then ends without its effect. Another thread may be in issue(), which then returns
   // Unavailable/Closed.
   void abort();
 
  private:
-  // Null after a move.
+  // The handle of the communicator; null after a move.
   class Comm {
    public:
     Comm() = default;
@@ -55,7 +55,7 @@ class NcclChannel {
     void set(NcclComm comm) { comm_ = comm; }
     NcclComm release() { return comm_.exchange(nullptr); }
     bool aborted() const { return aborted_; }
-    // Before the abort: a call of another thread that ends with it sees why.
+    // To be called before the abort: a call of another thread that the abort ends then returns Unavailable/Closed.
     void set_aborted() { aborted_ = true; }
 
    private:

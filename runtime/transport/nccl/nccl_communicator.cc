@@ -36,7 +36,7 @@ class NcclCommunicator::NcclWork final : public Work {
 Result<std::shared_ptr<Communicator>> NcclCommunicator::make(CommunicatorRequest request, std::shared_ptr<Clock> clock,
                                                              std::shared_ptr<Communicator> control) {
   const auto give_up = [&](Error error) {
-    control->abort(error);  // the others wait for this rank
+    control->abort(error);  // ends the other ranks' waits for this rank
     return fail(std::move(error));
   };
   const NcclApi* nccl = request.nccl->api;

@@ -17,7 +17,7 @@ constexpr auto kCheckInterval = 25ms;                  // between two looks at t
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
 constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
-constexpr auto kLeaving = 1s;                          // for a thread that issues to see a failure; then it is stuck in the library
+constexpr auto kLeaving = 1s;                          // for a thread that issues to see a failure; after that it counts as stuck in NCCL
 constexpr auto kClosing = 1s, kDraining = 5s;
 // So many looks at a call come before NCCL is taken to connect ranks for it: some milliseconds. A call that needs no other rank is on its
 // stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
@@ -122,7 +122,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
     if (parts_.control->failed()) return {};
     if (num_polls >= kConnectingPolls && operation.stage() == Stage::kBegun) turns.device.reset();
     if (!signals(signals_at)) {
-      // The buffers are in use, and the caller drops the operation. So the group ends, on the other ranks with a cause that is not theirs.
+      // The buffers are in use, and the caller drops the operation. So the group ends, with a cause that names this rank on the others.
       return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
                                         parts_.control->rank(), operation.what()))
                       .with_reason("RankInterrupted")
@@ -263,7 +263,7 @@ NcclMessageLane& NcclDriver::lane_of(const NcclMessage& message) {
       .first->second;
 }
 
-// Before the operation's end is known, so that a program which waits for its first message issues the next one.
+// Called before the program learns of its first message's end: a program that waits for this then issues its next message itself.
 void NcclDriver::open_if_through(NcclMessageLane& lane) {
   if (parts_.api->issues_in_polls || !lane.can_open()) return;
   const std::lock_guard lock(mutex_);
@@ -339,7 +339,7 @@ Result<bool> NcclDriver::advance_lane(NcclMessageLane& lane) {
   if (lane.head() == nullptr) return false;
   const auto head = lane.head();
   SHOAL_TRY(const bool moved, lane.advance(timeout_of(*head)));
-  if (moved) open_if_through(lane);  // before the program learns that the message is on the stream: its next one is issued by itself
+  if (moved) open_if_through(lane);  // before the program learns that the message is on the stream
   if (moved && head->stage() == NcclOperation::Stage::kOnStream) mark_on_stream(*head);
   if (head->stage() == NcclOperation::Stage::kPassed) finish(*lane.take(), std::nullopt);
   return moved;
@@ -367,7 +367,7 @@ Result<void> NcclDriver::check() {
   if (!stuck && !any_lane) return {};
   const auto lost = parts_.control->lost();
   if (stuck) {
-    SHOAL_OK(channel_.ready());  // an error of NCCL's own
+    SHOAL_OK(channel_.ready());  // returns an error that NCCL itself has found
     SHOAL_OK(check_operation(*collectives_.front(), lost, -1, now));
   }
   for (auto& [key, lane] : lanes_) {
@@ -430,10 +430,10 @@ bool NcclDriver::complete_begun() {
 }
 
 void NcclDriver::close(const Error& cause) {
-  // A thread that issues leaves as soon as it sees the failure. Where the library keeps it, only the abort can end its call.
+  // A thread that issues leaves as soon as it sees the failure. If the thread is stuck in NCCL, only the abort can end its call.
   const auto turn = issuing_.take({parts_.clock.get(), kLeaving});
   if (!closed_) {
-    // The agreement that is under way ends at once, since its communicator has failed. It may have come before the failure.
+    // The agreement that is under way ends at once, since its communicator has failed. It may have succeeded before that.
     while (agreement_.busy() && agreement_.settle()) {
     }
     for (auto& [key, lane] : lanes_) lane.settle();

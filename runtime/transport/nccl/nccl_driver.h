@@ -3,7 +3,7 @@
 // The thread that submits an operation puts it on the stream in its turn on the device (nccl_issue_order.h), so that NCCL gets all groups'
 // operations in the program's order. It cannot wait for the comparison of the ranks' calls: the watching thread compares them while the
 // device works, and aborts what differs. The watching thread issues only what waits for another rank: a lane's first message, and all of a
-// transport whose polls issue.
+// transport whose polls issue (NcclApi::issues_in_polls).
 //
 // The watching thread sleeps between looks, at most 0.2 ms while operations are pending: NCCL and the device signal nothing. The control
 // communicator carries the group's failure: the first failure of one rank becomes the cause on all.
@@ -97,8 +97,8 @@ class NcclDriver {
   // Aborts, and waits until the device uses no buffer of an operation any more; for a moment only once the driver is being destroyed.
   void abort_channels();
   bool idle() const;
-  void rest();  // for a moment
-  // With the mutex.
+  void rest();  // sleeps for a moment
+  // To be called with the mutex held.
   NcclMessageLane* find_lane(const NcclMessage& message);
   NcclMessageLane& lane_of(const NcclMessage& message);
   enum class Events { kReuse, kInUse };
@@ -121,9 +121,9 @@ class NcclDriver {
   std::uint64_t sequence_ = 0;
   bool stopping_ = false, closed_ = false, nudged_ = false;
 
-  // The thread's own. Its changes of the map are guarded by mutex_, too.
+  // For the watching thread only, but it changes lanes_ with mutex_ held, because other threads read the map.
   std::deque<CollectivePtr> collectives_;
-  std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // counts of the first ones in collectives_
+  std::size_t num_on_stream_ = 0, num_agreed_ = 0;  // how many at the front of collectives_ are on the stream, or agreed
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
   TimePoint check_at_{};
 

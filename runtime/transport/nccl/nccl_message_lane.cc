@@ -26,7 +26,7 @@ bool NcclMessageLane::can_open() const {
 void NcclMessageLane::settle() {
   turn_.reset();
   if (describing_ == nullptr) return;
-  // It may have come before the failure. A message that moves then ends as if it had come earlier.
+  // The description may have arrived before the failure. A message that moves then ends as if that had been known earlier.
   const auto described = std::exchange(describing_, nullptr)->wait();
   step_ = Step::kIdle;
   if (described && channel_ && (way_ == Way::kSend || check_description())) step_ = Step::kMove;

@@ -1,7 +1,8 @@
-// The messages from one rank to another, in order, on an NCCL communicator of these two ranks. It is made with the first message.
+// The messages from one rank to another, in order, on an NCCL communicator of these two ranks that is made with the first message.
 //
 // NCCL runs the operations of a communicator one after the other. With a communicator per direction, a send never waits for another
-// message of its rank, as a ring of sends would. The sender describes each message over the group's control communicator.
+// message of its rank. Otherwise ranks that all send to their neighbour would wait for each other. The sender describes each message over
+// the group's control communicator.
 //
 // The first message waits until both ranks have called, without holding up its program, as another rank may call later. So the thread that
 // watches the group issues it, out of the program's order. Then the lane is open: the threads that submit messages issue them at once, and
@@ -24,7 +25,7 @@ class NcclMessageLane {
                   Way way, int other)
       : api_(api), device_(std::move(device)), control_(std::move(control)), order_(order), way_(way), other_(other) {}
 
-  // Threads that submit messages issue them. Guarded by the driver's mutex.
+  // True: threads that submit messages issue them. Guarded by the driver's mutex.
   bool open = false;
 
   // ---- the watching thread ----

@@ -58,7 +58,7 @@ Result<bool> NcclOperation::advance(const NcclApi& api, const Device& device, Nc
     case Stage::kOnStream: {
       SHOAL_TRY(const bool passed, device.passed(end));
       if (!passed) return false;
-      // The stream may have passed it because another rank has released it from one that has died.
+      // The stream may have passed `end` only because a rank has released it from the work of a dead one, which ready() reports.
       if (api.issues_in_polls) SHOAL_OK(channel.ready());
       stage_ = Stage::kPassed;
       return true;

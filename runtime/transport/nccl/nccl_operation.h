@@ -23,7 +23,7 @@ class NcclOperation {
   const Call& call() const { return call_; }
   TimePoint began() const { return began_; }
 
-  bool by_caller = false;  // the thread that submits it issues it; set before other threads see the operation
+  bool by_caller = false;  // issued by the thread that submits it; set before other threads see the operation
 
   // ---- the thread that issues, then the one that watches ----
   enum class Stage { kQueued, kBegun, kOnStream, kPassed };

@@ -1,7 +1,7 @@
 // The ledger of a group: each rank's latest collective, the rank that it waits for, the ranks that have left, and the group's failure.
 //
-// Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and where that is. Divergence is found
-// in two ways: entries with the same number differ, or ranks wait for each other in a cycle. The lines lie in shared memory, behind a
+// Every rank writes its own lines and reads all lines, so a waiting rank can report the missing rank and what that rank does. Divergence is
+// found in two ways: entries with the same number differ, or ranks wait for each other in a cycle. The lines lie in shared memory, behind a
 // MembershipPage that records deaths and wakes waiters. Each rank notifies that page after its stores.
 #pragma once
 
@@ -83,7 +83,7 @@ class Ledger {
   MembershipPage membership_page_;
   const int rank_, world_size_;
   std::uint64_t num_waits_ = 0;
-  // By rank: how it waited when that last changed, and in since_ the time of this.
+  // By rank: its wait as this rank first found it, and in since_ the time of that.
   std::vector<Standing> before_;
   std::vector<TimePoint> since_;
 };

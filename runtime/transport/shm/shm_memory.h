@@ -24,16 +24,16 @@ class ShmMemory {
   using Word = std::atomic<std::uint64_t>;
 
   struct RankWords {
-    alignas(64) Word published;  // number of rounds that it has put into its chunks
-    alignas(64) Word consumed;   // number of rounds that it has read wholly
-    // Number of rounds of an all_reduce in which it has reduced its part in place.
+    alignas(64) Word published;  // number of rounds that the rank has put into its chunks
+    alignas(64) Word consumed;   // number of rounds that the rank has read wholly
+    // Number of rounds of an all_reduce in which the rank has reduced its part in place.
     alignas(64) Word reduced;
     alignas(64) Word present;  // 1 once the rank has joined the group
-    // DirectReads stores its process, a token there, and whether it can read the others' tokens.
+    // Stored by DirectReads: the rank's pid, its token and the token's address, and whether the rank can read the others' tokens.
     Word pid, token, token_at, direct;
-    // The address of its input in a collective that reads directly, by the collective's number.
+    // The address of the rank's input in a collective that reads directly, by the collective's number.
     Word inputs[Ledger::kEntries];
-    // Bytes that it sends to each rank in an all_to_all, by the collective's number.
+    // Bytes that the rank sends to each rank in an all_to_all, by the collective's number.
     Word sends[Ledger::kEntries][kMaxRanks];
   };
   // Messages from one rank to another, in pieces.

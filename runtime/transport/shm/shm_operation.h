@@ -59,7 +59,7 @@ class ShmCollective final : public Operation {
   DirectReads& direct_reads_;
   const int rank_, world_size_;
   CollectiveSpec spec_;
-  std::vector<std::byte> input_copy_;  // set_input_apart
+  std::vector<std::byte> input_copy_;  // the input, if set_input_apart() has copied it
   Entry entry_;
   // For collectives whose chunks have a part for each rank: size of a part.
   std::size_t part_bytes_;

@@ -114,7 +114,7 @@ bool Connection::fill() {
   }
   const std::size_t rest = frame_ ? rest_ : 0;
   const auto first = rest == 0 ? std::span<std::byte>() : into_ != nullptr ? std::span(into_, rest) : discarded();
-  // The stage follows only where the piece ends with `first`.
+  // Bytes behind the piece go to the stage, but only if `first` has room for the whole rest of the piece.
   const auto second = first.size() == rest ? std::span(staged_).subspan(end_) : std::span<std::byte>();
   const auto moved = stream_.read(first, second, hung_up);
   if (!moved || moved->ended) {

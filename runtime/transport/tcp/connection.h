@@ -43,7 +43,7 @@ class Connection final : public Pollable {
   void advance() override;
   // Writes the queued pieces, as far as the socket takes them.
   void write();
-  // After a receive was posted.
+  // Reads on. To be called after a receive was posted.
   void receive_posted();
   void begin_epoch(std::uint32_t epoch);
   // Stops writing, because the queued sends are about to fail.
@@ -69,9 +69,9 @@ class Connection final : public Pollable {
   std::vector<std::byte> staged_;  // headers, and small messages behind them
   std::size_t begin_ = 0, end_ = 0;
   std::optional<Frame> frame_;  // the piece that is being received
-  std::size_t rest_ = 0;        // bytes that are left of it
-  std::byte* into_ = nullptr;   // memory for the rest; null: it is discarded
-  bool held_ = false;           // waits for a receive, or for an epoch
+  std::size_t rest_ = 0;        // bytes of frame_ that are left
+  std::byte* into_ = nullptr;   // memory for the rest; null: the rest is discarded
+  bool held_ = false;           // reading waits for a receive to be posted, or for the frame's epoch
   std::vector<std::byte> waste_;
 
   std::optional<QueuedSends::Piece> piece_;  // being sent

@@ -13,7 +13,7 @@ namespace shoal::runtime {
 
 namespace {
 
-// Called after the kernel's first probe. A further probe at each check lets a rank survive the loss of single packets.
+// The silence after which each check sends a probe, beside the kernel's first one after 1 s. So the loss of single packets loses no rank.
 constexpr auto kProbeAgain = std::chrono::milliseconds(1100);
 
 struct Silence {

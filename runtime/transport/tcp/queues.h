@@ -29,12 +29,12 @@ class PostedReceives {
  private:
   struct Posted {
     std::span<std::byte> data;
-    Transfer* transfer;  // null once it has ended
+    Transfer* transfer;  // null once the transfer has ended
     std::optional<std::uint64_t> total;
     std::uint64_t claimed = 0, arrived = 0;
   };
   std::deque<Posted> posted_;
-  std::uint64_t first_ = 0;  // number of the first one's message
+  std::uint64_t first_ = 0;  // message number of posted_[0]
 };
 
 class QueuedSends {
@@ -58,12 +58,12 @@ class QueuedSends {
  private:
   struct Queued {
     std::span<const std::byte> data;
-    Transfer* transfer;  // null once it has ended
+    Transfer* transfer;  // null once the transfer has ended
     std::size_t taken = 0, written = 0;
   };
   const MessageLayer::Channel channel_;
   std::deque<Queued> queued_;
-  std::uint64_t first_ = 0;  // number of the first one's message
+  std::uint64_t first_ = 0;  // message number of queued_[0]
   std::size_t taken_ = 0;    // messages at the front whose pieces are all taken
 };
 

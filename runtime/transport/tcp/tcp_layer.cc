@@ -19,13 +19,13 @@ namespace shoal::runtime {
 namespace {
 
 constexpr auto kCheck = std::chrono::milliseconds(100);  // interval of the checks for silent hosts
-constexpr auto kPause = 3 * kCheck;                      // between checks: then the first one only probes
-constexpr int kSilentChecks = 2;                         // in a row, which find a host silent
-constexpr auto kGrace = std::chrono::milliseconds(100);  // from a broken connection on, for the watch to show why
+constexpr auto kPause = 3 * kCheck;                      // after a longer time without a check, the next one finds no host silent
+constexpr int kSilentChecks = 2;                         // in a row that find a host silent; it is then lost
+constexpr auto kGrace = std::chrono::milliseconds(100);  // after a connection breaks: for the watch to show why
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
 constexpr auto kFlushPoll = std::chrono::milliseconds(1);
-constexpr int kMaxAttempts = 40;  // to make one connection, which the other rank closes before its welcome
+constexpr int kMaxAttempts = 40;  // to make a connection that the other rank closes before its welcome
 
 TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -104,9 +104,9 @@ class TcpLayer final : public MessageLayer, private ConnectionEvents {
   Gate gate_;
   RankAddress own_;
   std::vector<Other> others_;
-  std::vector<int> to_call_;  // in the next progress(): a layer that is reset at its end makes no more connections
+  std::vector<int> to_call_;  // in the next progress(), not in reset(): a layer may be reset because it ends
   std::list<Calling> calls_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, Gate::Guest> early_;  // by rank and number: of an epoch to come
+  std::map<std::pair<std::uint32_t, std::uint32_t>, Gate::Guest> early_;  // by rank and number: connections of an epoch to come
   std::uint32_t epoch_ = 1, connected_epoch_ = 1;  // the second one is the connections' epoch: begin_epoch() keeps them
   std::uint64_t num_ended_ = 0;
   TimePoint check_at_{}, checked_at_{};
@@ -273,7 +273,7 @@ void TcpLayer::broke(int rank, const Error& why) {
 }
 
 void TcpLayer::ended(int rank, const Error& why) {
-  at(rank).connections->drain_control();  // it may have reported why it ends
+  at(rank).connections->drain_control();  // the rank may have reported why it ends
   lose(rank, why);
 }
 
@@ -392,7 +392,7 @@ void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
-  (void)setrlimit(RLIMIT_NOFILE, &limit);  // without it, a connection's error names the limit
+  (void)setrlimit(RLIMIT_NOFILE, &limit);  // if this fails, a connection's error will name the limit
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ class UcxLayer final : public MessageLayer {
   Fd wake_;
   std::vector<Peer> peers_;
   std::uint32_t epoch_ = 0;
-  std::vector<Transfer> meeting_;  // one to each rank, then one from each
+  std::vector<Transfer> meeting_;  // the empty messages of meet(): first one to each rank, then one from each
   std::unordered_set<Transfer*> receives_;
   std::size_t num_sends_ = 0;
   std::uint64_t num_ended_ = 0;
@@ -247,7 +247,7 @@ void UcxLayer::receive(int from, Channel channel, std::span<std::byte> data, Tra
     context->layer->ended(*context->transfer, status, status == UCS_OK ? received->length : 0);
     context->layer->ucx_.request_free(request);
   };
-  auto* const context = new Context{this, &transfer};  // the callback's
+  auto* const context = new Context{this, &transfer};  // the callback frees it
   param.user_data = context;
   receives_.insert(&transfer);
   const auto request = ucx_.tag_recv_nbx(worker_, data.data(), data.size(), tag_of(epoch_, channel, from), kWholeTag, &param);

@@ -35,7 +35,7 @@ inline constexpr int kOldest = 21800;  // the oldest that the engine is written 
 enum class NcclFeature : std::size_t { kSplit, kShrink, kWindows, kZeroCtas };
 struct NcclFeatureEntry {
   int since;
-  const char* function;  // looked up; null: a setting, whose version decides
+  const char* function;  // to be looked up; null: a setting, which exists from version `since` on
   const char* text;
 };
 inline constexpr NcclFeatureEntry kNcclFeatures[] = {
@@ -54,7 +54,7 @@ struct NcclApi {
   // Unimplemented/Nccl, with the first version that has it, if this library lacks the feature.
   Result<void> require(NcclFeature feature) const;
 
-  std::string path;                                        // the library's
+  std::string path;                                        // path of the loaded library
   int version = 0;                                         // 22703 for 2.27.3
   std::array<void*, std::size(kNcclFeatures)> optional{};  // functions of features; null: absent
   const char* name = "nccl";                               // the transport that uses this table

@@ -37,10 +37,9 @@ class FakeNccl {
   void hang_launches(bool hang);
   // A communicator's first calls come to its stream once all its ranks have made them, as NCCL connects them then.
   void connect_with_first_calls(bool connect);
-  // Calls of a device get stuck in ncclGroupEnd, as on a full stream, until their communicator is aborted; those that begin from now on.
-  // -1: of no device.
+  // From now on, calls of a device get stuck in ncclGroupEnd, as on a full stream, until their communicator is aborted. -1: of no device.
   void block_calls(int device);
-  // NCCL puts calls on their stream with this look at it.
+  // NCCL puts calls on their stream at the poll with this number, counted from the calls on.
   void launch_at_poll(int number);
   // Settings of communicators are read as NCCL of this version reads them; at first 2.27.3, the fake's own.
   void read_settings_as(int version);

@@ -90,12 +90,12 @@ void OutgoingCall::start(const RankAddress& from) {
   auto socket = new_socket(address.family());
   if (!socket) {
     fail(socket.error());
-    if (why_.reason() == "NoDescriptors") state_ = State::kHungUp;  // others may be closed soon
+    if (why_.reason() == "NoDescriptors") state_ = State::kHungUp;  // other descriptors may be closed soon
     return;
   }
   set_up(socket->get());
   // Calls from the chosen interface, also where the route would choose another one.
-  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the port is chosen by the whole connection, of which there are many
+  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the kernel chooses a port at connect(), unique to both addresses only
   if (own.family() == address.family()) (void)::bind(socket->get(), own.get(), own.length);
   const int connecting = ::connect(socket->get(), address.get(), address.length);
   const int error = errno;

@@ -55,7 +55,7 @@ class Gate final : public Pollable {
  public:
   static constexpr std::size_t kMaxCallers = 64;
   static constexpr Duration kPatience = std::chrono::milliseconds(250);  // for a silent caller while others wait
-  static constexpr Duration kLimit = std::chrono::seconds(10);           // for any caller
+  static constexpr Duration kLimit = std::chrono::seconds(10);           // for any caller to introduce itself
 
   struct Guest {
     ByteStream stream;
@@ -67,7 +67,7 @@ class Gate final : public Pollable {
   // Listens at `address`, whose port it sets.
   Result<void> open(RankAddress& address);
 
-  void advance() override;  // accepts
+  void advance() override;  // accepts callers
   // Closes callers beyond their limit, and accepts others in their place.
   void tidy(TimePoint now);
   // Returns the callers that have introduced themselves since the last call.

@@ -12,7 +12,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr std::uint32_t kCalls = 0x53484c43, kAnswers = 0x53484c41;  // also the versions
+constexpr std::uint32_t kCalls = 0x53484c43, kAnswers = 0x53484c41;  // magic numbers; they change with the protocol's version
 constexpr std::size_t kMacBytes = 32;
 using Mac = std::array<std::byte, kMacBytes>;
 

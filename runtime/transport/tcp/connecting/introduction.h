@@ -1,8 +1,8 @@
 // The first message each way on a data connection. The caller names itself and the connection, and both prove that they have the token
 // of the called rank. Pure: bytes in, bytes or an Error out.
 //
-// The caller proves itself with one message, because no thread drives a rank that computes. Within TLS the proofs cover a secret of that
-// TLS session, so a man in the middle cannot forward them.
+// The caller proves itself with one message: while the called rank computes, no thread could answer with a challenge. Within TLS the proofs
+// cover a secret of that TLS session, so a man in the middle cannot forward them.
 #pragma once
 
 #include <array>

@@ -53,13 +53,13 @@ Result<ByteStream::Moved> ByteStream::read_encrypted(std::span<std::byte> first,
   for (auto part : {first, second}) {
     while (!part.empty()) {
       auto step = tls_->read(part);
-      if (!step && out.bytes > 0) return out;  // the next read shows it again
+      if (!step && out.bytes > 0) return out;  // the next read returns the error
       SHOAL_TRY(const auto moved, std::move(step));
       out.bytes += moved.bytes;
       out.ended = moved.ended;
       out.blocked = moved.ended || moved.step != TlsSession::Step::kComplete;
       if (out.blocked) {
-        if (moved.ended && out.bytes > 0) out.ended = out.blocked = false;  // the next read shows it again
+        if (moved.ended && out.bytes > 0) out.ended = out.blocked = false;  // the next read reports the end
         return out;
       }
       part = part.subspan(moved.bytes);
