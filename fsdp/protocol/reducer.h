@@ -88,7 +88,6 @@ class Reducer {
   int ahead() const;                                     // the first rank that is at a later attempt; -1: none
 
   std::size_t num_pending() const { return pending_.size(); }
-  std::uint64_t last_published() const { return next_ - 1; }  // the number of this rank's latest publication
   // The rank whose publication, or sum for this rank, the oldest pending reduction waits for; -1: none.
   int missing_publication() const;
 

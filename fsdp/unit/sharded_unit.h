@@ -49,11 +49,7 @@ class ShardedUnit {
   std::byte* own(std::size_t parameter) const;
   // The whole parameter, as forward and backward read it. Not for external parameters.
   std::byte* whole(std::size_t parameter) const;
-  // The whole parameter at an address that is accessible without a lease: for gathers.
-  std::byte* whole_to_write(std::size_t parameter) const {
-    return arena_->data() + replica_begin_ + layout_.placed()[parameter].offset_bytes;
-  }
-  // As whole_to_write, of another replica.
+  // A replica's whole parameter at an address that is accessible without a lease: for gathers.
   std::byte* whole_of_replica(std::size_t parameter, int replica) const {
     return arena_->data() + layout_.replica_bytes(grid_.shards()) * static_cast<std::size_t>(replica) +
            layout_.placed()[parameter].offset_bytes;

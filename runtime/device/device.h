@@ -85,7 +85,6 @@ class Device : public std::enable_shared_from_this<Device> {
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }
   const CudaUuid& uuid() const { return uuid_; }                  // the same in every process, whatever ordinals it sees
-  int compute_capability() const { return compute_capability_; }  // 90 for sm_90
   int num_multiprocessors() const { return num_multiprocessors_; }
 
   // The device is the calling thread's current one for the life of this object.
@@ -163,7 +162,7 @@ class Device : public std::enable_shared_from_this<Device> {
   CudaContext context_ = nullptr;
   std::string name_;
   CudaUuid uuid_{};
-  int compute_capability_ = 0, num_multiprocessors_ = 0;
+  int num_multiprocessors_ = 0;
   bool orders_by_words_ = false;
 };
 

@@ -45,10 +45,6 @@ class Client final : public runtime::PeerHandler {
 
   Result<runtime::Message> request(actors::Method method, Bytes body, runtime::Duration timeout = std::chrono::seconds(10),
                                    Bytes payload = {});
-  // Sends a request without waiting; `answered` runs later, while the context's loop runs.
-  void request_later(actors::Method method, Bytes body, runtime::Duration timeout, std::function<void(Result<runtime::Message>)> answered) {
-    peer_->call(actors::number(method), {std::move(body), {}, {}}, timeout, std::move(answered));
-  }
   template <class Reply>
   Result<Reply> request_for(actors::Method method, Bytes body) {
     SHOAL_TRY(const runtime::Message reply, request(method, std::move(body)));

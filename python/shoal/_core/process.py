@@ -174,8 +174,3 @@ def _at_exit() -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(1)
-
-
-def require(condition: bool, message: str, hint: str = "") -> None:
-    if not condition:
-        raise InvalidArgument(message, hint=hint)

@@ -186,9 +186,6 @@ class ProcessGroupBackend:
         what = f"recv from rank {source} (tag {tag}, {len(data)} bytes)" + self._named(call)
         return _Message(self._group.recv([data], source, tag), what, data, call[2])
 
-    def is_ended(self, message: _Message) -> bool:
-        return message.is_completed()
-
     def wait(self, message: _Message) -> None:
         self._await(message, message.what, message.timeout)
 

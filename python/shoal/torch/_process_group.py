@@ -22,7 +22,6 @@ from shoal.torch._hooks import Hooks, PostHook, PreHook, check_for_nan, torch_ha
 from shoal.torch._recorder import recorder
 from shoal.torch._window import Windows
 
-_CPU = torch.device("cpu")
 _NAN_CHECK = -1  # the id of the hook that checks for NaN; it goes before the user's
 
 

@@ -103,7 +103,7 @@ struct FakeDriver {
       *value = machine().orders_by_words_ ? 1 : 0;
       return cuda::kSuccess;
     }
-    *value = attribute == cuda::kAttributeMajor ? 9 : attribute == cuda::kAttributeMultiprocessors ? 4 : 0;
+    *value = attribute == cuda::kAttributeMultiprocessors ? 4 : 0;
     return cuda::kSuccess;
   }
   static CudaStatus context_retain(CudaContext* context, int device) {

@@ -51,7 +51,6 @@ class ShmCollective final : public Operation {
   void reduce_part(std::uint64_t k);
   void read(std::uint64_t k);
   Result<bool> read_directly();
-  std::size_t part_bytes() const { return part_bytes_; }
   std::size_t sent_to_me(int rank) const;
 
   const ShmMemory memory_;

@@ -198,10 +198,6 @@ class _Recorder(TorchDispatchMode):
         return number
 
 
-def _locals(array: Array) -> list[torch.Tensor]:
-    return list(array.locals.values()) if isinstance(array.locals, dict) else array.locals
-
-
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Any]:
     found: list[Any] = []
     for i, a in enumerate(func._schema.arguments):
