@@ -74,7 +74,7 @@ Environment read_environment() {
   if (!is_off(env("SHOAL_RECORD"))) e.run_folder = env("SHOAL_RUN_FOLDER");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
-  // A child process of this one is no worker.
+  // A child process must not inherit what makes this process a worker.
   for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);
   return e;
 }

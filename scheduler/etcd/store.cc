@@ -50,7 +50,7 @@ Result<Record> decode(TableName table, std::uint64_t id, const std::string& text
     at = end + 1;
   }
   const std::string_view rest = std::string_view(text).substr(static_cast<std::size_t>(at - text.c_str()));
-  // Parts of an earlier, longer row may follow.
+  // The text may be longer than the row: parts of an earlier, longer row may follow.
   if (rest.size() < sizes[2] || sizes[0] > sizes[2] || sizes[1] > sizes[2] - sizes[0]) {
     return fail(data_loss(fmt::format("row {}/{:016x} in etcd is incomplete", to_string(table), id)));
   }
@@ -218,7 +218,7 @@ class Writer {
   std::string at_;  // value of the sequence key after the last answered write
   std::atomic<std::int64_t> written_;
   std::uint64_t num_writes_ = 0;
-  bool cancel_journal_ = false;  // a commit was given up; the next one has all of its changes
+  bool cancel_journal_ = false;  // a commit was given up: clear its journal, since the next commit has all of its changes
   bool marked_ = false;
   std::deque<json> unapplied_;
   std::mutex mutex_;

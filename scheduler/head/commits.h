@@ -43,7 +43,7 @@ class Commits {
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
   // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
-  // exists. Without a call, the request has changed something that is not undone.
+  // exists. A request without this call has changed something that is not undone.
   void set_created(Created created) { created_ = std::move(created); }
   // The same for a request that an action answers (AnswerHosted).
   void await(Created created);

@@ -22,7 +22,7 @@ struct Compared {
 
 struct RankCompared {
   int rank = 0;
-  Compared own;  // its own work; `differs`: apart from that of the other ranks
+  Compared own;  // its own work; `differs`: it changed otherwise than that of the other ranks
 };
 
 struct Difference {

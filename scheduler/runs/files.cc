@@ -14,7 +14,7 @@ namespace shoal::scheduler::runs {
 
 namespace {
 
-constexpr std::size_t kPart = 256 << 10;  // read at once
+constexpr std::size_t kPart = 256 << 10;  // bytes of a file that are read at once
 constexpr int kMostLevels = 16;
 
 }  // namespace

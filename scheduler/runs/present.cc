@@ -68,7 +68,7 @@ std::vector<Rank> present_ranks(const Run& run) {
     // A process that lives counts before one that does not, then the newer one.
     if (at == nullptr || std::make_pair(lives(p), newest_us(p)) > std::make_pair(lives(*at), newest_us(*at))) at = &p;
   }
-  // Processes that had ended before all that live began are of an earlier attempt.
+  // Processes that ended before the first living one began belong to an earlier attempt.
   std::int64_t first_begin = 0;
   bool any_lives = false;
   for (const auto& [rank, p] : newest) {
@@ -103,7 +103,7 @@ StepTable step_table(const std::vector<Rank>& ranks) {
   for (const auto& r : out.ranks) generation = std::max(generation, r.process->steps.rows.back().generation);
   const std::size_t most = std::clamp(kMostCells / out.ranks.size(), kLeastTableSteps, kMostTableSteps);
 
-  // Single steps of this generation, newest first, down to a row of several or of another generation.
+  // Rows of single steps of this generation, newest first, down to a row that sums several steps or is of another generation.
   std::vector<std::vector<const StepRow*>> single(out.ranks.size());
   std::uint64_t first = 0;  // steps before it are warm-up of some rank
   for (std::size_t k = 0; k < out.ranks.size(); ++k) {

@@ -63,8 +63,8 @@ const char* life_text(Life life);  // "alive", ...
 // A process of another host counts as silent after this time without a beat. It beats four times a second; a network's file system shows
 // a write up to 3 s later.
 inline constexpr std::int64_t kSilentAfterUs = 4'000'000;
-// A process of this host counts as gone if the kernel does not know it, and its page shows no beat for two beats' time. Without the
-// latter, a process in another PID namespace would.
+// A process of this host counts as gone if the kernel does not know it, and its page shows no beat for two beats' time. By the kernel
+// alone, a living process in another PID namespace would count as gone.
 inline constexpr std::int64_t kGoneAfterUs = 600'000;
 // A silent process is given up after this time.
 inline constexpr std::int64_t kLostAfterUs = 60'000'000;

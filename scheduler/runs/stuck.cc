@@ -133,7 +133,7 @@ Verdict verdict_of(const Rank& r, const std::vector<Rank>& ranks, const char* co
   return v;
 }
 
-// True if the others depended on it: it was there when they trained.
+// True if other ranks depended on this one: it was still alive when they began.
 bool was_there(const Rank& r, const std::vector<Rank>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), [&](const Rank& other) {
     if (other.rank == r.rank || !other.process->live) return false;
@@ -163,14 +163,14 @@ std::string before_the_end(const Run& run) {
 
 bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   if (*ended_by(run) != '\0') return false;  // the signal ends the ranks, too
-  // The first to die comes first: others may have followed.
+  // Reports the rank that died first, since it may have caused the other deaths.
   std::vector<Rank> dead;
   for (const auto& r : ranks)
     if (r.process->life == Life::kGone && was_there(r, ranks)) dead.push_back(r);
   if (dead.empty() || run.state == RunState::kLost) return false;
   const auto& first = *std::min_element(dead.begin(), dead.end(),
                                         [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
-  // The run's record knows of another host's death, behind which the cluster has ended this rank.
+  // The run's record names another rank as the first to die: the cluster has ended this one afterwards.
   if (run.end && run.end->rank && run.end->rank != first.rank) return false;
   auto v = verdict_of(first, ranks, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
   v.since_us = newest_us(*first.process);

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kOrder[] = {
     "dead_rank", "lost",      "failed",      "dead_driver", "silent_rank",           "hang",       "not_finite", "memory",
     "full_disk", "straggler", "slow_loader", "slow_disk",   "exposed_communication", "loss_spike", "clock_jump"};
-// Behind the verdict without a trouble: they are none.
+// Notes, which are no troubles: they come behind the verdict that all is well.
 constexpr const char* kLast[] = {"waiting", "deaths"};
 
 bool is_last(const Verdict& v) { return std::find(std::begin(kLast), std::end(kLast), v.code) != std::end(kLast); }

@@ -119,7 +119,8 @@ std::optional<Error> shown_cause(const Parts& s, const Worker& worker, std::int3
   if (shell_code != 128 + SIGKILL) return cause;
   if (job_is_over) return cancelled("ended with its job").with_reason("JobEnded");
   const auto actor = s.actors.find(worker.actor);
-  // An actor that is dead already was ended on request, and its process by this SIGKILL. Memory that ran short is another cause.
+  // An actor that is dead already was ended on request, and its process by this SIGKILL. A worker killed for lack of memory has another
+  // reason than WorkerDied, and keeps it.
   const bool requested = actor != s.actors.end() && actor->second.state == ActorState::kDead && actor->second.cause;
   return requested && cause && cause->reason() == "WorkerDied" ? actor->second.cause : cause;
 }

@@ -59,7 +59,7 @@ std::string page_policy() {
   const auto begin = html.find(kPolicyBegin);
   if (begin == std::string_view::npos) return "default-src 'none'";
   const auto from = begin + kPolicyBegin.size();
-  // A page cannot say this of itself.
+  // Browsers ignore frame-ancestors in the page's own policy, so the header adds it.
   return std::string(html.substr(from, html.find('"', from) - from)) + "; frame-ancestors 'none'";
 }
 
@@ -144,7 +144,8 @@ class RunsApi::Folders {
     runs::RunState state = runs::RunState::kRunning;
     std::int64_t checked_us = 0;
   };
-  // A run without a change since it was read stays as it is, unless it goes on. Null if it has disappeared.
+  // The run's row in the list. An unchanged folder is read again only after fresh_list_us, if the run goes on or has a new beat. Null if
+  // the run has disappeared.
   const Listed* listed(const std::string& name, const std::string& path, std::int64_t now_us) {
     Listed& known = listed_[name];
     const auto identity = identity_of(path);
@@ -179,7 +180,7 @@ class RunsApi::Folders {
     return newest;
   }
 
-  // A list needs a run's end only.
+  // For a list, which needs only the last rows of a run.
   static runs::ReaderOptions small_reader() {
     runs::ReaderOptions out;
     out.most_processes = 256;

@@ -80,7 +80,7 @@ Result<Value> FunctionPools::hand_over(const Value& request) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.loop().own(none_open)) lend();
   if (!session.loop().wait(none_open, until) || !see_off_all(until)) return needed();
-  session.reporter().send_last_metrics(kLastMetrics);   // its objects are at the node by now
+  session.reporter().send_last_metrics(kLastMetrics);   // the answer follows this worker's objects, so the node has them
   if (!session.loop().own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
@@ -144,7 +144,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const std::lock_guard lock(pools_mutex_);
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
-  // Runs on the loop, which must not block. So no thread waits for the loop while it holds this mutex.
+  // Runs on the loop, which must not block. So no thread that holds mutex_ waits for the loop.
   const auto wanted = [this] {
     {
       const std::lock_guard process_report(mutex_);
@@ -152,7 +152,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   };
-  // Only workers that hold CPUs alone lend them. Other resources become free only when a worker ends.
+  // Workers lend their CPUs only if they hold no other resources, which become free only when a worker ends.
   const auto& held = resources.all();
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
@@ -181,7 +181,7 @@ Result<void> FunctionPools::grow(Pool& pool) {
 }
 
 std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool starting) {
-  if (pool.options.where.group) return starting ? 0 : 1;  // only the head has the free room of the group, so one more may wait for it
+  if (pool.options.where.group) return starting ? 0 : 1;  // only the head knows the group's free room: let one worker wait for it there
   const auto status = hub_.session.cluster().status();
   if (!status) return 0;
   std::size_t out = workers;

@@ -51,8 +51,9 @@ struct ActorOptions {
   std::string name = "", name_space = "";
   bool get_if_exists = false;
   bool detached = false;
-  // How often the actor is made anew from its constructor's arguments (at most 512 KiB) after its process ended unasked. Then how often a
-  // call that was lost that way is repeated; otherwise it fails with Unavailable/ActorUnavailable. -1: without limit.
+  // `max_restarts`: how often the actor is made anew from its constructor's arguments (at most 512 KiB) after its process died.
+  // `max_task_retries`: how often a call that was lost with the process is repeated; then it fails with Unavailable/ActorUnavailable. -1:
+  // without limit.
   std::int32_t max_restarts = 0, max_task_retries = 0;
 };
 

@@ -48,7 +48,7 @@ class Execution {
   virtual ~Execution() = default;
   // Executes calls until one asks the actor to end, and returns that: a kRelease. May be called again. Main thread.
   virtual Incoming run_until_release() = 0;
-  // Called by a handler of the loop for a call that left the queue.
+  // Called by a handler of the loop when a call is cancelled that has left the queue.
   virtual void cancel(CallKey call) = 0;
 };
 

@@ -28,7 +28,7 @@ constexpr std::chrono::seconds kAgain{1};         // pause before the head is as
   std::_Exit(1);
 }
 
-// The verbs construct(), serve() and release() follow one another in the main thread. State names the current one for handlers of the loop.
+// The main thread runs construct(), serve() and release() one after the other. state_ names the current one for handlers of the loop.
 class Worker {
  public:
   Worker(Context& context, const Classes& classes)
@@ -137,8 +137,9 @@ class Worker {
       });
     }
   }
-  // Answers releases that the actor survives, once the head has confirmed that it will not restart, since a restarted actor would get no
-  // release. If it dies before, its creator sees the failure and releases the next one. Only while the loop is owned.
+  // Answers releases that the actor survives, once the head has confirmed that the actor will not restart: after the answer, a restarted
+  // actor would get no release. If the actor dies before, its creator sees the failure and releases the restarted actor. Only while the
+  // loop is owned.
   void rule_out_restart() {
     leaving_.run([this] { has_left_ = session_.hosting().leave().has_value(); },
                  [this] {
@@ -168,7 +169,7 @@ class Worker {
     std::_Exit(0);
   }
 
-  // Called by a handler of the loop for a call that left the queue.
+  // Called by a handler of the loop when a call is cancelled that has left the queue.
   void cancel(CallKey call, CancelHow how) {
     if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // the caller's process has failed the call already
     const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };

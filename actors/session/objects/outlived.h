@@ -1,5 +1,5 @@
-// A pointer to an object that may end before its users do, such as a session that a Python object still refers to. A forked child has a
-// copy of the pointer, and no use of the object.
+// A pointer to an object that may end before its users do, such as a session that a Python object still refers to. In a forked child the
+// object's copy cannot work, so that call() does nothing there.
 #pragma once
 
 #include <atomic>

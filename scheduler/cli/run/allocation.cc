@@ -202,7 +202,7 @@ class Decision {
     return {};
   }
 
-  // The variables number the hosts of the job that joins. They say nothing about the run.
+  // With --join, the variables number the hosts of the scheduler's job that joins, and say nothing about the run.
   Result<Allocation> join() {
     if (!options_.max) {
       return fail(invalid_argument("--join needs the run's --max: the numbers of hosts that join begin there")

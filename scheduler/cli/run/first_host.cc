@@ -133,7 +133,7 @@ class FirstHost final : public HostPart {
     return fail(cancelled("a signal"));
   }
 
-  // Reports hosts that have ended already. The run does not wait for one that will not come: its end cannot be mended by a repetition.
+  // Reports hosts that have ended already. Fails for a host whose end no repetition can mend: the run would wait for it in vain.
   Result<void> check_ended(const std::set<std::uint32_t>& missing) {
     for (const auto number : missing) {
       if (reported_.contains(number)) continue;
@@ -159,8 +159,8 @@ class FirstHost final : public HostPart {
     return fmt::format("{}", fmt::join(out, ", "));
   }
 
-  // Takes what the processes of the other hosts record, where these do not share the folder. Hosts that meet by a file in it do. The run
-  // goes on without.
+  // Begins to take the records of processes on the other hosts. It is for hosts that met by a secret: those that met by a file share the
+  // run's folder. After an error the run goes on without these records.
   Result<RecordPlace> receive_records() {
     SHOAL_TRY(const auto credentials, session_->credentials());
     SHOAL_TRY(auto mark, host_.folder.write_mark());
@@ -203,7 +203,7 @@ class FirstHost final : public HostPart {
     say_farewell();
     end();
     const int whole = ended_by != 0 ? 128 + ended_by : code;
-    if (!row) {  // the head is leaving, too
+    if (!row) {  // the head has ended already, so the job's row is not known
       const bool again = whole != 0 && whole != kDoNotRetry;
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
       return whole;

@@ -146,7 +146,7 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
     SHOAL_TRY(const auto script, job_of(*client));
-    // A run with a fixed number of hosts begins once all are in it, and no run begins again.
+    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So that run does not wait for this host.
     if (script && !allocation_.joins && (!allocation_.elastic || script->ended_unix_ms != 0))
       return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
     if (script && script->ended_unix_ms != 0) return fail(unavailable("the run is under way to its end").with_reason(kEnds));
@@ -261,7 +261,7 @@ class FurtherHost final : public HostPart {
     }
   }
 
-  // This host's processes have ended.
+  // Sends the last rows. To be called once this host's processes have ended.
   void send_last_records() {
     std::chrono::nanoseconds limit = kLastRows;
     if (leave_by_) limit = std::clamp<std::chrono::nanoseconds>(*leave_by_ - clock_->now(), std::chrono::seconds(1), limit);

@@ -87,10 +87,10 @@ class HostPart {
   const RunOptions& options_;
   const Allocation& allocation_;
   std::uint32_t number_ = allocation_.node_rank;  // this host's in the run
-  bool is_member_ = !allocation_.joins;           // a host that joins gets its number from the head; before, the run's records are not its
+  bool is_member_ = !allocation_.joins;           // a host that joins writes no exit record until it has a number (number_to_join)
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
-  std::string run_;               // the meeting's, once this host has a part in it; the first host's folder knows its own
+  std::string run_;               // Meeting::run, while a further host has a part in it; "" on the first host
   std::optional<Child> cluster_;  // shoal start --block
   nlohmann::json said_;
   std::optional<runtime::TimePoint> leave_by_;  // a signal asked this host to leave

@@ -40,7 +40,7 @@ class RunFolder {
   // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint. Other
   // hosts may yet write records of that run's end, which do not count from now on.
   void forget_earlier_run(std::uint32_t host);
-  // Records of this run's end do not count, or count again.
+  // From now on records of the end of the run `run` (Meeting::run) do not count, or count again.
   void leave_out(const std::string& run) { left_out_.insert(run); }
   void count_again(const std::string& run) { left_out_.erase(run); }
 

@@ -96,7 +96,7 @@ Result<json> workers_view(const Run& run, Query& query, std::int64_t now_us) {
     if (const auto& own = rows.back()["own"][2]; own.is_number() && (lives(p) || run.state != RunState::kRunning)) medians.push_back(own);
   }
   std::sort(medians.begin(), medians.end());
-  // Among an even number, the lower of the middle two: one straggler of two ranks is not half as slow.
+  // The lower of the middle two, if their number is even: by their mean, a straggler of two ranks would look half as slow as it is.
   const double usual = medians.empty() ? 0 : medians[(medians.size() - 1) / 2];
   for (auto& row : rows) {
     if (usual > 0 && row["own"][2].is_number()) row["score"] = row["own"][2].get<double>() / usual - 1;

@@ -1,5 +1,5 @@
-// Rows of the cluster state: node, worker, job, gang, placement group. The store has the first part of each struct. A restarted head
-// computes the second part anew.
+// Rows of the cluster state: node, worker, job, gang, placement group. The store has the first part of each struct, up to the blank line. A
+// restarted head computes the second part anew.
 #pragma once
 
 #include <map>

@@ -81,7 +81,7 @@ class RunFilesSender::Work {
       const auto sent = send(last);
       if (sent == Sent::kRefused || (last && sent == Sent::kAll)) return;
       const auto until = begin + (sent == Sent::kNoAnswer ? milliseconds(kReconnect) : milliseconds(Pace::kInterval));
-      // The end hurries the next message, and not the next connection.
+      // finish() hurries the next message, but not the next attempt to connect.
       const auto waits = [&] { return !ends_ && (!finishes_ || sent == Sent::kNoAnswer) && context_->clock->now() < until; };
       while (waits()) context_->run_until([] { return false; }, kTick);
     }
