@@ -119,7 +119,7 @@ std::vector<std::pair<std::string, std::string>> job_variables(const Environment
   for (const auto& entry : environment.entries()) {
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    if (in_worker && name == "SHOAL_INTERFACE") continue;  // its node's choice, for its host
+    if (in_worker && name == "SHOAL_INTERFACE") continue;  // the interface that its node chose, which the job's hosts may lack
     if (equals != std::string::npos && !kNotForJobs.contains(name)) out.emplace_back(name, entry.substr(equals + 1));
   }
   return out;

@@ -260,7 +260,7 @@ class EtcdCandidacy final : public Candidacy {
   // Used by the thread only, once it runs:
   const std::unique_ptr<Client> client_;
   const std::string host_;
-  std::int64_t since_ = 0;  // an earlier `ended` concerns other heads; fixed before the thread runs
+  std::int64_t since_ = 0;  // etcd's revision: an `ended` before it concerns other heads; fixed before the thread runs
   HeadLease lease_;
   bool leading_ = false;
   std::string leader_;

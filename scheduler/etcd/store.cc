@@ -76,7 +76,7 @@ class Writer {
     if (cancel_journal_) SHOAL_OK(clear_journal());
     if (pieces.empty()) return {};
     if (pieces.size() == 1) return write(pieces.front().list);
-    cancel_journal_ = true;  // until etcd has confirmed the mark
+    cancel_journal_ = true;  // a failure before etcd has confirmed the mark leaves a journal that must not count
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       SHOAL_OK(write(json::array({put(journal(i), pieces[i].list.dump())})));
     }
@@ -150,11 +150,11 @@ class Writer {
         return fail(unavailable("this head no longer leads").with_reason("Fenced"));
       }
       const std::string there = reply.ranges[1].empty() ? "" : reply.ranges[1][0].value;
-      if (there == mine) break;  // repeated after its answer was lost
+      if (there == mine) break;  // this write was repeated because its answer was lost, and has happened
       if (there == at_ || !there.starts_with(leadership_.id + ":")) {
         return fail(data_loss("another program writes to " + address_.text()));
       }
-      at_ = there;  // a write that was given up has happened
+      at_ = there;  // an earlier write, which was given up, has happened after all
     }
     at_ = mine;
     return {};

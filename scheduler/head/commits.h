@@ -82,7 +82,7 @@ class Commits {
   void answer_readers();
   // Takes the latest requests that wait, at most max_refused.
   std::vector<Answer> take_refusable();
-  // Refuses some of the requests that wait. Returns true if no other is left.
+  // Refuses some of the requests that wait. Returns true once none of them is left.
   bool refuse_some(const Error& why);
   bool contains(std::uint64_t id) const { return unstored_.contains(id) || storing_.contains(id); }
   void committed(const std::vector<Record>& records, const Result<void>& result);

@@ -97,7 +97,7 @@ void find_in_metrics(const Run& run, const std::string& name, const std::vector<
 
 void find_numbers(const Run& run, std::vector<Verdict>& out) {
   std::map<std::string, std::vector<Value>> losses;
-  std::map<std::string, std::vector<Value>> events;  // not_finite, by what
+  std::map<std::string, std::vector<Value>> events;  // events of the kind not_finite, by their field `what`
   std::uint64_t finite_step = 0;                     // the newest step with a finite loss
   for (const auto& p : run.processes) {
     for (const auto& row : p.metrics.rows) {

@@ -41,7 +41,7 @@ bool lives(const Process& p) { return p.life == Life::kAlive || p.life == Life::
 }  // namespace
 
 std::uint64_t reached_step(const Rank& rank, const std::vector<Rank>& ranks) {
-  std::optional<std::uint64_t> others;  // the least of theirs
+  std::optional<std::uint64_t> others;  // the fewest steps that one of the other ranks has ended
   for (const auto& r : ranks) {
     if (r.rank == rank.rank || generation_of(*r.process) != generation_of(*rank.process)) continue;
     others = std::min(others.value_or(shown_step(*r.process)), shown_step(*r.process));
@@ -105,7 +105,7 @@ StepTable step_table(const std::vector<Rank>& ranks) {
 
   // Rows of single steps of this generation, newest first, down to a row that sums several steps or is of another generation.
   std::vector<std::vector<const StepRow*>> single(out.ranks.size());
-  std::uint64_t first = 0;  // steps before it are warm-up of some rank
+  std::uint64_t first = 0;  // in the steps before it some rank was still warming up
   for (std::size_t k = 0; k < out.ranks.size(); ++k) {
     const auto& rows = out.ranks[k].process->steps.rows;
     auto& of = single[k];

@@ -28,7 +28,7 @@ std::int64_t newest_us(const Process& process);
 struct StepTable {
   std::vector<Rank> ranks;
   std::vector<std::uint64_t> steps;
-  std::vector<std::int64_t> end_us;                        // from the first rank's rows
+  std::vector<std::int64_t> end_us;                        // the times of the steps' ends, from the first rank's rows
   std::vector<std::vector<const runtime::StepRow*>> rows;  // by rank's position, then step
   std::size_t size() const { return steps.size(); }
 };

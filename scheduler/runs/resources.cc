@@ -40,7 +40,7 @@ constexpr double kSharedCpu = 25, kSomePressure = 10, kBusyPart = 0.3;
 
 constexpr std::int64_t kClockShownUs = 600'000'000;
 
-// The step that the process was in at that time of day.
+// The step that process `p` was in at the time of day `t_us`.
 std::uint64_t step_at(const Process& p, std::int64_t t_us) {
   std::uint64_t out = 0;
   for (const auto& row : p.steps.rows)
@@ -66,7 +66,7 @@ double growth(const Process& p) {  // bytes per second; 0 unless it is steady
   }
   if (t.size() < kForecastSamples) return 0;
   std::size_t grows = 0;
-  for (std::size_t i = 1; i < t.size(); ++i) grows += rss[i] < rss[i - 1];  // from new to old
+  for (std::size_t i = 1; i < t.size(); ++i) grows += rss[i] < rss[i - 1];  // the samples go from new to old
   if (static_cast<double>(grows) < kSteadyGrowth * static_cast<double>(t.size() - 1)) return 0;
   const double last = (rss[0] - rss[1]) / std::max(t[0] - t[1], 1e-3);
   std::reverse(t.begin(), t.end());
@@ -172,7 +172,7 @@ void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<
     if (stopped != nullptr && (!full || stopped->t_us < v.since_us)) v.since_us = stopped->t_us, v.since_step = step_at(p, stopped->t_us);
     if (v.since_step == 0) v.since_step = p.steps.rows.empty() ? reached_step(r, ranks) + 1 : p.steps.rows.back().step + 1;
     const auto free = full_now ? run.disk_free : full ? samples.back().disk_free : -1;
-    v.rank.reset();  // its host's disk
+    v.rank.reset();  // the disk is the host's, so the verdict names no rank
     v.sentence = fmt::format("the disk of the run's folder is full on {} since step {}: {}", on_host(r), v.since_step,
                              stopped != nullptr || free == 0 ? "recording has stopped, and checkpoints may fail"
                                                              : "recording stops soon, and checkpoints may fail");
@@ -200,14 +200,14 @@ bool lacked_cpu(const Process& p, std::int64_t from_us, std::int64_t to_us) {
   for (auto s = first; s != last; ++s) cpu = std::max(cpu, s->pressure_cpu), io = std::max(io, s->pressure_io);
   if (cpu < kSharedCpu || io > kSomePressure) return false;
   const auto inside_us = std::min(last->t_us, to_us) - from_us;
-  if (inside_us <= 0) return true;  // not known yet
+  if (inside_us <= 0) return true;  // the samples do not cover the save yet
   const auto outside_us = last->t_us - first->t_us - inside_us;
   const auto busy_us = last->cpu_us - first->cpu_us + last->runqueue_us - first->runqueue_us - outside_us;
   return static_cast<double>(busy_us) > kBusyPart * static_cast<double>(inside_us);
 }
 
 struct SlowDisk {
-  double excess_us = 0;  // over the usual time
+  double excess_us = 0;  // the time beyond the usual time
   Verdict verdict;
 };
 
@@ -291,7 +291,7 @@ void find_clock_jump(const std::vector<Rank>& ranks, std::int64_t now_us, std::v
       if (e->kind != "clock" || std::abs(now_us - e->t_us) > kClockShownUs) continue;
       auto v = verdict_of(r, "clock_jump");
       const auto us = number_in(*e, "us");
-      v.state = Health::kOk;  // durations do not depend on it
+      v.state = Health::kOk;  // no trouble, since durations do not depend on the time of day
       v.since_us = e->t_us;
       v.since_step = jump_step(*r.process, static_cast<double>(us));
       v.sentence = fmt::format("the clock of {} jumped {} by {} in step {}", on_host(r), us < 0 ? "back" : "forward",

@@ -32,13 +32,13 @@ constexpr std::int64_t kFutureUs = 10'000'000;
 json parsed(std::string_view text) { return nesting(text) > kMaxNesting ? json() : json::parse(text, nullptr, false); }
 
 constexpr std::size_t kMostRecordBytes = 4 << 20;   // process.json: `units` may be long
-constexpr std::size_t kMostEventBytes = 256 << 10;  // a line
-constexpr std::size_t kMostEventFile = 5 << 20;     // events end at 4 MB
+constexpr std::size_t kMostEventBytes = 256 << 10;  // bytes of a line
+constexpr std::size_t kMostEventFile = 5 << 20;     // bytes; processes stop to write events at 4 MB
 constexpr std::size_t kMostEvents = 5'000;
 constexpr std::size_t kMostNameBytes = 200;
 constexpr std::size_t kMostValues = 256;  // per metrics row
 constexpr std::size_t kLeastRows = 100;
-constexpr int kMostReadings = 3;  // in one poll
+constexpr int kMostReadings = 3;  // readings in one poll, each after files were merged during the one before
 // A listing of a folder that was changed this long ago or earlier is complete: clocks of file systems are coarse.
 constexpr std::int64_t kSettledUs = 2'000'000;
 
@@ -215,12 +215,12 @@ struct RunReader::Followed {
         events("events", false, {o.most_line_bytes, std::min(o.most_file_bytes, kMostEventFile), o.tail_bytes}) {}
 
   LevelFiles steps, spans, samples, metrics, events;
-  ino_t facts_inode = 0;  // the process.json that is read
+  ino_t facts_inode = 0;  // the inode of the process.json that was read last
   std::vector<LevelFile> files;
   std::int64_t listed_change_us = -1;  // the folder's time of change at a listing that is complete
-  std::int64_t beat_us = 0;            // as seen last
+  std::int64_t beat_us = 0;            // the last beat that a poll has seen
   std::int64_t changed_us = 0;         // by this host's steady time: the last poll that saw another beat; 0: none yet
-  std::int64_t written_us = 0;         // the time of the file `live`
+  std::int64_t written_us = 0;         // the time of change of the file `live`
 };
 
 RunReader::RunReader(Run run, Fd folder, ReaderOptions options)

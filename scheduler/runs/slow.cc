@@ -36,10 +36,10 @@ constexpr std::int64_t kLeastSharedUs = 5'000'000;  // how long a rank has to la
 constexpr double kMostSteps = 0.85;                 // the fraction of the window's steps that show at least half of the trouble
 constexpr double kLeastCost = 0.05;                 // a fraction of the step: a smaller cost is not reported
 
-constexpr double kLeastLoader = 0.3;    // the loader's part of the step
-constexpr double kLeastProgram = 0.5;   // the program's part of the step, where that is so from the begin
-constexpr double kLeastGrowth = 0.2;    // by which a part of the step grew, or is above that of other ranks
-constexpr double kLeastExposed = 0.3;   // a part of the step, on the rank that waits least
+constexpr double kLeastLoader = 0.3;    // the least fraction of the step in the loader, or outside of the step
+constexpr double kLeastProgram = 0.5;   // the same if the program outside of the step takes most of it, and has done so from the begin
+constexpr double kLeastGrowth = 0.2;    // the least growth of a fraction of the step, or its least distance above that of other ranks
+constexpr double kLeastExposed = 0.3;   // the least fraction of the step that is exposed, on the rank that waits least
 constexpr double kLeastPartUs = 3'000;  // per step: shorter parts are overheads of tiny models
 constexpr double kLeastStepUs = 5'000;  // steps so short are mostly overhead, which is no loader's or network's fault
 constexpr double kLeastComputedUs = 1'000;
@@ -275,7 +275,7 @@ bool is_own_excess(const StepTable& table, const Found& f, double excess_us) {
       idle[k].push_back(std::max(compute_us(*table.rows[k][i]) - cpu[k].back(), 0.0));
     }
   }
-  Values other_cpu, other_idle, other_wanted;  // wanted: a CPU, per step
+  Values other_cpu, other_idle, other_wanted;  // other_wanted: the time per step in which a rank wants a CPU
   double wanted = 0;
   for (std::size_t k = 0; k < table.ranks.size(); ++k) {
     const auto used = usage(*table.ranks[k].process, table.end_us[f.since], table.end_us.back() + 1'500'000);

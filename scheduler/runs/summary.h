@@ -26,7 +26,7 @@ struct RankSummary {
 };
 
 struct Summary {
-  std::vector<RankSummary> ranks;  // those present
+  std::vector<RankSummary> ranks;  // the ranks that are present (present_ranks)
   std::size_t hosts = 0;
   std::uint64_t step = 0;
   int generation = 1;

@@ -80,7 +80,7 @@ Result<void> hosted_again(Parts& s, const actors::HostActor& m, const ActorRow& 
   if (!same) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
   if (const Error* const failure = s.hosted.failure_of(m)) return fail(*failure);
   if (row.state == ActorState::kDead) return fail(row.cause.value_or(unavailable("the actor ended").with_reason("ActorDied")));
-  if (row.state != ActorState::kAlive) return {};  // answered once its gang is complete
+  if (row.state != ActorState::kAlive) return {};  // the request is answered once its gang is complete
   actors::HostedActor answer{row.gang, row.generation, std::vector<ActorId>(static_cast<std::size_t>(row.world_size))};
   for (const auto& [id, a] : s.actors) {
     if (a.gang == row.gang) answer.members.at(static_cast<std::size_t>(a.rank)) = id;

@@ -91,7 +91,7 @@ void end_created_by(Parts& s, const Worker& worker, const Error& why) {
   for (const GangId id : created) {
     const std::vector<actors::ActorSpec> members = s.gangs.at(id).spec.actors;
     for (const auto& a : members) {
-      if (s.actors.living(a.id) != nullptr) end_actor(s, a.id, over);  // no row for a member that died long ago
+      if (s.actors.living(a.id) != nullptr) end_actor(s, a.id, over);  // a member that died long ago has no row
     }
   }
 }
@@ -183,7 +183,7 @@ void remove_group(Parts& s, GroupId id, const Error& cause) {
     for (const auto& a : g.spec.actors) inside.push_back(a.id);
   }
   for (const ActorId actor : inside) {
-    if (s.actors.living(actor) != nullptr) end_actor(s, actor, cause);  // no row for a member that died long ago
+    if (s.actors.living(actor) != nullptr) end_actor(s, actor, cause);  // a member that died long ago has no row
   }
   s.turn.act(NotifyGroup{row});
 }

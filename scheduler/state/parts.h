@@ -71,9 +71,9 @@ struct Pending {
   Shown shown = Shown::kNothing;
   runtime::TimePoint not_before{};
   GangId like{};               // for gangs: the first of consecutive gangs with equal requests; none: the gang waits in a placement group
-  JobId gang_job{};            // for gangs
+  JobId gang_job{};            // for gangs: the gang's job
   std::uint64_t tried_at = 0;  // ResourceIndex::growth() of the last attempt; retried once it has grown
-  int windows = 0;             // number of windows so far
+  int windows = 0;             // number of windows that this entry has had (Window)
   runtime::TimePoint rests_until{};
 
   // Returns true for a gang that waits for room in its placement group.
@@ -93,7 +93,7 @@ struct Queue {
   std::deque<Pending> entries;
   std::optional<Window> window;
   int num_searches = 0;  // searches of all nodes since the last tick, to explain entries
-  bool put_off = false;  // place_after() runs
+  bool put_off = false;  // place_after() is under way, so place_pending() does nothing
 };
 
 struct Parts {

@@ -49,7 +49,7 @@ void end_unwanted(Parts& s, const Worker& w) {
     return;
   }
   const auto* const job = s.jobs.living(w.row.job);
-  if (job == nullptr) return;  // NodeJoined repeated EndJobOn
+  if (job == nullptr) return;  // the job has ended, and NodeJoined has repeated EndJobOn
   if (job->stopping || job->row.exit_code != 0) {
     s.turn.act(StopWorkerOn{w.row.node, {id, SIGTERM, s.turn.options.stop_grace_ms}});
   }

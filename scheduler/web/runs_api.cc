@@ -26,7 +26,7 @@ namespace {
 constexpr std::string_view kAbout = "/api/v1/about", kRuns = "/api/v1/runs";
 constexpr std::string_view kPolicyBegin = "http-equiv=\"Content-Security-Policy\" content=\"", kSnapshotPlace = "<!--snapshot-->";
 
-constexpr std::size_t kRows = 100, kMostRows = 10'000;  // a list of runs has so many
+constexpr std::size_t kRows = 100, kMostRows = 10'000;  // rows of a list of runs: the default, and the most
 
 Result<std::size_t> number_of(const HttpRequest& request, const char* name, std::size_t otherwise, std::size_t most) {
   const auto at = request.query.find(name);
@@ -91,7 +91,7 @@ class RunsApi::Folders {
     for (std::size_t i = std::min(offset, all.size()); i < all.size() && rows.size() < limit; ++i) {
       if (const Listed* const run = listed(all[i].name, all[i].path, now_us)) rows.push_back(run->row);
     }
-    if (listed_.size() > 2 * options_.most_runs) listed_.clear();  // names that went
+    if (listed_.size() > 2 * options_.most_runs) listed_.clear();  // drops the rows of runs that have disappeared
     return {{"rows", std::move(rows)}, {"total", all.size()}, {"offset", offset}};
   }
 
@@ -138,8 +138,8 @@ class RunsApi::Folders {
   // A row of the list, and what it was read from.
   struct Listed {
     Identity identity;
-    std::int64_t changed_ns = 0, processes_ns = 0;  // entries that came or went, such as exit.json
-    std::int64_t beat_ns = 0;                       // the last one of any process
+    std::int64_t changed_ns = 0, processes_ns = 0;  // times at which entries came or went, such as exit.json
+    std::int64_t beat_ns = 0;                       // the latest beat of any process
     json row = {};
     runs::RunState state = runs::RunState::kRunning;
     std::int64_t checked_us = 0;
@@ -197,7 +197,7 @@ class RunsApi::Folders {
       if (found_.empty()) found_.push_back({name_of(options_.run), options_.run});
       return found_;
     }
-    std::vector<std::int64_t> changed;  // a run that came or went counts at once
+    std::vector<std::int64_t> changed;  // so that a run that came or went is seen at once
     for (const auto& folder : options_.folders) changed.push_back(changed_ns(folder));
     if (changed == folders_ns_ && now_us >= found_us_ && now_us - found_us_ < options_.fresh_list_us) return found_;
     found_ = runs::list_runs(options_.folders, options_.most_runs);

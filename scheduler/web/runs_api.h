@@ -35,7 +35,7 @@ class RunsApi {
  public:
   struct Options {
     std::string run = {};                   // the folder of the only run; "": those in `folders`
-    std::vector<std::string> folders = {};  // folders of runs' folders
+    std::vector<std::string> folders = {};  // folders that contain folders of runs
     bool cluster = false;                   // the server has the cluster's lists, too
     std::string session = {};
     std::size_t most_runs = 10'000;          // the newest ones

@@ -15,7 +15,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShort{1};  // pause between two visits to a pool that wants something each time
+constexpr std::chrono::milliseconds kShort{1};  // pause before the next visit to a pool that wants something at each visit
 
 // Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
@@ -47,8 +47,9 @@ bool said_all(const Value& words) {
 
 bool is_over(const Result<void>& ended) { return ended || ended.error().code() == Code::kNotFound; }
 
-constexpr std::chrono::seconds kAgain(1);        // pause before another attempt to end workers
-constexpr std::chrono::seconds kLastMetrics(9);  // together with `needed`, less than the keeper waits for the answer
+constexpr std::chrono::seconds kAgain(1);  // pause before another attempt to end workers
+// A worker waits up to Options::needed, then this long: together less than the keeper waits for the answer.
+constexpr std::chrono::seconds kLastMetrics(9);
 
 }  // namespace
 
@@ -157,7 +158,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
   pool->tasks = hub_.session.calls().pools().make(wanted, {.lends = lends});
-  pools_[key] = pool;  // the thread starts all workers, since the head may be away
+  pools_[key] = pool;  // the thread starts all workers, since the head may be away and the caller must not wait for it
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;
 }
@@ -211,7 +212,7 @@ bool FunctionPools::attend(Pool& pool) {
 void FunctionPools::end(ActorId worker) {
   const auto constructed = constructed_.extract(worker);
   if (constructed.empty() || !constructed.mapped().ready() || !constructed.mapped().peek()) {
-    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it has made nothing, so it leaves nothing
+    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // the worker was never constructed, so it leaves no actors
   }
   leaving_.push_back({worker, {}, {}});
   request_last_words(leaving_.back());

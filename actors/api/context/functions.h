@@ -103,7 +103,7 @@ class FunctionPools {
   const Options options_;
   std::mutex pools_mutex_;
   std::map<std::string, std::shared_ptr<Pool>> pools_;  // by the properties of their workers (key_of)
-  std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
+  std::mutex mutex_;                                    // guards changed_, wanted_ and ending_; handlers of the loop take it
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
   std::mutex retiring_mutex_;  // guards the members from constructed_ to checked_at_

@@ -62,11 +62,12 @@ struct FunctionOptions {
   double num_gpus = 0;
   double memory = 0;  // bytes
   std::map<std::string, double> resources = {};
-  std::map<std::string, std::string> env = {};  // like an actor's
+  std::map<std::string, std::string> env = {};  // as ActorOptions::env, and so is working_dir
   std::string working_dir = "";
   Where where = {};
-  std::int32_t max_retries = 3;  // after deaths of its process (-1: without limit); then the call fails with Unavailable/WorkerCrashed
-  std::uint32_t max_calls = 0;   // after so many calls a worker process ends; 0: without limit
+  // How often a call is repeated after deaths of its process (-1: without limit); then it fails with Unavailable/WorkerCrashed.
+  std::int32_t max_retries = 3;
+  std::uint32_t max_calls = 0;  // after so many calls a worker process ends; 0: without limit
 };
 
 struct GroupOptions {

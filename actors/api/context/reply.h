@@ -104,7 +104,7 @@ class Reply {
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
   const ValueFuture& requested() const;
   Result<const Value*> good() const;
-  // If the call had several results, copies this one to memory of its own. Only then may it be passed on. May wait for room.
+  // If the call had several results, copies this one to memory of its own: passing it on would else pass all of them. May wait for room.
   void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);

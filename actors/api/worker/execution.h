@@ -30,7 +30,7 @@ class CallRunner {
   const Instance& instance() const { return instance_; }
   // Runs a call to its end, and returns its result.
   Result<Value> run(const Incoming& incoming) const;
-  // The same for a call on a loop. `incoming` must live until it ends; exceptions of a coroutine pass through.
+  // The same for a call on a loop. `incoming` must live until the returned task ends; exceptions of a coroutine pass through.
   Task<Value> start(const Incoming& incoming) const;
 
  private:

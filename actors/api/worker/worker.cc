@@ -42,7 +42,7 @@ class Worker {
     });
     if (const auto ready = session_.hosting().ready(); !ready) {
       std::fprintf(stderr, "%s\n", ready.error().to_string().c_str());
-      session_.loop().own([&] { queue_->on_cancel_taken({}); });  // this worker ends before the loop
+      session_.loop().own([&] { queue_->on_cancel_taken({}); });  // the loop outlives this worker, which the handler refers to
       return 1;
     }
     if (makes_itself) {
@@ -196,7 +196,7 @@ class Worker {
   std::deque<Incoming> staying_;          // releases that the actor survives, until they are answered
   bool has_left_ = false;                 // the head has confirmed that the actor will not restart
   runtime::Timer again_;
-  runtime::SideWork leaving_{session_.loop().loop()};  // waits for the head
+  runtime::SideWork leaving_{session_.loop().loop()};  // the final requests to the head block, so they run beside the loop
 };
 
 }  // namespace

@@ -146,7 +146,7 @@ class CallBook {
 };
 
 struct CallBook::Running {
-  Record record;                       // all but the start
+  Record record;                       // without its start, which is the next field
   std::atomic<std::int64_t> start{0};  // clock time in ns; 0: the call has not begun
   bool taken = false;
   Running* next_free = nullptr;

@@ -38,7 +38,8 @@ std::pair<std::size_t, std::size_t> user_in(std::string_view text, std::size_t f
   const auto end = std::min(text.find_first_of(kBehindAddress, from), text.size());
   const auto authority = text.substr(from, std::min(text.find_first_of("/?#", from), end) - from);
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) return {from, from + at};
-  const auto colon = authority.find(':');  // a password may have a / that should be written as %2F
+  // Without an @ so far: a password may have a / that should be written as %2F, and then the @ follows behind it.
+  const auto colon = authority.find(':');
   if (colon == std::string_view::npos || authority.front() == '[' || is_port(authority.substr(colon + 1))) return {from, from};
   const auto at = text.substr(from, end - from).find('@');
   return {from, at == std::string_view::npos ? from : from + at};

@@ -103,7 +103,7 @@ class FirstHost final : public HostPart {
     const auto end = after(options_.join_timeout_s);
     auto next_status = after(2);
     while (end_signal == 0) {
-      if (leave_signal != 0) end_signal = leave_signal;  // nothing runs yet
+      if (leave_signal != 0) end_signal = leave_signal;  // no rank runs yet that could save, so a request to leave ends the run
       const auto living = nodes();
       if (!living && !head_->is_back()) return fail(living.error());
       std::set<std::uint32_t> missing;
@@ -251,7 +251,7 @@ class FirstHost final : public HostPart {
     return ended_by;
   }
 
-  // Waits until the others have read the end of the job, sent their last rows, and left.
+  // Waits until the other hosts have read the end of the job, sent their last rows, and left.
   void say_farewell() {
     auto end = clock_->now() + kFarewell;
     if (leave_by_) end = std::min(end, *leave_by_);
@@ -271,7 +271,7 @@ class FirstHost final : public HostPart {
 
   std::unique_ptr<RunFilesReceiver> receiver_;
   std::uint32_t num_ranks_ = 0;       // the sum over all hosts
-  std::set<std::uint32_t> reported_;  // hosts that have ended
+  std::set<std::uint32_t> reported_;  // hosts whose end was reported already
 };
 
 }  // namespace

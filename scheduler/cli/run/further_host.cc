@@ -29,7 +29,7 @@ constexpr double kFirstHostsRecordS = 5;
 constexpr int kMostAttempts = 3;
 constexpr const char* kOtherRun = "OtherRun";                  // the head that answers is another run's
 constexpr const char* kEnds = "Ending";                        // the head that answers ends, or has this host already
-constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // a run that trains is not disturbed
+constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // seldom, so that a run that trains is not disturbed
 constexpr auto kLastRows = std::chrono::seconds(5);
 
 std::string own_name() {
@@ -256,7 +256,7 @@ class FurtherHost final : public HostPart {
     if (!place || !credentials) return;
     try {
       sender_ = std::make_unique<RunFilesSender>(*credentials, *place, own_name(), began_us_);
-    } catch (const std::system_error& error) {  // the limit of processes
+    } catch (const std::system_error& error) {  // the limit of processes is reached
       print(stderr, "shoal: warning: the first host does not record this one: no thread: {}\n", error.what());
     }
   }

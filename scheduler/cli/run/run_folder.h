@@ -16,7 +16,7 @@ namespace shoal::scheduler::cli {
 struct Meeting {
   std::string address;      // HOST:PORT of the head
   std::string token;        // in hexadecimal digits
-  std::string fingerprint;  // the certificate authority's
+  std::string fingerprint;  // identifies the certificate authority
   std::string run = {};     // distinguishes a run from earlier ones in its folder; "": the hosts met without a file
 };
 
@@ -28,7 +28,7 @@ struct ExitRecord {
   bool retryable = false;   // the same command may succeed at another time
   std::string checkpoint;   // the newest one; "": none is known
   std::int64_t unix_s = 0;  // the time of the end
-  std::string run = {};     // the run in its meeting; "": it ended before
+  std::string run = {};     // Meeting::run; "": the host ended before it had a part in the run
 };
 
 class RunFolder {

@@ -66,7 +66,8 @@ class Workers final : private Launcher::Events {
     StoppedWorkers::Options stopped;
     // Called on the loop, at once or later, with those of the processes that a signal has stopped.
     using FoundStopped = std::function<void(const std::set<pid_t>& stopped)>;
-    std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;  // reads /proc for each process; empty: no looks
+    // Reads /proc for each process; empty: no checks for stopped workers.
+    std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;
     // How long a zygote that has imported torch stays without a job: the next job then need not wait for the import.
     runtime::Duration torch_idle = std::chrono::seconds(60);
     runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL

@@ -26,7 +26,7 @@ std::vector<Span> flattened(const Lane& lane) {
     return std::tuple(a.from_us, -a.length_us, waits) < std::tuple(b.from_us, -b.length_us, other_waits);
   });
   std::int64_t at = 0;
-  const auto pass = [&](std::int64_t until) {  // the innermost open span lasts until then
+  const auto pass = [&](std::int64_t until) {  // adds the innermost open span, up to `until`
     if (until > at) out.push_back({open.back().activity, open.back().unit, at, until - at});
     at = std::max(at, until);
   };

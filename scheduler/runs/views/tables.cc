@@ -138,7 +138,7 @@ Result<json> checkpoints_view(const Run& run, Query& query) {
   const std::string version = events_version(run);
   if (query.text("cursor") == version) return unchanged(version);
   json rows = json::array();
-  std::map<std::string, std::size_t> by_path;  // each rank of a save may report it
+  std::map<std::string, std::size_t> by_path;  // the row of each path, since every rank of a save may report it
   for (const auto& e : events_of(run, [](const Process&, const Event& event) { return event.kind == "save"; })) {
     const json& fields = e.event->fields;
     const std::string path = text(fields, "path");

@@ -125,7 +125,7 @@ void JobTable::finish(JobId id, JobState state, std::int64_t unix_ms, std::uint6
   Job& job = edit(id);
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms;
-  job.order = order;  // the end's place in the order of ends, which no clock decides
+  job.order = order;  // from now on, the job's place in the order of ends, which no clock decides
   job.row.pending_reason.clear();
 }
 
