@@ -18,7 +18,7 @@ struct Target {
   // Credentials for a cluster that has no session on this host; "" when not given.
   std::string token;       // the token itself, from the environment
   std::string token_file;  // file with the token
-  // The token is given on the command line: it has to be the cluster's, even if a session of this host has that already.
+  // The token is given on the command line. It then has to be the cluster's, even if a session on this host has the cluster's token.
   bool token_named = false;
   std::string fingerprint;  // fingerprint of the cluster's certificate authority
 };

@@ -72,7 +72,7 @@ Result<const CLI::App*> configured_verb(const CLI::App& app, const Configured& k
   return at;
 }
 
-// The option of a key in that section.
+// The option of `verb` that a configuration file's key sets.
 Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configured& key) {
   const CLI::Option* const option = verb.get_option_no_throw("--" + key.name);
   if (option == nullptr) return fail(unknown_key(key, option_names(verb)));
@@ -91,7 +91,7 @@ Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configu
   return option;
 }
 
-// True if one of these words is the option.
+// True if one of the command's words is `option`.
 bool is_given(const CLI::Option& option, int argc, char** argv) {
   return std::any_of(argv, argv + argc, [&](const std::string& word) {
     return word.size() > 1 && word.front() == '-' &&

@@ -86,7 +86,7 @@ std::map<std::pair<Activity, std::string>, Values> of_units(const Run& run) {
   return out;
 }
 
-// The own work of ranks that both runs have. `differs`: it changed otherwise than that of the other ranks.
+// Compares the own work of ranks that both runs have. `differs` is true for a rank whose work changed otherwise than that of the others.
 std::vector<RankCompared> of_ranks(const Run& before, const Run& after, double step_us) {
   const auto own = [](const StepRow& r) { return static_cast<double>(r.own_us()); };
   const auto ranks_before = present_ranks(before), ranks_after = present_ranks(after);

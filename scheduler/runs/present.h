@@ -15,7 +15,7 @@ struct Rank {
   const Process* process = nullptr;
 };
 
-// By rank; at most one process each.
+// The present process of each rank that has one, ordered by rank.
 std::vector<Rank> present_ranks(const Run& run);
 // How many steps a rank has ended, by all that is recorded. A live page is up to a beat old, and a process that is killed loses its last
 // rows. But the other ranks of its generation have not ended a step without it, so their steps count, too.

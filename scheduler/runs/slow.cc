@@ -209,7 +209,7 @@ void explain_straggler(const Run& run, const StepTable& table, const Found& f, d
   const auto from_us = table.end_us[f.since], to_us = table.end_us.back() + 1'500'000;
   const auto now = usage(p, from_us, to_us);
   const auto before = usage(p, table.end_us[0] - 60'000'000, from_us);
-  Values idle, idle_before;  // own computation without CPU
+  Values idle, idle_before;  // time of each step's own computation in which the process used no CPU
   for (std::size_t i = 0; i < table.size(); ++i) {
     const auto& row = *table.rows[f.rank][i];
     (i >= f.since ? idle : idle_before).push_back(std::max(compute_us(row) - static_cast<double>(row.cpu_us), 0.0));

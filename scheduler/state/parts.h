@@ -27,7 +27,7 @@ namespace shoal::scheduler {
 
 struct StateOptions {
   runtime::Duration node_timeout = std::chrono::seconds(5);  // longest time without a heartbeat
-  // Expected time between ticks; what exceeds it does not count as a node's silence.
+  // Longest expected time between ticks. After a longer one the head itself stood still, so the excess is not a node's silence.
   runtime::Duration longest_tick = std::chrono::seconds(1);
   runtime::Duration warn_after = std::chrono::seconds(1);  // time pending before a warning
   std::uint32_t stop_grace_ms = 3000;                      // from SIGTERM to SIGKILL

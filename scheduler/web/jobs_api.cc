@@ -59,7 +59,7 @@ struct RowFilter {
 // neither a long list nor a slow client holds up the head's loop or fills its memory.
 class Listing final : public std::enable_shared_from_this<Listing> {
  public:
-  // The text around the rows, and the JSON array of a page's rows.
+  // The form of the answer: the texts before and after the rows, and the function that turns a page's rows into a JSON array.
   struct Shape {
     std::string before;
     json (*rows)(const ListReply& page);

@@ -49,7 +49,7 @@ class RunsApi {
   explicit RunsApi(Options options);
   ~RunsApi();
 
-  // False if the path is not one of these.
+  // Returns false, without an answer, if the path is none of this API's.
   bool handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
  private:

@@ -23,7 +23,7 @@ struct Where {
   bool soft = false;                     // if that node is gone or could never hold it, on another
   bool at_once = false;                  // if that node has no room now: with `soft` on another, else fail as ResourceExhausted
   bool spread = false;                   // on the node with the fewest processes
-  std::vector<LabelMatch> labels = {};   // on a node with these
+  std::vector<LabelMatch> labels = {};   // only on a node with these labels
   std::vector<LabelMatch> prefers = {};  // preferred labels, if such a node has room
 };
 

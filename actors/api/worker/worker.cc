@@ -125,7 +125,8 @@ class Worker {
     });
   }
 
-  // Executes calls until the final one, which is sent when no handle is left, except those of itself that the actor passed on.
+  // Executes calls until the release that ends the actor, and returns it. A release does not end the actor while others hold handles that
+  // the actor itself has passed on.
   Incoming serve() {
     while (true) {
       Incoming incoming = execution_->run_until_release();

@@ -29,7 +29,7 @@ class Outlived {
   // True as soon as end() waits: a long call returns then.
   bool ending() const { return ending_; }
 
-  // The target ends after this call, which waits for calls under way.
+  // To be called before the target ends. Waits for calls of the target that are under way; later ones do nothing.
   void end() {
     ending_ = true;
     const std::lock_guard lock(mutex_);

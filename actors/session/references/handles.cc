@@ -122,7 +122,7 @@ class Handles::Counted {
  private:
   const std::shared_ptr<State> state_;
   const ActorId actor_;
-  // Loop only. nullopt while no handle of an actor made here has left this process.
+  // Loop thread only. nullopt while no handle of an actor made here has left this process.
   mutable std::optional<LifetimeToken> token_;
 };
 

@@ -86,7 +86,7 @@ class Objects {
       add_replicated("further", "  # these come and go", {*r_.min, *r_.max - *r_.min, kAlwaysRepeat, false});
   }
 
-  // Pods with numbers in a row.
+  // Pods with consecutive host numbers.
   struct Pods {
     std::uint32_t first = 0, count = 1;
     std::uint32_t num_failures = 0;

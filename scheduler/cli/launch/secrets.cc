@@ -68,7 +68,7 @@ std::string without_secrets(std::string_view text) {
   if (first != std::string_view::npos && std::ranges::all_of(text.substr(0, first), is_of_name) && names_secret(text.substr(0, first)))
     return std::string(text.substr(0, first + 1)) + "(secret)";
   std::string out;
-  std::size_t name = 0;  // begin of the name that ends here
+  std::size_t name = 0;  // where the name begins that ends at `i`
   for (std::size_t i = 0; i < text.size();) {
     if (text.substr(i).starts_with("://")) {
       const auto [from, end] = user_in(text, i + 3);

@@ -50,7 +50,8 @@ class HostPart {
   std::vector<std::string> without_secret() const;
   std::vector<std::string> with_secret() const;
 
-  // Adds the option with this host's address for the others. gloo takes the address of the host's name, unless an interface is named.
+  // Adds --host or --interface with the address at which the other hosts reach this one. It is --interface if this host's name does not
+  // resolve to such an address: gloo would take the name's address.
   void add_address(std::vector<std::string>& words, const std::string& address) const;
 
   // Starts this host's part, and connects to the head.

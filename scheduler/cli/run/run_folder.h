@@ -60,8 +60,8 @@ class RunFolder {
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
-  // The record of that host's end, if it has written it since make() and not for a run that is left out: an earlier one belongs to an
-  // earlier run. Hosts' clocks may differ, so this compares files and runs, not times.
+  // The record of the end that the host with this number has written. Records of earlier runs do not count: those that make() found, and
+  // those of runs that are left out. Hosts' clocks may differ, so this compares files and runs, not times.
   std::optional<ExitRecord> read_exit(std::uint32_t host) const;
   // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
   std::string newest_checkpoint() const;

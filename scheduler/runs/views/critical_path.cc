@@ -59,7 +59,7 @@ std::vector<PathPart> critical_path(const std::vector<Lane>& lanes) {
     }
     if (!flat.back().empty() && end_of(flat.back().back()) > at) at = end_of(flat.back().back()), lane = i;
   }
-  // The lane that came last to the exchange of this wait, while it lasted; the same lane if none came later.
+  // The lane that came last to the exchange that `wait` is for, while `wait` lasted; `waiting` if no lane came later.
   const auto last_to = [&](const Span& wait, std::size_t waiting) {
     std::pair<std::int64_t, std::size_t> last{wait.from_us, waiting};
     for (std::size_t i = 0; i < lanes.size(); ++i) {
