@@ -56,7 +56,7 @@ class HeadLink {
   // The head that has registered this node; null while there is none.
   runtime::Peer* head() const { return peer_ && registered_ && peer_->connected() ? peer_.get() : nullptr; }
   std::vector<std::string> endpoints() const { return endpoints_.in_order(); }
-  // The head has sent a list of all heads.
+  // To be called when the head has sent a list of all heads.
   void heads_are(const std::vector<std::string>& reported);
 
   void report(const actors::WorkerUpdate& worker);

@@ -241,7 +241,7 @@ bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now
   return true;
 }
 
-// Not yet a trouble: an evaluation, an epoch's begin and a save hold up the others, too.
+// Adds a note that the other ranks wait for `r`. It is not yet a trouble: an evaluation, an epoch's begin and a save hold them up, too.
 void add_waiting(const Rank& r, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   if (held_us(*r.process) < kStuckUs || in_first_steps(*r.process)) return;
   auto v = verdict_of(r, {r}, "waiting", Health::kOk);

@@ -86,7 +86,7 @@ class FirstHost final : public HostPart {
   }
 
  private:
-  // The address at which the others reach this host.
+  // The address at which the other hosts reach this one.
   Result<std::string> own_address() const {
     for (const auto& address : addresses_of(allocation_.leader)) {
       if (!runtime::is_loopback(address) && runtime::find_interface(address)) return address;

@@ -52,7 +52,7 @@ class RunFolder {
   Result<void> write_meeting(const Meeting& meeting);
   // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.
   Result<std::optional<Meeting>> read_meeting() const;
-  // Leaves the file of another run alone.
+  // Removes the file, unless it belongs to another run.
   void remove_meeting() const;
 
   // Writes a random text, by which hosts see whether they share this folder, and returns it (forwarding/sender.h).

@@ -18,7 +18,7 @@ enum class FileKind {
 };
 // nullopt: a run's process has no such file.
 std::optional<FileKind> kind_of_file(const std::string& name);
-// Letters, digits, '.', '_' and '-', and no dot in front.
+// True for a name of letters, digits, '.', '_' and '-', with no dot in front.
 bool is_process_name(const std::string& name);
 // When the process began, in microseconds since 1970: the name ends with it. 0 without it.
 std::int64_t start_us_of(const std::string& process);
