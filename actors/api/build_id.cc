@@ -52,7 +52,7 @@ std::string own_build_id() {
             break;
           }
         }
-        return 1;  // stops: the program comes first, and its libraries are not asked
+        return 1;  // stops after the program, which comes first: its libraries have build ids of their own
       },
       &out);
   return out;

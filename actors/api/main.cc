@@ -36,11 +36,11 @@ constexpr std::chrono::seconds kEndOfCluster{3};  // after this time the local c
 struct Environment {
   std::string address, home, binary;       // SHOAL_ADDRESS, SHOAL_HOME, SHOAL_BINARY
   std::string session, node, worker, job;  // set by a node for its processes
-  std::string name_space;                  // SHOAL_NAMESPACE: for a worker's names
+  std::string name_space;                  // SHOAL_NAMESPACE: the namespace of actors that a worker names or finds
   std::map<std::string, std::string> set;  // set by a worker's launch (kEnvNames)
-  std::uint32_t restarts = 0;              // SHOAL_RESTARTS: the actor's
+  std::uint32_t restarts = 0;              // SHOAL_RESTARTS: how often this worker's actor was restarted
   std::string retry_delay_ms;              // SHOAL_TASK_RETRY_DELAY_MS
-  bool keeps_spec = false;                 // SHOAL_SELF_MADE: the head keeps its creation spec
+  bool keeps_spec = false;                 // SHOAL_SELF_MADE: the head keeps the creation spec of this worker's actor
   std::string run_folder;                  // SHOAL_RUN_FOLDER; empty where SHOAL_RECORD is off
   std::optional<std::string> build_id;     // SHOAL_BUILD_ID: the build that a worker of this binary must have
   bool from_node() const { return !node.empty() && !worker.empty(); }
@@ -74,7 +74,7 @@ Environment read_environment() {
   if (!is_off(env("SHOAL_RECORD"))) e.run_folder = env("SHOAL_RUN_FOLDER");
   std::istringstream names(env(kEnvNames));
   for (std::string name; std::getline(names, name, ':');) e.set[name] = env(name.c_str());
-  // A child process of this one is no worker.
+  // A child process must not inherit what makes this process a worker.
   for (const char* name : {"SHOAL_BUILD_ID", "SHOAL_RESTARTS", "SHOAL_SELF_MADE"}) unsetenv(name);
   return e;
 }

@@ -76,7 +76,7 @@ std::vector<MetricFamily> MetricsRecorder::reported(bool forget) {
 }
 
 void MetricsRecorder::forget_after_fork() {
-  // At the fork, another thread held the mutex to add a series, which may be incomplete here.
+  // If the mutex is locked, another thread held it at the fork to add a series. The maps may be incomplete here, so they are left alone.
   if (!mutex_.try_lock()) return;
   (void)take(true);
   mutex_.unlock();

@@ -69,7 +69,7 @@ class MetricsRecorder {
   std::size_t size_ = 0;
 };
 
-// A valid name of a label. Prometheus reserves __.. and a histogram's "le".
+// True for a valid name of a label. Prometheus reserves names that begin with "__", and a histogram's "le".
 bool is_label(const std::string& name);
 
 }  // namespace shoal::actors

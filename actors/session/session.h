@@ -4,9 +4,9 @@
 // Session and of its clients, unless their headers restrict them to threads that own the loop (SessionLoop::own). A waiting thread runs the
 // loop itself. Blocking members poll `interrupted`.
 //
-// The order of the fields is the order in which they depend on each other. A client registers its handlers with
-// the links when it is made. No thread runs the loop by then. ~Session closes all connections in one turn of the loop. LoopThread is the
-// last field: its thread runs handlers, which use every other field, until it is joined.
+// The order of the fields is the order in which they depend on each other. A client registers its handlers with the links when it is made,
+// before any thread runs the loop. ~Session closes all connections in one turn of the loop. LoopThread is the last field: its thread runs
+// handlers, which use every other field, until it is joined.
 #pragma once
 
 #include <functional>

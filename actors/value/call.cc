@@ -17,7 +17,7 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   m.setShared(value.shared() && local);
   m.setRaised(value.raised());
   if (!value.refs().empty()) fill_keys(m.initContains(static_cast<unsigned>(value.refs().size())), value.refs());
-  if (value.shared() && local) return;  // its own memory describes it
+  if (value.shared() && local) return;  // the header of the shared memory has the sizes
   const auto all = value.sizes();
   auto sizes = m.initBuffers(static_cast<unsigned>(all.size()));
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);

@@ -73,7 +73,7 @@ inline constexpr std::string_view kRelease = "__shoal_release__";
 constexpr bool task_of_pool(std::uint64_t task) { return task_number(task, 0) >> kPoolTaskBits != 0; }
 
 // Large values are sent as descriptors if both ends are on one host (`local`), else as bytes. The first `sent` values of `deps` were sent
-// before it and are omitted.
+// in earlier messages and are omitted.
 Result<runtime::Message> to_message(const Call& call, bool local, std::size_t sent = 0);
 // The readable parts of a message that is no valid call: its actor, and the objects in its values. The sender has counted those for this
 // process, which has to release them.
@@ -125,8 +125,8 @@ struct Arguments {
 bool goes_with_call(const Call& call, std::size_t first, bool local);
 std::size_t end_of_portion(const Call& call, std::size_t first, bool local);
 Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);
-// Decodes such a message. Fails if the body cannot be read, so that the actor is unknown. If only values cannot be read, `values` is the
-// error.
+// Decodes a message of arguments_message(). Fails if the body cannot be read, so that the actor is unknown. If only values cannot be read,
+// `values` is the error.
 Result<Arguments> arguments_from(runtime::Message message, ValueMemory* memory = nullptr);
 
 // A message with an item that a call yields, sent over the call's connection before its answer. `stream`: the number that the caller gave

@@ -50,8 +50,8 @@ Result<Fd> SharedMemory::descriptor() const {
   return runtime::duplicate(memory_);
 }
 
-// The file is written without the lock: a mapping made meanwhile keeps the memory. spill_to_file maps it anew, since mapping_
-// may have private writes.
+// Writes the file without the lock, so that other threads can use the value meanwhile. A mapping that they make keeps the memory, and the
+// file is dropped. spill_to_file maps the memory anew, since mapping_ may have private writes.
 Result<bool> SharedMemory::spill(const std::string& folder, const std::function<bool()>& stop) {
   const auto in_use = [this] { return spilled_ || keeps_mapped_ || mapping_.use_count() > 1; };
   Fd memory;

@@ -155,7 +155,7 @@ Result<std::vector<Value>> Value::split(std::size_t count) const {
     } else {
       SHOAL_TRY(part, make(own));
     }
-    if (more_ && more_->refs) part.more().refs = more_->refs;  // the references of all parts
+    if (more_ && more_->refs) part.more().refs = more_->refs;  // each part gets the references of all parts
     out.push_back(std::move(part));
   }
   if (next != all.size()) return bad();

@@ -95,7 +95,7 @@ class Value {
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;
-    const std::byte* base = nullptr;  // the memory that they lie in
+    const std::byte* base = nullptr;  // the begin of the memory in which the pieces lie
   };
   Result<Pinned> pin() const;
 
@@ -132,7 +132,7 @@ class Value {
   };
   // Fields that few values need.
   struct More {
-    std::vector<std::uint64_t> sizes;  // empty: one small piece
+    std::vector<std::uint64_t> sizes;  // empty: the value has one piece, or none (has_one_)
     std::shared_ptr<const Refs> refs;  // null: no references
     std::shared_ptr<SharedMemory> memory;
     std::shared_ptr<const runtime::Mapping> copy;  // the mapping of for_user(), used instead of the memory
@@ -150,7 +150,7 @@ class Value {
   std::uint64_t inline_bytes_ = 0;
   std::shared_ptr<More> more_;  // null: no rare fields; copied before a change if shared
   Kind kind_ = Kind::kResult;
-  bool has_one_ = false;  // one piece, unless `more_` has sizes
+  bool has_one_ = false;  // the value has one piece, of inline_bytes_ bytes, unless `more_` has sizes
 };
 
 }  // namespace shoal::actors

@@ -59,7 +59,7 @@ Result<Found> found_in(const Target& target, const SessionFolder& folder, std::s
   if (!target.token_named) return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
   SHOAL_TRY(auto named, credentials_of(target));
   if (named.token == credentials.token) return Found{folder, std::move(credentials), std::move(endpoint), std::move(address)};
-  // A head that came back at this address with another cluster accepts the named token.
+  // The head at the named address may now be that of another cluster, which accepts the named token.
   if (!target.address.empty()) return Found{std::nullopt, std::move(named), target.address, target.address, folder, target.token_file};
   return fail(not_its_token(target.token_file, address, folder));
 }

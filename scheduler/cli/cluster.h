@@ -18,7 +18,7 @@ struct Target {
   // Credentials for a cluster that has no session on this host; "" when not given.
   std::string token;       // the token itself, from the environment
   std::string token_file;  // file with the token
-  // The token is given on the command line: it has to be the cluster's, even if a session of this host has that already.
+  // The token is given on the command line. It then has to be the cluster's, even if a session on this host has the cluster's token.
   bool token_named = false;
   std::string fingerprint;  // fingerprint of the cluster's certificate authority
 };
@@ -42,7 +42,7 @@ struct Found {
   std::string address;   // the address shown to users
   // This host's session of a cluster that has or had this address, if the command names a file with another token.
   std::optional<actors::SessionFolder> other = {};
-  std::string token_file = {};  // names that file
+  std::string token_file = {};  // path of that file
 };
 // Reads token and fingerprint. Returns InvalidArgument, with its name, if one is missing or wrong.
 Result<actors::Credentials> credentials_of(const Target& target);
@@ -63,7 +63,7 @@ struct ClusterConnection {
   std::string address;
   std::string endpoint;  // one or several comma-separated head endpoints, reachable from this host
   std::string logs;      // folder of the session's logs
-  std::string host;      // this host, in a cluster over several hosts
+  std::string host;      // this host's address, in a cluster over several hosts
   bool over_hosts = false;
 };
 Result<ClusterConnection> connect_cluster(const Common& common);

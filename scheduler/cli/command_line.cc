@@ -72,11 +72,11 @@ Result<const CLI::App*> configured_verb(const CLI::App& app, const Configured& k
   return at;
 }
 
-// The option of a key in that section.
+// The option of `verb` that a configuration file's key sets.
 Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configured& key) {
   const CLI::Option* const option = verb.get_option_no_throw("--" + key.name);
   if (option == nullptr) return fail(unknown_key(key, option_names(verb)));
-  // A section would count more than the variable.
+  // The option has a variable of its own, which belongs outside of sections: a value in a section would override it in the environment.
   const auto& about = option->get_description();
   for (const auto& setting : all_settings()) {
     const std::string named = "$" + std::string(setting.name);
@@ -91,7 +91,7 @@ Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configu
   return option;
 }
 
-// True if one of these words is the option.
+// True if one of the command's words is `option`.
 bool is_given(const CLI::Option& option, int argc, char** argv) {
   return std::any_of(argv, argv + argc, [&](const std::string& word) {
     return word.size() > 1 && word.front() == '-' &&
@@ -102,7 +102,7 @@ bool is_given(const CLI::Option& option, int argc, char** argv) {
 // The position of the first word after the verb's name that is neither an option nor an option's value; argc if there is none.
 int first_argument(const CLI::App& verb, int argc, char** argv) {
   int at = 1;
-  while (at < argc && argv[at] != verb.get_name()) ++at;  // after the groups' names
+  while (at < argc && argv[at] != verb.get_name()) ++at;  // skips the names of groups, such as `job` in `job list`
   for (++at; at < argc; ++at) {
     const std::string word = argv[at];
     if (word == "--" || !word.starts_with('-')) break;
@@ -153,7 +153,7 @@ std::optional<Error> missing_argument(const CLI::App& app) {
   return std::nullopt;
 }
 
-// Adds the words of the program to the line "Usage: ..", which CLI11 does not know.
+// Adds the user's program and its arguments, which CLI11 does not know, to the line "Usage: ..".
 class ProgramFormatter : public CLI::Formatter {
  public:
   explicit ProgramFormatter(std::string program) : program_(std::move(program)) {}
@@ -270,7 +270,7 @@ int CommandLine::run(int argc, char** argv) {
     print_error(more.error(), std::find(argv, argv + options_end, std::string("--json")) != argv + options_end);
     return kUsage;
   }
-  int at = 1;  // behind the verb's name
+  int at = 1;  // the position behind the verb's name
   for (const CLI::App* app = &app_; app != &verb && at < argc; ++at) app = verb_of(*app, argv[at]);
   std::vector<char*> words(argv, argv + argc);
   std::vector<char*> inserted;

@@ -69,7 +69,7 @@ class CommandLine {
 
  private:
   int run_words(int argc, char** argv);
-  // The words of files for options of `verb` that these words lack.
+  // Words from configuration files, for options of `verb` that argv lacks.
   Result<std::vector<std::string>> configured_words(const CLI::App& verb, int argc, char** argv) const;
   // Cuts the user's program and its arguments (Command) out of argv into command_. Returns the argc that is left.
   int take_command(const CLI::App& verb, Command what, int argc, char** argv);

@@ -56,7 +56,7 @@ bool is_any_of(std::string_view word, const std::array<std::string_view, n>& wor
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// In lower case, without blanks around it.
+// Returns `value` in lower case, without the blanks around it.
 std::string switch_word(const std::string& value) {
   std::string out;
   const auto begin = value.find_first_not_of(" \t\n");
@@ -79,7 +79,7 @@ std::string found_at(const Environment& environment, const std::string& argv0) {
   return {};
 }
 
-// `never`: what 0 means.
+// `never`: the meaning of 0, for the text of the error.
 Result<std::chrono::seconds> seconds_in(const Environment& environment, const std::string& name, std::chrono::seconds otherwise,
                                         const std::string& never) {
   const auto text = environment.get(name);
@@ -119,7 +119,7 @@ std::vector<std::pair<std::string, std::string>> job_variables(const Environment
   for (const auto& entry : environment.entries()) {
     const auto equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    if (in_worker && name == "SHOAL_INTERFACE") continue;  // its node's choice, for its host
+    if (in_worker && name == "SHOAL_INTERFACE") continue;  // the interface that its node chose, which the job's hosts may lack
     if (equals != std::string::npos && !kNotForJobs.contains(name)) out.emplace_back(name, entry.substr(equals + 1));
   }
   return out;

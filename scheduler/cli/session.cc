@@ -39,7 +39,8 @@ Result<actors::StartedRole> start_role(const Common& common, const SessionFolder
 
 namespace {
 
-constexpr double kElectionSeconds = 10;  // a lease of a head, an election and the reading of the stored rows, on a loaded machine
+// Time for the end of a head's lease, an election and the reading of the stored rows, on a loaded machine.
+constexpr double kElectionSeconds = 10;
 
 bool wait_for(const std::function<bool()>& ended, double seconds, unsigned pause_us = 2'000) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

@@ -194,7 +194,7 @@ class EtcdCandidacy final : public Candidacy {
     const auto& ended = seen->ranges[2];
     if (!leading_ && !ended.empty() && ended[0].mod_revision > since_) return post([this] { options_.ended(); });
     const auto is_mine = [&](const KeyValue& kv) { return kv.key == address_.key("heads/" + id_); };
-    if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // its lease is over, or a late put replaced its key
+    if (!leading_ && std::none_of(heads.begin(), heads.end(), is_mine)) {  // this head's lease is over, or a late put replaced its key
       lease_.id = 0;
       return;
     }
@@ -208,7 +208,7 @@ class EtcdCandidacy final : public Candidacy {
     report_leader(field("endpoint"), std::move(endpoints));
     if (leading_) return;
     if (leaders.empty()) return stand();
-    // Won before, by a request whose answer was lost.
+    // This head has won already, by a request whose answer was lost.
     if (field("id") == id_ && field("lease") == std::to_string(lease_.id)) return won(leaders[0].create_revision);
     // A leader on this host whose process is dead writes no more, so its lease can be revoked at once.
     const auto number = [&](const char* name) { return std::strtoll(field(name).c_str(), nullptr, 10); };
@@ -260,7 +260,7 @@ class EtcdCandidacy final : public Candidacy {
   // Used by the thread only, once it runs:
   const std::unique_ptr<Client> client_;
   const std::string host_;
-  std::int64_t since_ = 0;  // an earlier `ended` concerns other heads; fixed before the thread runs
+  std::int64_t since_ = 0;  // etcd's revision: an `ended` before it concerns other heads; fixed before the thread runs
   HeadLease lease_;
   bool leading_ = false;
   std::string leader_;

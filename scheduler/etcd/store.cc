@@ -50,7 +50,7 @@ Result<Record> decode(TableName table, std::uint64_t id, const std::string& text
     at = end + 1;
   }
   const std::string_view rest = std::string_view(text).substr(static_cast<std::size_t>(at - text.c_str()));
-  // Parts of an earlier, longer row may follow.
+  // The text may be longer than the row: parts of an earlier, longer row may follow.
   if (rest.size() < sizes[2] || sizes[0] > sizes[2] || sizes[1] > sizes[2] - sizes[0]) {
     return fail(data_loss(fmt::format("row {}/{:016x} in etcd is incomplete", to_string(table), id)));
   }
@@ -76,7 +76,7 @@ class Writer {
     if (cancel_journal_) SHOAL_OK(clear_journal());
     if (pieces.empty()) return {};
     if (pieces.size() == 1) return write(pieces.front().list);
-    cancel_journal_ = true;  // until etcd has confirmed the mark
+    cancel_journal_ = true;  // a failure before etcd has confirmed the mark leaves a journal that must not count
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       SHOAL_OK(write(json::array({put(journal(i), pieces[i].list.dump())})));
     }
@@ -150,11 +150,11 @@ class Writer {
         return fail(unavailable("this head no longer leads").with_reason("Fenced"));
       }
       const std::string there = reply.ranges[1].empty() ? "" : reply.ranges[1][0].value;
-      if (there == mine) break;  // repeated after its answer was lost
+      if (there == mine) break;  // this write was repeated because its answer was lost, and has happened
       if (there == at_ || !there.starts_with(leadership_.id + ":")) {
         return fail(data_loss("another program writes to " + address_.text()));
       }
-      at_ = there;  // a write that was given up has happened
+      at_ = there;  // an earlier write, which was given up, has happened after all
     }
     at_ = mine;
     return {};
@@ -218,7 +218,7 @@ class Writer {
   std::string at_;  // value of the sequence key after the last answered write
   std::atomic<std::int64_t> written_;
   std::uint64_t num_writes_ = 0;
-  bool cancel_journal_ = false;  // a commit was given up; the next one has all of its changes
+  bool cancel_journal_ = false;  // a commit was given up: clear its journal, since the next commit has all of its changes
   bool marked_ = false;
   std::deque<json> unapplied_;
   std::mutex mutex_;

@@ -43,7 +43,7 @@ class Commits {
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
   // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
-  // exists. Without a call, the request has changed something that is not undone.
+  // exists. A request without this call has changed something that is not undone.
   void set_created(Created created) { created_ = std::move(created); }
   // The same for a request that an action answers (AnswerHosted).
   void await(Created created);
@@ -82,7 +82,7 @@ class Commits {
   void answer_readers();
   // Takes the latest requests that wait, at most max_refused.
   std::vector<Answer> take_refusable();
-  // Refuses some of the requests that wait. Returns true if no other is left.
+  // Refuses some of the requests that wait. Returns true once none of them is left.
   bool refuse_some(const Error& why);
   bool contains(std::uint64_t id) const { return unstored_.contains(id) || storing_.contains(id); }
   void committed(const std::vector<Record>& records, const Result<void>& result);

@@ -131,7 +131,8 @@ void Head::on_closed(Peer& peer, const Error& why) {
   node_watch_.check();
 }
 
-// A node that lives and has no connection comes back, or is found dead.
+// The cluster has ended once each living node was sent the notice. A node without a connection delays this until it joins again or is found
+// dead.
 void Head::check_ended() {
   if (!ending_ || ending_->over) return;
   if (!std::exchange(ending_->announced, true) && options_.on_ending) options_.on_ending();

@@ -82,7 +82,7 @@ class Head final : public runtime::PeerHandler {
 
   // These functions set the handlers of methods, by subject.
   void answer_cluster();
-  void answer_jobs();  // and placement groups
+  void answer_jobs();  // also for placement groups
   void answer_actors();
   void take_notices();
   Result<actors::ReportedMetrics> reported(const actors::Inspect& request) const;

@@ -69,7 +69,8 @@ void Head::start_worker(const StartWorkerOn& start) {
   });
 }
 
-// Closes the connection of a node that was given up. It may have outlived a partition, and the node learns by its end that it was given up.
+// Closes the connection of a node that was given up. The connection may have outlived a partition, and its end shows the node what
+// happened.
 void Head::disconnect(const Disconnect& given_up) {
   watchers_.gone(given_up.node, given_up.cause);
   if (const auto client = links_.drop(given_up.node)) forget(*client);

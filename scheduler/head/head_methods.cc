@@ -12,7 +12,7 @@ using actors::Method;
 
 void Head::answer_cluster() {
   methods_.on<Method::kRegisterNode>([this](Client& client, const actors::RegisterNode& node) { return register_node(client, node); });
-  // A request for a heartbeat: a node checks whether this head lives.
+  // A heartbeat that is a request: by the answer, a node of a cluster with several heads knows that this head lives.
   methods_.on<Method::kHeartbeat>([this](Client& client, Empty) { state_.step(NodeBeat{client.node}); });
   methods_.on<Method::kRegisterDriver>(
       [this](Client& client, const actors::RegisterDriver& driver) { return register_driver(client, driver); });
@@ -227,7 +227,7 @@ bool Head::repeats(Method method, const runtime::Message& request) const {
   }
   if (method == Method::kHostActor) {
     const auto hosted = actors::from_bytes<actors::HostActor>(request.body);
-    // An actor whose gang still gathers would wait for the store, and end its gang when it is refused.
+    // A request for an actor whose gang still gathers does not count: it would wait for the store, and end the gang if it were refused.
     const auto* const row = hosted ? state_.actor(hosted->actor) : nullptr;
     return row != nullptr && row->state != actors::ActorState::kPending && !commits_.unstored(hosted->actor);
   }

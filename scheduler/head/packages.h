@@ -45,7 +45,7 @@ class Packages {
     runtime::TimePoint last;  // time of the last request for this package
   };
   struct Coming {
-    std::uint64_t total = 0;  // announced
+    std::uint64_t total = 0;  // the announced size
     std::uint64_t bytes = 0;  // received so far
     runtime::Sha256 digest;   // digest of the bytes received so far
     runtime::TimePoint last;  // time of the last part

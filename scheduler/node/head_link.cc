@@ -137,8 +137,8 @@ void HeadLink::beat() {
   if (!peer_ || !registered_) return;
   if (!several()) {
     peer_->notify(number(Method::kHeartbeat), {});
-    // With several heads, this is a request: a head that stands still or is cut off keeps its connections, while another head leads.
   } else {
+    // A request, since a head that stands still or is cut off keeps its connections while another head leads. Its silence shows that.
     peer_->call(number(Method::kHeartbeat), {}, options_.silence, [this, alive = alive_](Result<Message> r) {
       if (!*alive || r || r.error().code() != Code::kDeadlineExceeded) return;
       if (peer_) peer_->close(unavailable("the head does not answer"));

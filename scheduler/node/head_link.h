@@ -56,7 +56,7 @@ class HeadLink {
   // The head that has registered this node; null while there is none.
   runtime::Peer* head() const { return peer_ && registered_ && peer_->connected() ? peer_.get() : nullptr; }
   std::vector<std::string> endpoints() const { return endpoints_.in_order(); }
-  // The head has sent a list of all heads.
+  // To be called when the head has sent a list of all heads.
   void heads_are(const std::vector<std::string>& reported);
 
   void report(const actors::WorkerUpdate& worker);
@@ -85,7 +85,7 @@ class HeadLink {
   std::size_t tried_ = 0;  // number of heads tried since the last registration
   std::unique_ptr<runtime::Peer> peer_;
   bool registered_ = false;
-  bool expiry_reported_ = false;  // since the last registration
+  bool expiry_reported_ = false;  // an expired certificate was logged since the last registration
   bool stopped_ = false;
   // A list of heads that came before the answer to the registration. It is newer than the list in that answer, and takes its place.
   std::optional<std::vector<std::string>> early_heads_;

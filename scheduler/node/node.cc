@@ -40,7 +40,7 @@ Node::Node(runtime::Clock& clock, runtime::Random& random, runtime::Network& net
 }
 
 Node::~Node() {
-  // Before answers that wait are destroyed, so that clients see a broken connection instead.
+  // Closes the connections before the members with waiting answers are destroyed. So clients see a broken connection, not failed requests.
   clients_.clear();
 }
 
@@ -199,7 +199,7 @@ Result<actors::WithExtras<actors::Attached>> Node::attach(const Sender& sender, 
   return out;
 }
 
-// Succeeds if the process or the home is gone, since then there is no call to cancel.
+// Succeeds if the object's owner or home is gone, since then there is no call to cancel.
 void Node::cancel_result(const actors::CancelResult& cancel, runtime::Responder responder) {
   const NodeId home = cancel.object.home;
   if (!home || home == id_) return cancel_own(cancel, std::move(responder));
@@ -221,7 +221,7 @@ void Node::cancel_own(const actors::CancelResult& cancel, runtime::Responder res
 }
 
 void Node::worker_ended(const Worker& w, const actors::WorkerUpdate& exit) {
-  // First, since it counts the references in what the worker has left.
+  // First: the node counts the bytes of the worker's objects as its own before the worker's place on the usage board is cleared.
   objects_.worker_gone(exit.worker, exit.cause->message());
   if (w.member >= 0) usage_.leave(w.member);
   reports_.metrics().ended(exit.worker);

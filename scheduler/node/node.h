@@ -123,7 +123,7 @@ class Node final : public runtime::PeerHandler {
   Launcher& launcher_;
   const runtime::Log log_;
   const Options options_;
-  NodeId id_;  // see new_id
+  NodeId id_;  // from new_id(); a node that was declared dead gets another one
   storage::MemoryTable memory_;
   UsagePlaces usage_;
   Objects objects_;

@@ -22,7 +22,8 @@ std::vector<std::string> command_of(pid_t pid) {
   return out;
 }
 
-// Fixes the port to the one in use, and removes --ready-fd: no process waits for the report.
+// Adapts the head's command line for a restart: fixes the port to the one in use, and removes --ready-fd, since no process waits for the
+// report.
 void adapt(std::vector<std::string>& command, const std::string& endpoint) {
   const auto value_of = [&](const char* option) {
     const auto at = std::find(command.begin(), command.end(), option);

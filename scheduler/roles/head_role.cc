@@ -22,7 +22,7 @@ Error with_port_hint(Error e) {
   return e.reason() == "AddressInUse" ? std::move(e).with_hint("choose another with --port, or 0 for any free one") : std::move(e);
 }
 
-// A deciding head: reachable, and serving until it ends.
+// A head that leads, with its HTTP interface. Both serve until this object ends.
 struct Serving {
   std::unique_ptr<Head> head;
   std::unique_ptr<Http> http;  // destroyed first

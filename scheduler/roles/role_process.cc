@@ -59,7 +59,7 @@ Result<std::unique_ptr<Http>> Http::start(RoleProcess& process, const HttpRole& 
   web::HttpServer::Options o;
   o.port = role.port;
   o.open_paths = {"/"};
-  // Another one than the cluster's: what listens on this port after this process cannot use what a page that is still open sends to it.
+  // A token of this server alone. A page that is still open may later send it to another process on this port, which cannot use it.
   o.page_token = runtime::Token::random(*process.random).hex();
   const auto listen = [&] {
     return web::HttpServer::listen(process.loop, *process.clock, process.log, out->token_, o,

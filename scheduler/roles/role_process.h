@@ -68,7 +68,7 @@ class RoleProcess {
     });
   }
 
-  bool failed = false;  // it ends with an error and stays in the session's list: HeadKeeper restarts it
+  bool failed = false;  // the role ends with an error and stays in the session's list, so that HeadKeeper restarts it
 
   actors::SessionFolder folder;
   const actors::Credentials credentials;

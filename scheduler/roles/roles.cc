@@ -93,7 +93,7 @@ void find_stopped(runtime::SideWork& side, std::vector<pid_t> pids, Workers::Opt
       [stopped, then = std::move(then)] { then(*stopped); });
 }
 
-// The variables by which workers use the interface that `shoal start --interface` has chosen. Those that this process has stay.
+// The variables by which workers use the interface that `shoal start --interface` has chosen. Variables that this process has are kept.
 Launcher::Env interface_variables(const actors::Credentials& credentials) {
   if (credentials.interface.empty()) return {};
   Launcher::Env out = {{"SHOAL_INTERFACE", credentials.interface}};

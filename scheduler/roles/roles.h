@@ -31,7 +31,7 @@ struct HttpRole {
 // A head with a store in etcd is one of several. It listens once it leads; until then it is ready as soon as it has found the leader. Its
 // process fails when it loses the lead, and HeadKeeper starts a candidate again (head_keeper.h).
 struct HeadRole {
-  std::string session;  // folder
+  std::string session;  // path of the session folder
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   int ready_fd = -1;
@@ -56,7 +56,7 @@ inline constexpr std::chrono::seconds kStoppedWorkerLimit(60);
 inline constexpr std::chrono::seconds kHeadAbsenceLimit(600);
 
 struct NodeRole {
-  std::string session;  // folder; its token is the cluster's
+  std::string session;  // path of the session folder; its token is the cluster's
   std::string head;     // endpoints, tried in turn
   actors::Resources resources;
   std::map<std::string, std::string> labels;
@@ -67,18 +67,18 @@ struct NodeRole {
   MemoryRule memory;
   std::chrono::seconds stopped_limit = kStoppedWorkerLimit;
   std::chrono::seconds head_absence_limit = kHeadAbsenceLimit;
-  std::optional<std::uint16_t> order = {};  // among the nodes, for the placement of ranks
+  std::optional<std::uint16_t> order = {};  // this node's place in the order in which nodes get ranks
 };
 int run_node(const NodeRole& role);
 
 // Head and node in one process, reachable over unix sockets only. It ends when `owner` and all attached drivers are gone.
 struct LocalRole {
-  std::string session;  // folder
+  std::string session;  // path of the session folder
   actors::Resources resources;
   std::map<std::string, std::string> labels;
   std::string python;
   pid_t owner = 0;
-  bool remove_folder = false;  // at the end, with its logs
+  bool remove_folder = false;  // removes the session folder with its logs at the end
   int ready_fd = -1;
   HttpRole http;
   std::string spill_folder = {};

@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::size_t kLeastSteps = 8;
 constexpr std::size_t kLeastDetailed = 3;
-constexpr double kLeastPart = 0.02;  // a part of the step; smaller differences are not worth a word
-constexpr double kDeviations = 4;    // as many as both medians deviate together
-constexpr double kApart = 0.5;       // a rank stands out if its change differs from the others' by that part of theirs
+constexpr double kLeastPart = 0.02;  // a fraction of the step: smaller differences are not reported
+constexpr double kDeviations = 4;    // a difference exceeds this many standard errors of both medians together
+constexpr double kApart = 0.5;       // a rank stands out if its change differs from the others' median by this fraction of that
 constexpr std::size_t kMostUnits = 20;
 
 // Values per step, by rank.
@@ -39,7 +39,7 @@ Measured measured(const Values& by_rank) {
     if (values.empty()) continue;
     out.steps = std::max(out.steps, values.size());
     medians.push_back(median(values));
-    // A median's deviation, from the spread between quartiles.
+    // The standard error of a median, 1.25 sigma / sqrt(n), with sigma from the distance of the quartiles.
     errors.push_back(1.25 * (quantile(values, 0.75) - quantile(values, 0.25)) / 1.35 / std::sqrt(static_cast<double>(values.size())));
   }
   out.us = median(medians), out.error = median(errors);
@@ -86,7 +86,7 @@ std::map<std::pair<Activity, std::string>, Values> of_units(const Run& run) {
   return out;
 }
 
-// The own work of ranks that both runs have. `differs`: by more than that of the other ranks.
+// Compares the own work of ranks that both runs have. `differs` is true for a rank whose work changed otherwise than that of the others.
 std::vector<RankCompared> of_ranks(const Run& before, const Run& after, double step_us) {
   const auto own = [](const StepRow& r) { return static_cast<double>(r.own_us()); };
   const auto ranks_before = present_ranks(before), ranks_after = present_ranks(after);
@@ -131,7 +131,7 @@ std::string activity_name(const Compared& c) {
   return c.unit.empty() ? activity : activity + " of " + c.unit;
 }
 
-// ", on rank 3 (25 ms of own work, before 15 ms)", for the rank that changed most and not alike the others.
+// "; rank 3 changed most: 25 ms of own work, before 15 ms", or "" if no rank changed otherwise than the others.
 std::string rank_text(const Difference& d) {
   const auto most = std::max_element(d.ranks.begin(), d.ranks.end(), [](const RankCompared& a, const RankCompared& b) {
     return std::make_pair(a.own.differs, std::abs(a.own.change_us())) < std::make_pair(b.own.differs, std::abs(b.own.change_us()));
@@ -195,7 +195,7 @@ Difference difference(const Run& before, const Run& after) {
     const auto other = units_before.find(key);
     if (other == units_before.end()) continue;
     auto c = compared(runtime::key_of(key.first), key.second, measured(other->second), measured(values), 0);
-    // A unit is a small part of a step, so it has to differ by much of its own.
+    // A unit is a small part of a step, so its own time has to differ by a tenth.
     if (c.steps >= kLeastDetailed && c.differs && std::abs(c.change_us()) > std::max(0.1 * c.before_us, 0.005 * step_us))
       out.units.push_back(std::move(c));
   }

@@ -15,25 +15,25 @@ namespace shoal::scheduler::runs {
 struct Compared {
   std::string activity, unit;  // a key of docs/runs.md, "step" or "own"; a unit's name, or ""
   double before_us = 0, after_us = 0;
-  std::size_t steps = 0;  // the smaller number of steps behind the two
+  std::size_t steps = 0;  // the number of steps behind the medians, of the run that has fewer
   bool differs = false;   // by more than the noise of both, and more than 2 %
   double change_us() const { return after_us - before_us; }
 };
 
 struct RankCompared {
   int rank = 0;
-  Compared own;  // its own work; `differs`: apart from that of the other ranks
+  Compared own;  // its own work; `differs`: it changed otherwise than that of the other ranks
 };
 
 struct Difference {
   Compared step;
   std::vector<Compared> activities;  // in the order of docs/runs.md; "own" first
-  std::vector<Compared> units;       // those that differ in steps in detail, the largest growth first
-  std::vector<RankCompared> ranks;   // those of both runs
+  std::vector<Compared> units;       // units whose times in the detailed steps differ, the largest growth first
+  std::vector<RankCompared> ranks;   // ranks that both runs have
   std::string sentence;
 };
 
-// Returns an empty sentence if one of the runs has fewer than 8 steps behind its first ones.
+// Returns an empty sentence if one of the runs has fewer than 8 steps after its first ones, the warm-up.
 Difference difference(const Run& before, const Run& after);
 nlohmann::json to_json(const Difference& difference);
 

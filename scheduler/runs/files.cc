@@ -14,7 +14,7 @@ namespace shoal::scheduler::runs {
 
 namespace {
 
-constexpr std::size_t kPart = 256 << 10;  // read at once
+constexpr std::size_t kPart = 256 << 10;  // bytes of a file that are read at once
 constexpr int kMostLevels = 16;
 
 }  // namespace
@@ -48,7 +48,7 @@ std::optional<std::string> read_file(const Fd& folder, const char* name, std::si
 std::vector<std::string> names_in(const Fd& folder, std::size_t most, std::size_t* left_out) {
   std::vector<std::string> out;
   std::size_t more = 0;
-  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // a position of its own
+  const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // opened once more, for a position of its own
   DIR* const all = again < 0 ? nullptr : fdopendir(again);
   if (all == nullptr && again >= 0) close(again);
   while (const dirent* const entry = all == nullptr ? nullptr : readdir(all)) {
@@ -136,7 +136,7 @@ bool LevelFiles::read_file(const Fd& folder, const LevelFile& named, const OnLin
 }
 
 void LevelFiles::read_lines(const Fd& file, Cursor& cursor, int level, const OnLine& on_line) {
-  std::string held;  // from cursor.offset on
+  std::string held;  // bytes of the file from cursor.offset on
   std::string part(kPart, '\0');
   for (std::uint64_t at = cursor.offset; at < limits_.file_bytes;) {
     const auto n = pread(file.get(), part.data(), part.size(), static_cast<off_t>(at));

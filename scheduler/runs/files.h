@@ -39,7 +39,7 @@ class LevelFiles {
     std::size_t line_bytes, file_bytes;
     std::size_t tail_bytes = 0;  // above 0: the first call reads only so much, the end of the newest file of level 0
   };
-  // `merges`: an older file goes on in the next level, so a file that disappeared before it was read has to be found there.
+  // `merges`: the writer merges older files into the next, coarser level. The rows of a file that disappeared before it was read are there.
   LevelFiles(std::string kind, bool merges, Limits limits) : kind_(std::move(kind)), merges_(merges), limits_(limits) {}
 
   enum class Outcome {

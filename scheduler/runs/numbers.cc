@@ -14,10 +14,11 @@ namespace {
 
 // Gradients of float16 overflow now and then, and a gradient scaler skips such a step. So only several in a row are a trouble.
 constexpr int kLeastNorms = 3;
-// A loss leaps if so many reports in a row lie so many deviations above, and so much, what so many reports had before.
+// A loss leaps if kLeapReports reports in a row lie above the median of at least kLeapBefore earlier ones: by kLeapDeviations deviations,
+// and by kLeapFactor.
 constexpr std::size_t kLeapReports = 3, kLeapBefore = 16, kMostBefore = 64, kMostReports = 256;
 constexpr double kLeapDeviations = 8, kLeapFactor = 1.5;
-constexpr double kLeastLeap = 0.01;  // a part of the run's largest loss: near zero, losses leap by many times themselves
+constexpr double kLeastLeap = 0.01;  // a fraction of the run's largest loss: losses near zero vary by many times themselves
 
 struct Value {
   std::uint64_t step = 0;
@@ -26,7 +27,7 @@ struct Value {
   int rank = 0;
 };
 
-// A loss, but not the best one so far, which begins as infinity.
+// True for the name of a loss, but not for that of the best loss so far, which programs begin with infinity.
 bool is_loss(const std::string& name) {
   if (name.size() < 4 || std::tolower(static_cast<unsigned char>(name.back())) != 's') return false;
   std::string lower = name;
@@ -50,16 +51,16 @@ void not_finite(const Run& run, const std::string& what, const Value& first, std
 }
 
 void find_in_metrics(const Run& run, const std::string& name, const std::vector<Value>& values, std::vector<Verdict>& out) {
-  // The values that are not finite at the end.
+  // The run of values at the end that are not finite.
   std::size_t from = values.size();
   while (from > 0 && !std::isfinite(values[from - 1].value)) --from;
   if (from < values.size()) return not_finite(run, name, values[from], values.size() - from, out);
   if (values.size() < kLeapBefore + kLeapReports) return;
-  // A leap that fills half of the newest reports is how the training is now.
+  // If half of the newest reports are as high as the last one, this level is usual now, and no leap.
   std::vector<double> newest;
   for (std::size_t i = values.size() - std::min(values.size(), kMostReports); i < values.size(); ++i) newest.push_back(values[i].value);
   if (newest.back() <= median(newest) + (kLeapFactor - 1) / 2 * std::abs(median(newest))) return;
-  // The stretch at the end that lies above what was before it: its begin is the first of several in a row.
+  // Finds the values in a row at the end that lie above the usual level before them; `leap` is the first of these.
   std::vector<double> before;
   std::size_t leap = 0, in_row = 0;
   double usual = 0, deviation = 0, largest = 0;
@@ -96,7 +97,7 @@ void find_in_metrics(const Run& run, const std::string& name, const std::vector<
 
 void find_numbers(const Run& run, std::vector<Verdict>& out) {
   std::map<std::string, std::vector<Value>> losses;
-  std::map<std::string, std::vector<Value>> events;  // not_finite, by what
+  std::map<std::string, std::vector<Value>> events;  // events of the kind not_finite, by their field `what`
   std::uint64_t finite_step = 0;                     // the newest step with a finite loss
   for (const auto& p : run.processes) {
     for (const auto& row : p.metrics.rows) {
@@ -120,11 +121,12 @@ void find_numbers(const Run& run, std::vector<Verdict>& out) {
     if (values.empty()) continue;
     std::stable_sort(values.begin(), values.end(), by_step);
     const bool is_norm = !is_loss(what);
-    // Those of the last steps in a row, backwards.
+    // Goes back from the last report, as long as the reports are of consecutive steps.
     std::size_t from = values.size() - 1, steps = 1;
     for (; from > 0 && values[from].step <= values[from - 1].step + 2; --from) steps += values[from].step != values[from - 1].step;
     if (finite_step > values.back().step || (is_norm && steps < kLeastNorms)) continue;
-    // The rank that was first has spoilt the others' by its gradients. Ranks that report a mean have it in the same step.
+    // The first rank has spoilt the numbers of the others by its gradients. If several ranks report in the first step, as with a mean, none
+    // of them is named.
     auto first = values[from];
     for (const auto& other : values)
       if (other.step == first.step && other.rank != first.rank) first.rank = -1;

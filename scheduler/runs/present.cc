@@ -41,7 +41,7 @@ bool lives(const Process& p) { return p.life == Life::kAlive || p.life == Life::
 }  // namespace
 
 std::uint64_t reached_step(const Rank& rank, const std::vector<Rank>& ranks) {
-  std::optional<std::uint64_t> others;  // the least of theirs
+  std::optional<std::uint64_t> others;  // the fewest steps that one of the other ranks has ended
   for (const auto& r : ranks) {
     if (r.rank == rank.rank || generation_of(*r.process) != generation_of(*rank.process)) continue;
     others = std::min(others.value_or(shown_step(*r.process)), shown_step(*r.process));
@@ -68,7 +68,7 @@ std::vector<Rank> present_ranks(const Run& run) {
     // A process that lives counts before one that does not, then the newer one.
     if (at == nullptr || std::make_pair(lives(p), newest_us(p)) > std::make_pair(lives(*at), newest_us(*at))) at = &p;
   }
-  // Processes that had ended before all that live began are of an earlier attempt.
+  // Processes that ended before the first living one began belong to an earlier attempt.
   std::int64_t first_begin = 0;
   bool any_lives = false;
   for (const auto& [rank, p] : newest) {
@@ -103,9 +103,9 @@ StepTable step_table(const std::vector<Rank>& ranks) {
   for (const auto& r : out.ranks) generation = std::max(generation, r.process->steps.rows.back().generation);
   const std::size_t most = std::clamp(kMostCells / out.ranks.size(), kLeastTableSteps, kMostTableSteps);
 
-  // Single steps of this generation, newest first, down to a row of several or of another generation.
+  // Rows of single steps of this generation, newest first, down to a row that sums several steps or is of another generation.
   std::vector<std::vector<const StepRow*>> single(out.ranks.size());
-  std::uint64_t first = 0;  // steps before it are warm-up of some rank
+  std::uint64_t first = 0;  // in the steps before it some rank was still warming up
   for (std::size_t k = 0; k < out.ranks.size(); ++k) {
     const auto& rows = out.ranks[k].process->steps.rows;
     auto& of = single[k];

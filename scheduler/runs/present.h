@@ -15,10 +15,10 @@ struct Rank {
   const Process* process = nullptr;
 };
 
-// By rank; at most one process each.
+// The present process of each rank that has one, ordered by rank.
 std::vector<Rank> present_ranks(const Run& run);
-// How many steps a rank has ended, by all that is recorded. A page is up to a beat old, and a process that is killed loses its last rows;
-// but the other ranks of its generation have not ended a step without it.
+// How many steps a rank has ended, by all that is recorded. A live page is up to a beat old, and a process that is killed loses its last
+// rows. But the other ranks of its generation have not ended a step without it, so their steps count, too.
 std::uint64_t reached_step(const Rank& rank, const std::vector<Rank>& ranks);
 // The newest time that a process has left: of a step, sample or beat.
 std::int64_t newest_us(const Process& process);
@@ -28,7 +28,7 @@ std::int64_t newest_us(const Process& process);
 struct StepTable {
   std::vector<Rank> ranks;
   std::vector<std::uint64_t> steps;
-  std::vector<std::int64_t> end_us;                        // from the first rank's rows
+  std::vector<std::int64_t> end_us;                        // the times of the steps' ends, from the first rank's rows
   std::vector<std::vector<const runtime::StepRow*>> rows;  // by rank's position, then step
   std::size_t size() const { return steps.size(); }
 };
@@ -45,7 +45,7 @@ std::vector<std::string> hosts_of(const std::vector<Rank>& ranks);
 // "rank 3 on host b", or without the host if the run has one host.
 std::string name_of(const Rank& rank, const std::vector<Rank>& ranks);
 std::string stack_command(const Rank& rank);
-// A word for a shell, quoted where necessary: hosts' names are other processes' text.
+// A word for a shell, quoted where necessary, since other processes wrote the text, such as a host's name.
 std::string shell_word(const std::string& text);
 std::string duration_text(double us);
 std::string bytes_text(double bytes);

@@ -16,29 +16,31 @@ using runtime::SampleRow;
 
 namespace {
 
-// Memory is near its limit below this part of the host's, and below this size: large hosts have room enough below a twentieth.
+// Memory is short if less than this fraction of the host's memory is free, and less than this size: a twentieth of a large host's memory is
+// room enough.
 constexpr double kLeastFreePart = 0.05, kLeastFreeBytes = 4e9;
-// A single sample suffices below this part of the limit; else two, as a short peak is over before somebody acts.
+// A single sample suffices below this fraction of the limit. Otherwise two are needed, since a short peak is over before somebody acts.
 constexpr double kAtOnce = 0.5;
 // A forecast needs this many samples with growth, and is given only shortly before the end: programs grow at their begin, and stop.
 constexpr std::size_t kForecastSamples = 6, kMostForecastSamples = 10;
 constexpr double kForecastSeconds = 60, kForecastFreePart = 0.3, kSteadyGrowth = 0.8;
 
 constexpr std::int64_t kLeastDiskBytes = 256 << 20;  // below it, Shoal's own logs stop to grow
-constexpr std::int64_t kSmallDisk = 4;               // a smaller disk is full below this part of it
+constexpr std::int64_t kSmallDisk = 4;               // a disk below four times that size is full when less than a quarter is free
 
 // A save is slow if it takes this many times as long as the earlier ones, and so much longer.
 constexpr double kTimesSlower = 4, kLeastExcessUs = 1'000'000;
 constexpr std::size_t kLeastEarlier = 2;
-// Without earlier ones: so long, and so little per second or so much pressure.
+// Without earlier saves, a save is slow if it takes this long and writes less than this per second, or processes wait for the disk this
+// often (percent).
 constexpr double kSlowAloneUs = 5'000'000, kSlowBytesPerSecond = 10e6, kSlowPressure = 20;
-// Where processes wait for CPUs so often (percent), and so seldom for disks, a save that used or wanted one for so much of its time is
-// slow for lack of it.
+// A save lacks CPU, not disk, if processes wait for CPUs at least this often (percent) and for disks at most this often, and if its process
+// ran or wanted to run for this fraction of the time.
 constexpr double kSharedCpu = 25, kSomePressure = 10, kBusyPart = 0.3;
 
 constexpr std::int64_t kClockShownUs = 600'000'000;
 
-// The step during which the process was at that time of day.
+// The step that process `p` was in at the time of day `t_us`.
 std::uint64_t step_at(const Process& p, std::int64_t t_us) {
   std::uint64_t out = 0;
   for (const auto& row : p.steps.rows)
@@ -64,16 +66,16 @@ double growth(const Process& p) {  // bytes per second; 0 unless it is steady
   }
   if (t.size() < kForecastSamples) return 0;
   std::size_t grows = 0;
-  for (std::size_t i = 1; i < t.size(); ++i) grows += rss[i] < rss[i - 1];  // from new to old
+  for (std::size_t i = 1; i < t.size(); ++i) grows += rss[i] < rss[i - 1];  // the samples go from new to old
   if (static_cast<double>(grows) < kSteadyGrowth * static_cast<double>(t.size() - 1)) return 0;
   const double last = (rss[0] - rss[1]) / std::max(t[0] - t[1], 1e-3);
   std::reverse(t.begin(), t.end());
   std::reverse(rss.begin(), rss.end());
   const double usual = std::max(slope(t, rss), 0.0);
-  return last < usual / 2 ? 0 : usual;  // it goes on
+  return last < usual / 2 ? 0 : usual;  // 0 if the growth has nearly stopped
 }
 
-// The first sample of the growth that goes on at the end: each adds half of what the last ones do, or more.
+// The first sample of the growth at the end, in which each sample grows at half the rate of the last ones, or faster.
 std::deque<SampleRow>::const_iterator growth_begin(const std::deque<SampleRow>& rows) {
   const auto from = rows.end() - static_cast<std::ptrdiff_t>(std::min(rows.size(), std::size_t{3}));
   const double usual =
@@ -116,7 +118,7 @@ void find_memory(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
     const auto& of = largest.process->samples.rows;
     const auto begin = growth_begin(of);
     if (rows.end() - low >= 2 || free < kAtOnce * least) {
-      // Since the growth that has filled it, if a rank's growth explains most of that.
+      // The trouble began with the rank's growth if that explains most of the lost memory, else with the first low sample.
       const bool grew = static_cast<double>(of.back().rss - begin->rss) > static_cast<double>(begin->host_free - of.back().host_free) / 2 &&
                         begin->t_us < low->t_us;
       const auto& since = grew ? *begin : *low;
@@ -157,7 +159,7 @@ void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<
       if (e.kind == "recording_goes_on") stopped = nullptr;
     }
     const auto& samples = p.samples.rows;
-    // Zero is what a row without the key has, unless there was space before.
+    // A row without the key has zero, too. So zero free bytes count only if some row had free bytes.
     const bool any = std::any_of(samples.begin(), samples.end(), [](const SampleRow& s) { return s.disk_free > 0; });
     const bool full = any && samples.back().disk_free < least;
     if (stopped == nullptr && !full && !full_now) continue;
@@ -170,7 +172,7 @@ void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<
     if (stopped != nullptr && (!full || stopped->t_us < v.since_us)) v.since_us = stopped->t_us, v.since_step = step_at(p, stopped->t_us);
     if (v.since_step == 0) v.since_step = p.steps.rows.empty() ? reached_step(r, ranks) + 1 : p.steps.rows.back().step + 1;
     const auto free = full_now ? run.disk_free : full ? samples.back().disk_free : -1;
-    v.rank.reset();  // its host's disk
+    v.rank.reset();  // the disk is the host's, so the verdict names no rank
     v.sentence = fmt::format("the disk of the run's folder is full on {} since step {}: {}", on_host(r), v.since_step,
                              stopped != nullptr || free == 0 ? "recording has stopped, and checkpoints may fail"
                                                              : "recording stops soon, and checkpoints may fail");
@@ -198,18 +200,18 @@ bool lacked_cpu(const Process& p, std::int64_t from_us, std::int64_t to_us) {
   for (auto s = first; s != last; ++s) cpu = std::max(cpu, s->pressure_cpu), io = std::max(io, s->pressure_io);
   if (cpu < kSharedCpu || io > kSomePressure) return false;
   const auto inside_us = std::min(last->t_us, to_us) - from_us;
-  if (inside_us <= 0) return true;  // not known yet
+  if (inside_us <= 0) return true;  // the samples do not cover the save yet
   const auto outside_us = last->t_us - first->t_us - inside_us;
   const auto busy_us = last->cpu_us - first->cpu_us + last->runqueue_us - first->runqueue_us - outside_us;
   return static_cast<double>(busy_us) > kBusyPart * static_cast<double>(inside_us);
 }
 
 struct SlowDisk {
-  double excess_us = 0;  // over the usual time
+  double excess_us = 0;  // the time beyond the usual time
   Verdict verdict;
 };
 
-// A save that runs.
+// The verdict on a save that is under way.
 std::optional<SlowDisk> slow_save_now(const Rank& r, const std::vector<const Event*>& all, const std::vector<Rank>& ranks) {
   const auto& p = *r.process;
   if (p.life != Life::kAlive || !p.live || p.live->activity != Activity::kSave || p.held_polls < 2) return {};
@@ -231,7 +233,7 @@ std::optional<SlowDisk> slow_save_now(const Rank& r, const std::vector<const Eve
   return out;
 }
 
-// The last save or load of those that have ended.
+// The verdict on the last save or load that has ended.
 std::optional<SlowDisk> slow_event(const Rank& r, const std::vector<const Event*>& all, const std::vector<Rank>& ranks) {
   if (all.empty()) return {};
   const auto& last = *all.back();
@@ -273,7 +275,7 @@ void find_slow_disk(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   out.push_back(std::move(worst->verdict));
 }
 
-// The step in which the time of day changed by so much more than the step took.
+// The step in which the time of day advanced by about `us` more than the step took.
 std::uint64_t jump_step(const Process& p, double us) {
   const auto& rows = p.steps.rows;
   for (std::size_t i = rows.size(); i-- > 1;) {
@@ -289,7 +291,7 @@ void find_clock_jump(const std::vector<Rank>& ranks, std::int64_t now_us, std::v
       if (e->kind != "clock" || std::abs(now_us - e->t_us) > kClockShownUs) continue;
       auto v = verdict_of(r, "clock_jump");
       const auto us = number_in(*e, "us");
-      v.state = Health::kOk;  // durations do not depend on it
+      v.state = Health::kOk;  // no trouble, since durations do not depend on the time of day
       v.since_us = e->t_us;
       v.since_step = jump_step(*r.process, static_cast<double>(us));
       v.sentence = fmt::format("the clock of {} jumped {} by {} in step {}", on_host(r), us < 0 ? "back" : "forward",

@@ -32,7 +32,7 @@ struct Event {
 std::int64_t number_in(const Event& event, const char* key);
 std::string text_in(const Event& event, const char* key);
 
-// process.json
+// The content of process.json.
 struct ProcessFacts {
   std::string role;  // "rank" or "driver"; "" while the file is not there
   int rank = -1, world = 1, local_rank = 0;
@@ -63,8 +63,8 @@ const char* life_text(Life life);  // "alive", ...
 // A process of another host counts as silent after this time without a beat. It beats four times a second; a network's file system shows
 // a write up to 3 s later.
 inline constexpr std::int64_t kSilentAfterUs = 4'000'000;
-// A process of this host counts as gone if the kernel does not know it, and its page shows no beat for two beats' time. Without the
-// latter, a process in another PID namespace would.
+// A process of this host counts as gone if the kernel does not know it, and its page shows no beat for two beats' time. By the kernel
+// alone, a living process in another PID namespace would count as gone.
 inline constexpr std::int64_t kGoneAfterUs = 600'000;
 // A silent process is given up after this time.
 inline constexpr std::int64_t kLostAfterUs = 60'000'000;
@@ -84,14 +84,14 @@ struct Process {
   Series<Event> events;
   // Grows when the reader has read the process's files anew, so that rows' numbers begin again.
   std::uint64_t readings = 1;
-  std::uint64_t skipped_lines = 0;  // too long, or no row
+  std::uint64_t skipped_lines = 0;  // lines that were too long, or are no row
 
   // The rank at present: elastic trainings change it. -1: a driver.
   int rank() const;
   std::string unit_name(int unit) const;  // "" for -1 and numbers without a name
 };
 
-// exit.json
+// The content of exit.json.
 struct RunEnd {
   int exit_code = 0;
   std::string cause;
@@ -109,8 +109,8 @@ struct Run {
   RunState state = RunState::kLost;
   std::optional<RunEnd> end;
   std::string checkpoint;              // the content of the file `checkpoint`
-  std::vector<Process> processes;      // by folder
-  std::size_t processes_left_out = 0;  // beyond what the reader takes
+  std::vector<Process> processes;      // ordered by folder
+  std::size_t processes_left_out = 0;  // processes beyond the reader's bound
   // Bytes of the folder's file system, at the last poll. A total of 0: not known.
   std::int64_t disk_free = 0, disk_total = 0;
 };

@@ -13,7 +13,7 @@ namespace shoal::scheduler::runs {
 
 namespace {
 
-constexpr std::size_t kMostNames = 100'000;  // in a folder: the newest run may be any of them
+constexpr std::size_t kMostNames = 100'000;  // names that are read of a folder, since any of them may be the newest run
 
 std::int64_t change_us(const std::string& path) {
   struct stat seen {};

@@ -28,17 +28,17 @@ namespace {
 
 constexpr std::int64_t kFutureUs = 10'000'000;
 
-// Reading JSON recurses once per level.
+// Reading JSON recurses once per level, so a deeply nested text would overflow the stack.
 json parsed(std::string_view text) { return nesting(text) > kMaxNesting ? json() : json::parse(text, nullptr, false); }
 
 constexpr std::size_t kMostRecordBytes = 4 << 20;   // process.json: `units` may be long
-constexpr std::size_t kMostEventBytes = 256 << 10;  // a line
-constexpr std::size_t kMostEventFile = 5 << 20;     // events end at 4 MB
+constexpr std::size_t kMostEventBytes = 256 << 10;  // bytes of a line
+constexpr std::size_t kMostEventFile = 5 << 20;     // bytes; processes stop to write events at 4 MB
 constexpr std::size_t kMostEvents = 5'000;
 constexpr std::size_t kMostNameBytes = 200;
 constexpr std::size_t kMostValues = 256;  // per metrics row
 constexpr std::size_t kLeastRows = 100;
-constexpr int kMostReadings = 3;  // in one poll
+constexpr int kMostReadings = 3;  // readings in one poll, each after files were merged during the one before
 // A listing of a folder that was changed this long ago or earlier is complete: clocks of file systems are coarse.
 constexpr std::int64_t kSettledUs = 2'000'000;
 
@@ -72,7 +72,7 @@ bool sound(const MetricsRow& r) {
          std::all_of(r.values.begin(), r.values.end(), [](const auto& v) { return v.first.size() <= kMostNameBytes; });
 }
 
-// A coarse row ends within or behind the finer row that follows it: it repeats that row.
+// True if a coarse row ends within or behind the finer row that follows it, and so contains that row once more.
 bool repeats(const StepRow& coarse, const StepRow& fine) { return coarse.step >= fine.step && coarse.end_us > fine.end_us - fine.total_us; }
 bool repeats(const SampleRow& coarse, const SampleRow& fine) { return coarse.t_us >= fine.t_us; }
 bool repeats(const MetricsRow& coarse, const MetricsRow& fine) { return coarse.step >= fine.step && coarse.t_us >= fine.t_us; }
@@ -85,7 +85,7 @@ void join(SampleRow& row, const SampleRow& later) {
 }
 void join(MetricsRow& row, const MetricsRow& later) { row = later; }
 
-// Halves the older half.
+// Bounds a series: joins neighbours in its older half, or drops every second row there.
 template <class Row>
 void bound(Series<Row>& series, std::size_t most) {
   auto& rows = series.rows;
@@ -215,12 +215,12 @@ struct RunReader::Followed {
         events("events", false, {o.most_line_bytes, std::min(o.most_file_bytes, kMostEventFile), o.tail_bytes}) {}
 
   LevelFiles steps, spans, samples, metrics, events;
-  ino_t facts_inode = 0;  // the process.json that is read
+  ino_t facts_inode = 0;  // the inode of the process.json that was read last
   std::vector<LevelFile> files;
   std::int64_t listed_change_us = -1;  // the folder's time of change at a listing that is complete
-  std::int64_t beat_us = 0;            // as seen last
+  std::int64_t beat_us = 0;            // the last beat that a poll has seen
   std::int64_t changed_us = 0;         // by this host's steady time: the last poll that saw another beat; 0: none yet
-  std::int64_t written_us = 0;         // the time of the file `live`
+  std::int64_t written_us = 0;         // the time of change of the file `live`
 };
 
 RunReader::RunReader(Run run, Fd folder, ReaderOptions options)
@@ -316,7 +316,7 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
     process.held_polls = held ? process.held_polls + 1 : 1;
     process.live = live;
   }
-  // A file of the future is no measure.
+  // The file's time shows when a process of another host wrote last; a time in the future shows nothing.
   if (fstatat(folder.get(), "live", &seen, AT_SYMLINK_NOFOLLOW) == 0) {
     const auto us = seen.st_mtim.tv_sec * std::int64_t{1'000'000} + seen.st_mtim.tv_nsec / 1000;
     followed.written_us = process.on_this_host || us > now_us + kFutureUs ? 0 : us;
@@ -366,7 +366,7 @@ bool RunReader::read_process(const Fd& all, Process& process, Followed& followed
   levels(followed.steps, process.steps, runtime::step_row);
   levels(followed.samples, process.samples, runtime::sample_row);
   levels(followed.metrics, process.metrics, runtime::metrics_row);
-  // A row of spans has as many as the model has units, so they count, not the rows.
+  // A row has as many spans as the model has units, so the bound is on spans, not on rows.
   const auto most_spans = std::max<std::size_t>(options_.most_spans_together / std::max<std::size_t>(run_.processes.size(), 1), 400);
   std::size_t spans = 0;
   for (const auto& row : process.spans.rows) spans += row.spans.size();
@@ -399,7 +399,7 @@ void RunReader::judge_life(Process& process, Followed& followed, std::int64_t no
       followed.changed_us != 0 ? steady_us - followed.changed_us : now_us - std::max(beat_us, followed.written_us), 0);
   const bool ended = std::any_of(process.events.rows.begin(), process.events.rows.end(), [](const Event& e) { return e.kind == "end"; });
   const auto pid = process.live ? process.live->pid : process.facts.pid;
-  // The kernel's times of begin move with the time of day.
+  // The start time that follows from the kernel's data moves when the clock is set, so the recorded one is moved alike.
   auto start_us = process.live ? process.live->start_us : process.facts.start_us;
   for (const auto& e : process.events.rows)
     if (e.kind == "clock") start_us += number_in(e, "us");
@@ -421,7 +421,7 @@ void RunReader::judge_state() {
     return std::any_of(run_.processes.begin(), run_.processes.end(),
                        [&](const Process& p) { return p.life == life && p.facts.role != "launcher"; });
   };
-  // `shoal run` writes its record last of all, when a rank's last beat may still be young.
+  // The record of `shoal run` decides first: it is written last of all, when the last beat of a rank may still be young.
   run_.state = run_.end                                  ? RunState::kEnded
                : any(Life::kAlive) || any(Life::kSilent) ? RunState::kRunning
                : any(Life::kEnded)                       ? RunState::kEnded

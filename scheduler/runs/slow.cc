@@ -17,37 +17,38 @@ namespace {
 
 // A trouble has lasted at least this long and this many steps: shorter ones are bursts of the machine, and over before somebody acts.
 constexpr double kLeastUs = 700'000;
-constexpr double kLongStep = 3;  // times the median
+constexpr double kLongStep = 3;  // times the median step: a longer step counts as this long (span_us)
 constexpr std::size_t kWindows[] = {8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256};
 // Without a history of twice the window, noise is hardly known: the window has at least this.
 constexpr std::size_t kLeastStepsAlone = 16;
 constexpr double kLeastAloneUs = 1'000'000;
 
-// Ranks differ by less on healthy machines: caches, clocks, the first rank's extra work.
+// Ranks differ by less than this fraction on healthy machines: caches, clocks, the first rank's extra work.
 constexpr double kLeastSlower = 0.25;
-// If it was not so from the begin, the rank became so much slower than it was.
+// A rank that was not slow from the begin has to have become slower by this fraction.
 constexpr double kLeastChange = 0.2;
 // A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so many deviations.
 constexpr double kDeviations = 5;
-// Noise of neighbouring steps is related. Blocks of the same length show how much, on the other ranks and earlier.
+// Noise of neighbouring steps is related. Blocks of the same length on other ranks, and earlier ones, show how much. A trouble exceeds them
+// by this factor.
 constexpr double kAboveBlocks = 1.5;
-constexpr std::int64_t kLeastSharedUs = 5'000'000;  // for a rank that gets less of CPUs that all ranks share with other processes
-constexpr double kMostSteps = 0.85;                 // the part of the window that shows the trouble, at half its size
-constexpr double kLeastCost = 0.05;                 // a part of the step; less is not worth a word
+constexpr std::int64_t kLeastSharedUs = 5'000'000;  // how long a rank has to lag if all ranks share CPUs with other processes
+constexpr double kMostSteps = 0.85;                 // the fraction of the window's steps that show at least half of the trouble
+constexpr double kLeastCost = 0.05;                 // a fraction of the step: a smaller cost is not reported
 
-constexpr double kLeastLoader = 0.3;    // the loader's part of the step
-constexpr double kLeastProgram = 0.5;   // the program's part of the step, where that is so from the begin
-constexpr double kLeastGrowth = 0.2;    // by which a part of the step grew, or is above that of other ranks
-constexpr double kLeastExposed = 0.3;   // a part of the step, on the rank that waits least
+constexpr double kLeastLoader = 0.3;    // the least fraction of the step in the loader, or outside of the step
+constexpr double kLeastProgram = 0.5;   // the same if the program outside of the step takes most of it, and has done so from the begin
+constexpr double kLeastGrowth = 0.2;    // the least growth of a fraction of the step, or its least distance above that of other ranks
+constexpr double kLeastExposed = 0.3;   // the least fraction of the step that is exposed, on the rank that waits least
 constexpr double kLeastPartUs = 3'000;  // per step: shorter parts are overheads of tiny models
 constexpr double kLeastStepUs = 5'000;  // steps so short are mostly overhead, which is no loader's or network's fault
 constexpr double kLeastComputedUs = 1'000;
 constexpr double kMostPressure = 25;  // percent: beyond, ranks wait because they share CPUs, not for the network
-constexpr double kLeastCpu = 0.7;     // a part of the own work; less means the same
+constexpr double kLeastCpu = 0.7;     // CPU time as a fraction of the own work: less also shows that ranks share CPUs
 
 // Causes of a straggler.
-constexpr double kSharedRunqueue = 0.15;  // a part of the time, more than before
-constexpr double kSharedPart = 0.5;       // so much of the excess is time without CPU
+constexpr double kSharedRunqueue = 0.15;  // the fraction of the time in which the rank waits for a CPU, beyond that of before
+constexpr double kSharedPart = 0.5;       // the fraction of the excess that is time without a CPU
 constexpr double kFaultsPerSecond = 20;
 
 double compute_us(const StepRow& r) {
@@ -102,7 +103,7 @@ double span_us(const StepTable& table, std::size_t n) {
   return out;
 }
 
-// True if the last n steps are enough to speak.
+// True if the last n steps are enough for a verdict.
 bool enough(const StepTable& table, std::size_t n) {
   if (n > table.size()) return false;
   const double us = span_us(table, n);
@@ -182,7 +183,7 @@ std::optional<Found> find_straggler(const StepTable& table, const std::vector<Va
       const auto earlier = slower[k].begin() + static_cast<std::ptrdiff_t>(since);
       const double usual = since < kWindows[0] ? 0 : std::max(median({slower[k].begin(), earlier}), 0.0);
       least = std::max({least, usual + std::log(1 + kLeastChange), kAboveBlocks * largest_block(slower[k], since, n)});
-      // With two ranks the other one is this one's mirror.
+      // With two ranks the other one is this one's mirror, so its blocks show nothing new.
       for (std::size_t j = 0; j < slower.size() && slower.size() > 2; ++j)
         if (j != k && median(last(slower[j], n)) < level / 2)
           least = std::max(least, kAboveBlocks * largest_block(slower[j], table.size(), n));
@@ -197,7 +198,7 @@ std::optional<Found> find_straggler(const StepTable& table, const std::vector<Va
   return out;
 }
 
-// Where the workers of a training may change, its driver has a part of the run.
+// True if the workers of the training may change: then its driver, too, records a part of the run.
 bool is_elastic(const Run& run) {
   return std::any_of(run.processes.begin(), run.processes.end(), [](const Process& p) { return p.facts.role == "driver"; });
 }
@@ -208,7 +209,7 @@ void explain_straggler(const Run& run, const StepTable& table, const Found& f, d
   const auto from_us = table.end_us[f.since], to_us = table.end_us.back() + 1'500'000;
   const auto now = usage(p, from_us, to_us);
   const auto before = usage(p, table.end_us[0] - 60'000'000, from_us);
-  Values idle, idle_before;  // own computation without CPU
+  Values idle, idle_before;  // time of each step's own computation in which the process used no CPU
   for (std::size_t i = 0; i < table.size(); ++i) {
     const auto& row = *table.rows[f.rank][i];
     (i >= f.since ? idle : idle_before).push_back(std::max(compute_us(row) - static_cast<double>(row.cpu_us), 0.0));
@@ -274,7 +275,7 @@ bool is_own_excess(const StepTable& table, const Found& f, double excess_us) {
       idle[k].push_back(std::max(compute_us(*table.rows[k][i]) - cpu[k].back(), 0.0));
     }
   }
-  Values other_cpu, other_idle, other_wanted;  // wanted: a CPU, per step
+  Values other_cpu, other_idle, other_wanted;  // other_wanted: the time per step in which a rank wants a CPU
   double wanted = 0;
   for (std::size_t k = 0; k < table.ranks.size(); ++k) {
     const auto used = usage(*table.ranks[k].process, table.end_us[f.since], table.end_us.back() + 1'500'000);
@@ -356,7 +357,7 @@ std::optional<Part> find_part(const StepTable& table, const Values& part, double
     const double level = median(last(part, n));
     const double margin = kDeviations * 1.25 * sigma / std::sqrt(static_cast<double>(n));
     if (level < least || level < margin || part_above(part, part.size() - n, level / 2) < kMostSteps) continue;
-    // The level of the first steps, as long as they differ.
+    // The usual level: that of the first steps, or a lower one that a quarter of all steps keep.
     const double begin = median({part.begin(), part.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(part.size(), 8))});
     const double usual = std::min({begin, quantile(part, 0.25), level});
     const bool grew = level - usual >= std::max(kLeastGrowth, margin);
@@ -400,13 +401,13 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
       parts.push_back(feed[k][i] / std::max(static_cast<double>(table.rows[k][i]->total_us), 1.0));
       part[k].push_back(parts.back());
     }
-    all.push_back(quantile(std::move(parts), 0.25));  // not one rank of two
+    all.push_back(quantile(std::move(parts), 0.25));  // low, so that one slow rank of two does not speak for all
   }
   const auto load_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
                                       [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
   const auto out_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
                                      [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
-  // The rank in the middle.
+  // The rank whose last part is nearest to that of all ranks stands for them.
   std::size_t middle = 0;
   for (std::size_t k = 0; k < part.size(); ++k)
     if (std::abs(part[k].back() - all.back()) < std::abs(part[middle].back() - all.back())) middle = k;
@@ -475,7 +476,7 @@ std::string longest_wait(const StepTable& table, std::uint64_t since_step) {
 
 void add_exposed(const StepTable& table, std::vector<Verdict>& out) {
   if (table.ranks.size() < 2 || cpu_pressure(table.ranks) > kMostPressure) return;
-  // Even the rank that waits least waits: what it waits for is no rank's work.
+  // Takes the rank that waits least in each step: what even this rank waits for is no rank's work.
   Values part, exposed;
   for (std::size_t i = 0; i < table.size(); ++i) {
     double least = 1e18, of = 0;

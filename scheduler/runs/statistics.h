@@ -10,8 +10,8 @@ double median(std::vector<double> values);  // 0 without values
 double quantile(std::vector<double> values, double part);
 // The standard deviation of a series' noise, from differences of neighbours. So a change of level counts once.
 double noise(const std::vector<double>& values);
-// The position from which the values belong to the level of the series' end: half way between `before` and `level` is neither. It is the
-// begin of the last stretch, as Page's cumulative sum finds it backwards.
+// The position from which the values belong to `level`, that of the series' end, and no longer to `before`. Page's cumulative sum finds it,
+// from the end backwards; the middle between both levels separates them.
 std::size_t change_point(const std::vector<double>& values, double before, double level);
 // The part of values in [from, end) that are at least `least`.
 double part_above(const std::vector<double>& values, std::size_t from, double least);

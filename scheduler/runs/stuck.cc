@@ -16,15 +16,15 @@ using runtime::StepRow;
 namespace {
 
 // A rank is stuck once an activity lasts this long, and this many times as long as in its longest step.
-constexpr double kStuckUs = 650'000;  // and up to 250 ms until the next beat
+constexpr double kStuckUs = 650'000;  // a page shows it up to 250 ms later, with the next beat
 constexpr double kTimesLongest = 5;
-// In the program, between steps, evaluations run. In the loader, an epoch begins and starts its workers. A save takes what the disk takes.
+// Longer limits: evaluations run in the program between steps, an epoch's begin starts the loader's workers, and a save waits for the disk.
 constexpr double kStoppedAfterUs = 120'000'000;
 constexpr double kStuckElsewhereUs = 10'000'000, kStuckLoaderUs = 5'000'000, kStuckSaveUs = 30'000'000;
 // The first steps, also those after a change of workers, compile, allocate and connect.
 constexpr std::uint64_t kFirstSteps = 3;
 constexpr double kStuckFirstUs = 120'000'000;
-constexpr int kLeastPolls = 2;                // a clock that jumps makes a moment long, for one poll
+constexpr int kLeastPolls = 2;                // polls that have to agree, since a clock that jumps makes an activity look long for one poll
 constexpr std::int64_t kStoppedUs = 900'000;  // without a beat on this host: a signal has stopped the process, or it gets no CPU
 constexpr std::size_t kMostNames = 4;
 
@@ -133,7 +133,7 @@ Verdict verdict_of(const Rank& r, const std::vector<Rank>& ranks, const char* co
   return v;
 }
 
-// True if the others depended on it: it was there when they trained.
+// True if other ranks depended on this one: it was still alive when they began.
 bool was_there(const Rank& r, const std::vector<Rank>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), [&](const Rank& other) {
     if (other.rank == r.rank || !other.process->live) return false;
@@ -163,14 +163,14 @@ std::string before_the_end(const Run& run) {
 
 bool add_dead(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   if (*ended_by(run) != '\0') return false;  // the signal ends the ranks, too
-  // The first to die comes first: others may have followed.
+  // Reports the rank that died first, since it may have caused the other deaths.
   std::vector<Rank> dead;
   for (const auto& r : ranks)
     if (r.process->life == Life::kGone && was_there(r, ranks)) dead.push_back(r);
   if (dead.empty() || run.state == RunState::kLost) return false;
   const auto& first = *std::min_element(dead.begin(), dead.end(),
                                         [](const Rank& a, const Rank& b) { return newest_us(*a.process) < newest_us(*b.process); });
-  // The run's record knows of another host's death, behind which the cluster has ended this rank.
+  // The run's record names another rank as the first to die: the cluster has ended this one afterwards.
   if (run.end && run.end->rank && run.end->rank != first.rank) return false;
   auto v = verdict_of(first, ranks, "dead_rank", run.state == RunState::kRunning ? Health::kStopped : Health::kFailed);
   v.since_us = newest_us(*first.process);
@@ -241,7 +241,7 @@ bool add_silent(const Run& run, const std::vector<Rank>& ranks, std::int64_t now
   return true;
 }
 
-// Not yet a trouble: an evaluation, an epoch's begin and a save hold up the others, too.
+// Adds a note that the other ranks wait for `r`. It is not yet a trouble: an evaluation, an epoch's begin and a save hold them up, too.
 void add_waiting(const Rank& r, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
   if (held_us(*r.process) < kStuckUs || in_first_steps(*r.process)) return;
   auto v = verdict_of(r, {r}, "waiting", Health::kOk);
@@ -259,7 +259,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
     if (is_alive(r)) active.push_back(r);
   if (active.empty() || run.state != RunState::kRunning) return;
   for (const auto& r : active)
-    if (r.process->held_polls < kLeastPolls) return;  // the run moves
+    if (r.process->held_polls < kLeastPolls) return;  // this rank's activity is new, so the run moves
   std::vector<Rank> moving, waiting;
   for (const auto& r : active) (is_waiting(r) ? waiting : moving).push_back(r);
 
@@ -345,7 +345,7 @@ void add_end(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict
     out.push_back(std::move(v));
     return;
   }
-  // The first process of the present attempt that failed, and the record of the run's end. A driver's end is that of its attempt.
+  // The first process of the present attempt that failed, and the record of the run's end. An attempt ends with its driver.
   const Process* failed = nullptr;
   const Event* how = nullptr;
   const Process* driver = nullptr;

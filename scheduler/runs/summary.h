@@ -20,13 +20,13 @@ struct RankSummary {
   Life life = Life::kUnknown;
   std::uint64_t step = 0;      // steps that have ended
   std::string activity, unit;  // as keys of docs/runs.md; "" if not known
-  std::int64_t held_us = 0;    // since when it is there
+  std::int64_t held_us = 0;    // how long the rank has been at this activity
   double step_us = 0, own_us = 0, exposed = 0, load = 0, cpu = 0;
   std::int64_t rss = 0;
 };
 
 struct Summary {
-  std::vector<RankSummary> ranks;  // those present
+  std::vector<RankSummary> ranks;  // the ranks that are present (present_ranks)
   std::size_t hosts = 0;
   std::uint64_t step = 0;
   int generation = 1;

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kOrder[] = {
     "dead_rank", "lost",      "failed",      "dead_driver", "silent_rank",           "hang",       "not_finite", "memory",
     "full_disk", "straggler", "slow_loader", "slow_disk",   "exposed_communication", "loss_spike", "clock_jump"};
-// Behind the verdict without a trouble: they are none.
+// Notes, which are no troubles: they come behind the verdict that all is well.
 constexpr const char* kLast[] = {"waiting", "deaths"};
 
 bool is_last(const Verdict& v) { return std::find(std::begin(kLast), std::end(kLast), v.code) != std::end(kLast); }
@@ -101,7 +101,7 @@ std::vector<Verdict> diagnose(const Run& run, std::int64_t now_us) {
   const auto explains = [&](const Verdict& v) { return v.state != Health::kOk && v.rank == waits->rank; };
   if (waits != out.end() && std::any_of(out.begin(), out.end(), explains)) out.erase(waits);
   std::stable_sort(out.begin(), out.end(), [](const Verdict& a, const Verdict& b) { return place_of(a) < place_of(b); });
-  // Commands on processes are of use while these live.
+  // Commands that inspect processes are of no use once the run has ended.
   for (auto& v : out)
     if (run.state != RunState::kRunning && (v.next.starts_with("shoal ") || v.next.starts_with("ps "))) v.next.clear();
   const auto notes = std::find_if(out.begin(), out.end(), is_last);

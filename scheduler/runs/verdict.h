@@ -26,7 +26,7 @@ struct Verdict {
   std::string host = {};
   std::uint64_t since_step = 0;     // 0: no step
   std::int64_t since_us = 0;        // time of day; 0: not known
-  std::optional<double> cost = {};  // the part of the steps' time that it takes
+  std::optional<double> cost = {};  // the fraction of the steps' time that the trouble takes
   std::vector<std::string> evidence = {};
   std::string next = {};  // a command, or what to do; "" for nothing
 };

@@ -33,7 +33,7 @@ struct Disconnect {  // a node that was given up: notifies its watchers. If it j
 struct EndNodeOn {  // asks a drained node to end
   NodeId node;
 };
-struct FindPortOn {  // the node answers with PortFound
+struct FindPortOn {  // asks the node for a free port; it answers with PortFound
   NodeId node;
   JobId job;
 };

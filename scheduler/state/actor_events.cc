@@ -57,8 +57,9 @@ void end_without_room(Parts& s, const actors::GangSpec& spec) {
                 .with_hint("without _fail_on_unavailable it waits for room"));
 }
 
-// Makes `to` the creator of the gangs that `from` made. Two kinds stay with `from` and end with it. Workers of functions are one, but what
-// they made goes to `to`. The other are gangs that have not finished starting: `from` has not sent their constructor calls yet.
+// Makes `to` the creator of the gangs that `from` made. Two kinds of gangs stay with `from` and end with it. One kind are workers of
+// functions, whose own gangs go to `to` in turn. The other are gangs that have not finished starting, since `from` has not sent their
+// constructor calls yet.
 void hand_on(Parts& s, WorkerId from, WorkerId to) {
   for (const GangId id : s.gangs.take_created_by(from)) {
     const auto& members = s.gangs.at(id).spec.actors;
@@ -79,7 +80,7 @@ Result<void> hosted_again(Parts& s, const actors::HostActor& m, const ActorRow& 
   if (!same) return fail(invalid_argument("actor " + to_string(m.actor) + " exists already"));
   if (const Error* const failure = s.hosted.failure_of(m)) return fail(*failure);
   if (row.state == ActorState::kDead) return fail(row.cause.value_or(unavailable("the actor ended").with_reason("ActorDied")));
-  if (row.state != ActorState::kAlive) return {};  // answered once its gang is complete
+  if (row.state != ActorState::kAlive) return {};  // the request is answered once its gang is complete
   actors::HostedActor answer{row.gang, row.generation, std::vector<ActorId>(static_cast<std::size_t>(row.world_size))};
   for (const auto& [id, a] : s.actors) {
     if (a.gang == row.gang) answer.members.at(static_cast<std::size_t>(a.rank)) = id;

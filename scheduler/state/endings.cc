@@ -91,7 +91,7 @@ void end_created_by(Parts& s, const Worker& worker, const Error& why) {
   for (const GangId id : created) {
     const std::vector<actors::ActorSpec> members = s.gangs.at(id).spec.actors;
     for (const auto& a : members) {
-      if (s.actors.living(a.id) != nullptr) end_actor(s, a.id, over);  // no row for a member that died long ago
+      if (s.actors.living(a.id) != nullptr) end_actor(s, a.id, over);  // a member that died long ago has no row
     }
   }
 }
@@ -119,7 +119,8 @@ std::optional<Error> shown_cause(const Parts& s, const Worker& worker, std::int3
   if (shell_code != 128 + SIGKILL) return cause;
   if (job_is_over) return cancelled("ended with its job").with_reason("JobEnded");
   const auto actor = s.actors.find(worker.actor);
-  // An actor that is dead already was ended on request, and its process by this SIGKILL. Memory that ran short is another cause.
+  // An actor that is dead already was ended on request, and its process by this SIGKILL. A worker killed for lack of memory has another
+  // reason than WorkerDied, and keeps it.
   const bool requested = actor != s.actors.end() && actor->second.state == ActorState::kDead && actor->second.cause;
   return requested && cause && cause->reason() == "WorkerDied" ? actor->second.cause : cause;
 }
@@ -182,7 +183,7 @@ void remove_group(Parts& s, GroupId id, const Error& cause) {
     for (const auto& a : g.spec.actors) inside.push_back(a.id);
   }
   for (const ActorId actor : inside) {
-    if (s.actors.living(actor) != nullptr) end_actor(s, actor, cause);  // no row for a member that died long ago
+    if (s.actors.living(actor) != nullptr) end_actor(s, actor, cause);  // a member that died long ago has no row
   }
   s.turn.act(NotifyGroup{row});
 }

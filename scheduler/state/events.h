@@ -174,7 +174,7 @@ struct Created {
   bool empty() const { return actors.empty() && jobs.empty() && groups.empty() && hosted.empty(); }
   void add(const Created& other);
 };
-// All of it ends because of `why`, as if it had not been asked for. A gang in existing processes ends as a whole.
+// All that `created` names ends because of `why`, as if it had never been requested. A gang in existing processes ends as a whole.
 struct RequestsUndone {
   const Created& created;
   const Error& why;

@@ -70,7 +70,7 @@ void on(Parts& s, const PortNotRequested& event) {
   if (it == s.jobs.end() || it->second.row.state != JobState::kPending) return;
   give_back_places(s, event.job);
   Pending again{{}, event.job, {}, s.turn.now};
-  again.not_before = s.turn.now + s.turn.options.first_pause;  // the connection may be about to break
+  again.not_before = s.turn.now + s.turn.options.first_pause;  // waits a moment, since the connection to the node may be about to break
   s.queue.entries.push_back(again);
   place_pending(s);
 }
@@ -86,7 +86,7 @@ Result<void> on(Parts& s, const JobStopped& event) {
     stop_processes(s, id, signal);
     return {};
   }
-  give_back_places(s, id);  // a pending job, or a driver's
+  give_back_places(s, id);  // frees the places of a job that has not started
   if (const auto* const driver = s.workers.living(job->driver)) {
     s.turn.act(StopWorkerOn{driver->row.node, {job->driver, signal, s.turn.options.stop_grace_ms}});
   }

@@ -94,7 +94,7 @@ void move_actors(Parts& s, NodeId node) {
     const auto gang = s.gangs.find(actor->second.gang);
     if (actor->second.state == ActorState::kDead || gang == s.gangs.end() || gang->second.spec.where.group) continue;
     if (w.moving) {
-      (void)take_place(gang->second);  // room for an actor on its way
+      (void)take_place(gang->second);  // an actor that is being moved still needs its room elsewhere
     } else if (actor->second.state == ActorState::kAlive && !w.leaving && may_restart(actor->second)) {
       staying.push_back(id);
     }

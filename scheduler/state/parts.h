@@ -27,7 +27,7 @@ namespace shoal::scheduler {
 
 struct StateOptions {
   runtime::Duration node_timeout = std::chrono::seconds(5);  // longest time without a heartbeat
-  // Expected time between ticks; what exceeds it does not count as a node's silence.
+  // Longest expected time between ticks. After a longer one the head itself stood still, so the excess is not a node's silence.
   runtime::Duration longest_tick = std::chrono::seconds(1);
   runtime::Duration warn_after = std::chrono::seconds(1);  // time pending before a warning
   std::uint32_t stop_grace_ms = 3000;                      // from SIGTERM to SIGKILL
@@ -71,9 +71,9 @@ struct Pending {
   Shown shown = Shown::kNothing;
   runtime::TimePoint not_before{};
   GangId like{};               // for gangs: the first of consecutive gangs with equal requests; none: the gang waits in a placement group
-  JobId gang_job{};            // for gangs
+  JobId gang_job{};            // for gangs: the gang's job
   std::uint64_t tried_at = 0;  // ResourceIndex::growth() of the last attempt; retried once it has grown
-  int windows = 0;             // number of windows so far
+  int windows = 0;             // number of windows that this entry has had (Window)
   runtime::TimePoint rests_until{};
 
   // Returns true for a gang that waits for room in its placement group.
@@ -93,7 +93,7 @@ struct Queue {
   std::deque<Pending> entries;
   std::optional<Window> window;
   int num_searches = 0;  // searches of all nodes since the last tick, to explain entries
-  bool put_off = false;  // place_after() runs
+  bool put_off = false;  // place_after() is under way, so place_pending() does nothing
 };
 
 struct Parts {

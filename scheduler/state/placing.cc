@@ -100,7 +100,7 @@ void start_gang(Parts& s, const Gang& gang, const std::vector<Site>& sites) {
 // Returns true if the group has all its bundles now.
 bool place_group(Parts& s, GroupId id) {
   const Group& group = s.groups.at(id);
-  // Bundles that are placed again keep apart from the nodes of the others.
+  // With strict spread, bundles that are placed again avoid the nodes of the group's other bundles.
   NodeResources apart;
   const bool keep_apart = group.row.strategy == Strategy::kStrictSpread && std::ranges::any_of(group.row.nodes, &NodeId::operator bool);
   if (keep_apart) {

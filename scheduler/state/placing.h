@@ -22,7 +22,7 @@ actors::Resources& source(Parts& s, const rows::Worker& worker);
 
 // The bundles of a group that have no node, as wants, and the free resources of the nodes that may get them. A bundle's label rules become
 // an extra resource that only matching nodes have. One of `rooms` has to hold all wants: the nodes with one value of the group's label
-// `together`, or all nodes. There is none if no node has that label.
+// `together`, or all nodes. `rooms` is empty if no node has that label.
 struct Placeable {
   std::vector<actors::Resources> wants;
   std::vector<Allowed> rooms;

@@ -64,7 +64,7 @@ bool place_pending_once(Parts& s) {
     std::size_t i = 0;
     std::erase_if(all, [&](const Pending&) { return placed[i++]; });
   }
-  for (auto& p : s.queue.entries) all.push_back(p);  // entries that placing has added: none today
+  for (auto& p : s.queue.entries) all.push_back(p);  // keeps entries that placing would add; today it adds none
   s.queue.entries = std::move(all);
   return placed_group;
 }

@@ -84,7 +84,8 @@ class StandIns {
       row.state = ActorState::kDead;
       row.cause = lost(aside);
     });
-    for (const auto& [id, actor] : s_.actors) {  // one that waits with its gang has no process; one that a process hosts has no gang here
+    // An actor that waits without a process needs its gang's row. A hosted actor has a process, and no row of a gang.
+    for (const auto& [id, actor] : s_.actors) {
       if (waits(actor) && !actor.worker && !s_.gangs.contains(actor.gang)) {
         missing(TableName::kGangs, actor.gang.value, "actor " + to_string(id));
       }
@@ -131,7 +132,8 @@ class StandIns {
                  inside);
     }
     for (const auto& [id, job] : s_.jobs) {
-      // A process that ended long ago has no row, either. But one of a job that runs lives.
+      // At least one process of a running job lives. So if no known process does, rows were lost; else missing rows are those of processes
+      // that ended long ago.
       const bool none_lives = job.row.state == JobState::kRunning && std::ranges::none_of(job.processes, [&](WorkerId p) {
                                 return s_.workers.living(p) != nullptr || known_.contains({TableName::kWorkers, p.value});
                               });
@@ -211,7 +213,7 @@ class StandIns {
   std::set<std::pair<TableName, std::uint64_t>> known_;
 };
 
-// Ends an actor of each gang that `ends` names with a cause; a gang that waits ends as a whole.
+// Ends the living actors of each gang for which `ends` returns a cause.
 template <class Ends>
 void end_gangs(Parts& s, const Ends& ends) {
   std::vector<std::pair<ActorId, Error>> ending;

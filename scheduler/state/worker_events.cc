@@ -26,7 +26,7 @@ void attach(Parts& s, NodeId node, const actors::WorkerUpdate& process) {
   if (s.jobs.living(process.job) == nullptr) s.turn.act(EndJobOn{node, process.job});
 }
 
-// Warns the watchers of the job of a process that a signal has stopped. A driver is stopped by its own shell.
+// Warns the watchers of a job that a signal has stopped one of its processes. There is no warning for a driver, which its own shell stops.
 void warn_of_stop(Parts& s, const Worker& w) {
   if (w.row.role == "driver") return;
   const auto actor = s.actors.find(w.actor);
@@ -49,7 +49,7 @@ void end_unwanted(Parts& s, const Worker& w) {
     return;
   }
   const auto* const job = s.jobs.living(w.row.job);
-  if (job == nullptr) return;  // NodeJoined repeated EndJobOn
+  if (job == nullptr) return;  // the job has ended, and NodeJoined has repeated EndJobOn
   if (job->stopping || job->row.exit_code != 0) {
     s.turn.act(StopWorkerOn{w.row.node, {id, SIGTERM, s.turn.options.stop_grace_ms}});
   }

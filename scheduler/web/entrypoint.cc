@@ -40,7 +40,7 @@ struct Environment {
   std::map<std::string, std::string> variables;
   std::string folder;
   bool by_python = false;
-  std::string for_children;  // JSON for processes that the job starts
+  std::string for_children;  // the part of the runtime_env for processes that the job starts, as JSON
 };
 
 Result<Environment> read_environment(const std::string& text) {
@@ -58,7 +58,7 @@ Result<Environment> read_environment(const std::string& text) {
             variable.find('\0') != std::string::npos) {
           return fail(invalid_argument("env_vars of runtime_env has a name or a value that an environment cannot hold"));
         }
-        out.by_python |= variable.find('$') != std::string::npos;  // refers to existing variables
+        out.by_python |= variable.find('$') != std::string::npos;  // the value refers to existing variables, which Python replaces
       }
     } else if (key == "working_dir") {
       if (!value.is_string()) return fail(invalid_argument("working_dir of runtime_env is a path"));

@@ -28,7 +28,7 @@ LogBook::Options kept_in(const std::string& folder) {
 // Returns true for a process of the job itself, whose lines are printed as they are. Lines of actors get a label.
 bool is_own(const WorkerRow& w) { return w.role == "driver" || w.role.starts_with("rank "); }
 
-// Its logs can be read only in this host's folder then, if at all.
+// True if the node is gone. Its logs can then be read only in this host's folder, if at all.
 bool is_gone(const Result<actors::NodeRow>& node) {
   return node ? node->state == actors::NodeState::kDead : node.error().code() == Code::kNotFound;
 }
@@ -203,7 +203,7 @@ void Gateway::call_node(const std::string& endpoint, Method method, Bytes bytes,
 }
 
 void Gateway::call_next_node() {
-  if (std::exchange(calling_, true)) return;  // a call that ended at once
+  if (std::exchange(calling_, true)) return;  // called by a call that ended at once: the loop below goes on with the next one
   const auto alive = alive_;
   const auto has_room = [this] {
     return calls_.size() - num_slow_calls_ < options_.max_node_calls && num_slow_calls_ < kMaxSlow * options_.max_node_calls;

@@ -86,7 +86,7 @@ class Gateway final : public runtime::PeerHandler {
   std::deque<std::function<void(const Error*)>> waiting_;  // callbacks that wait for the connection
   std::set<std::shared_ptr<NodeCall>> calls_;
   std::size_t num_slow_calls_ = 0;                             // number of slow calls in calls_
-  std::deque<std::function<void(const Error*)>> later_calls_;  // wait for others to end
+  std::deque<std::function<void(const Error*)>> later_calls_;  // calls to nodes that wait until others end
   bool calling_ = false;                                       // call_next_node() is on the stack
   std::set<std::shared_ptr<Tail>> tails_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -40,7 +40,7 @@ class HttpParser {
   // Parses the bytes that have arrived. A refusal is final. Bytes after a whole request are ignored: there is no pipelining.
   std::optional<Refusal> feed(std::string_view bytes);
   bool complete() const { return have_head_ && request_.body.size() == body_bytes_; }
-  // The client waits for "100 Continue" before it sends its body.
+  // True if the client waits for "100 Continue" before it sends its body.
   bool expects_continue() const { return have_head_ && !complete() && request_.header("expect") == "100-continue"; }
   const HttpRequest& request() const { return request_; }
 

@@ -53,7 +53,7 @@ class HttpServer {
     std::size_t max_unsent_bytes = 8u << 20;                    // for answers in pieces; beyond it the connection is closed
     runtime::Duration request_time = std::chrono::seconds(10);  // for the whole request to arrive
     runtime::Duration write_time = std::chrono::seconds(30);    // for the client to read the pending output
-    std::set<std::string> open_paths = {};                      // which need no token: they contain no data
+    std::set<std::string> open_paths = {};                      // paths that need no token, since they contain no data
     std::string page_token = {};                                // grants GET, beside the token; "" for none
   };
   using Handler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;

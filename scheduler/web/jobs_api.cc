@@ -33,9 +33,7 @@ void no_such_path(const std::shared_ptr<HttpReply>& reply, const std::string& pa
   reply->send(404, error_body(not_found("the HTTP interface serves nothing at " + path)));
 }
 
-// Sends rows as the head lists them. It asks for a page once the client has read the one before, and converts no more than a page at once:
-// neither a long list nor a slow client holds up the head's loop or fills its memory.
-// Which rows of a list a request wants: those of a state, and with a text in one of their values.
+// The rows of a list that a request wants: those of a state, and with a text in one of their values.
 struct RowFilter {
   std::string state, contains;
   bool any() const { return !state.empty() || !contains.empty(); }
@@ -57,9 +55,11 @@ struct RowFilter {
   }
 };
 
+// Sends rows as the head lists them. It asks for a page once the client has read the one before, and converts no more than a page at once:
+// neither a long list nor a slow client holds up the head's loop or fills its memory.
 class Listing final : public std::enable_shared_from_this<Listing> {
  public:
-  // The text around the rows, and the JSON array of a page's rows.
+  // The form of the answer: the texts before and after the rows, and the function that turns a page's rows into a JSON array.
   struct Shape {
     std::string before;
     json (*rows)(const ListReply& page);

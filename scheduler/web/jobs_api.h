@@ -1,10 +1,14 @@
 // The HTTP interface of the cluster: Ray's job API, and rows of the cluster's state.
 //
 //   GET    /api/version
-//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}?limit=N&after=ID&state=S&contains=TEXT&total=0  (a page: {rows, next,
-//   total}) GET    /api/jobs/              (all of them) POST   /api/jobs/              {entrypoint, submission_id, runtime_env, metadata,
-//   entrypoint_num_cpus, ..} GET    /api/jobs/ID POST   /api/jobs/ID/stop DELETE /api/jobs/ID GET    /api/jobs/ID/logs GET
-//   /api/jobs/ID/logs/tail  (text, in pieces, until the job ends)
+//   GET    /api/v0/{actors,nodes,workers,jobs,placement_groups}   a page: {rows, next, total}; limit, after (an id), state, contains, total
+//   GET    /api/jobs/               all jobs
+//   POST   /api/jobs/               {entrypoint, submission_id, runtime_env, metadata, entrypoint_num_cpus, ..}
+//   GET    /api/jobs/ID
+//   POST   /api/jobs/ID/stop
+//   DELETE /api/jobs/ID
+//   GET    /api/jobs/ID/logs
+//   GET    /api/jobs/ID/logs/tail   text, in pieces, until the job ends
 #pragma once
 
 #include <memory>

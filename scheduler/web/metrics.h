@@ -19,7 +19,7 @@ class Metrics {
  public:
   struct Options {
     runtime::Duration patience = std::chrono::seconds(4);  // time limit per node; a node's own limit for its processes is shorter
-    runtime::Duration keep = std::chrono::seconds(1);      // for which the last answer serves later requests
+    runtime::Duration keep = std::chrono::seconds(1);      // how long the last answer serves later requests
     // Runs `work` in a thread of its own, then `then` on the loop, as runtime::SideWork does: a large cluster's text takes long. If it is
     // empty, the loop waits.
     std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};

@@ -26,7 +26,7 @@ namespace {
 constexpr std::string_view kAbout = "/api/v1/about", kRuns = "/api/v1/runs";
 constexpr std::string_view kPolicyBegin = "http-equiv=\"Content-Security-Policy\" content=\"", kSnapshotPlace = "<!--snapshot-->";
 
-constexpr std::size_t kRows = 100, kMostRows = 10'000;  // a list of runs has so many
+constexpr std::size_t kRows = 100, kMostRows = 10'000;  // rows of a list of runs: the default, and the most
 
 Result<std::size_t> number_of(const HttpRequest& request, const char* name, std::size_t otherwise, std::size_t most) {
   const auto at = request.query.find(name);
@@ -59,7 +59,7 @@ std::string page_policy() {
   const auto begin = html.find(kPolicyBegin);
   if (begin == std::string_view::npos) return "default-src 'none'";
   const auto from = begin + kPolicyBegin.size();
-  // A page cannot say this of itself.
+  // Browsers ignore frame-ancestors in the page's own policy, so the header adds it.
   return std::string(html.substr(from, html.find('"', from) - from)) + "; frame-ancestors 'none'";
 }
 
@@ -91,7 +91,7 @@ class RunsApi::Folders {
     for (std::size_t i = std::min(offset, all.size()); i < all.size() && rows.size() < limit; ++i) {
       if (const Listed* const run = listed(all[i].name, all[i].path, now_us)) rows.push_back(run->row);
     }
-    if (listed_.size() > 2 * options_.most_runs) listed_.clear();  // names that went
+    if (listed_.size() > 2 * options_.most_runs) listed_.clear();  // drops the rows of runs that have disappeared
     return {{"rows", std::move(rows)}, {"total", all.size()}, {"offset", offset}};
   }
 
@@ -138,13 +138,14 @@ class RunsApi::Folders {
   // A row of the list, and what it was read from.
   struct Listed {
     Identity identity;
-    std::int64_t changed_ns = 0, processes_ns = 0;  // entries that came or went, such as exit.json
-    std::int64_t beat_ns = 0;                       // the last one of any process
+    std::int64_t changed_ns = 0, processes_ns = 0;  // times at which entries came or went, such as exit.json
+    std::int64_t beat_ns = 0;                       // the latest beat of any process
     json row = {};
     runs::RunState state = runs::RunState::kRunning;
     std::int64_t checked_us = 0;
   };
-  // A run without a change since it was read stays as it is, unless it goes on. Null if it has disappeared.
+  // The run's row in the list. An unchanged folder is read again only after fresh_list_us, if the run goes on or has a new beat. Null if
+  // the run has disappeared.
   const Listed* listed(const std::string& name, const std::string& path, std::int64_t now_us) {
     Listed& known = listed_[name];
     const auto identity = identity_of(path);
@@ -179,7 +180,7 @@ class RunsApi::Folders {
     return newest;
   }
 
-  // A list needs a run's end only.
+  // For a list, which needs only the last rows of a run.
   static runs::ReaderOptions small_reader() {
     runs::ReaderOptions out;
     out.most_processes = 256;
@@ -196,7 +197,7 @@ class RunsApi::Folders {
       if (found_.empty()) found_.push_back({name_of(options_.run), options_.run});
       return found_;
     }
-    std::vector<std::int64_t> changed;  // a run that came or went counts at once
+    std::vector<std::int64_t> changed;  // so that a run that came or went is seen at once
     for (const auto& folder : options_.folders) changed.push_back(changed_ns(folder));
     if (changed == folders_ns_ && now_us >= found_us_ && now_us - found_us_ < options_.fresh_list_us) return found_;
     found_ = runs::list_runs(options_.folders, options_.most_runs);

@@ -35,7 +35,7 @@ class RunsApi {
  public:
   struct Options {
     std::string run = {};                   // the folder of the only run; "": those in `folders`
-    std::vector<std::string> folders = {};  // folders of runs' folders
+    std::vector<std::string> folders = {};  // folders that contain folders of runs
     bool cluster = false;                   // the server has the cluster's lists, too
     std::string session = {};
     std::size_t most_runs = 10'000;          // the newest ones
@@ -49,7 +49,7 @@ class RunsApi {
   explicit RunsApi(Options options);
   ~RunsApi();
 
-  // False if the path is not one of these.
+  // Returns false, without an answer, if the path is none of this API's.
   bool handle(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
 
  private:

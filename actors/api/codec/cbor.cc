@@ -88,7 +88,7 @@ bool CborReader::begin(Major major, std::uint64_t& n, const char* what) {
     at_ = from;
     return expected(what, h);
   }
-  // Each item has at least one byte.
+  // Each item has at least one byte, and each entry of a map two items: a larger number cannot be true.
   if (h.n > left() || (major == Major::kMap && h.n > left() / 2)) return fail("a length beyond the end");
   n = h.n;
   return true;

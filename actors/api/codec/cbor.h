@@ -129,7 +129,7 @@ class CborReader {
   bool integer(bool& negative, std::uint64_t& n);  // negative: the value is -1 - n
   bool number(double& out);                        // reads a float or an integer
   bool boolean(bool& out);
-  // True if the next item is this single byte, which is then passed.
+  // True if the next item is the single byte `first`, which is then passed.
   bool take_if(std::uint8_t first) {
     if (failed() || at_ == end_ || static_cast<std::uint8_t>(*at_) != first) return false;
     ++at_;

@@ -25,7 +25,7 @@ struct Decoding {
   Hub* hub = {};                        // this process's Hub, which handles need
 };
 
-// The error in such a value; Unimplemented if it is an exception of another language.
+// The error in a value that user code raised (raised_value); Unimplemented if the value is an exception of another language.
 Error raised_error(const Value& value);
 
 template <class T>

@@ -115,7 +115,7 @@ struct Table {
   static_assert(grouped().good,
                 "a concurrency group has room for a call at least, and methods that `methods` lists and no other group has");
 
-  // True if some method has the signature of this pointer. The compiler cannot check more of a pointer that is a value.
+  // True if some method has the signature of this pointer. Which method it points to is known at run time only (name_of).
   template <class Pointer>
   static constexpr bool lists() {
     return []<std::size_t... I>(std::index_sequence<I...>) {

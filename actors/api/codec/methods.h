@@ -50,8 +50,8 @@ constexpr Methods<void, Pointers...> methods(Pointers... pointers) {
   return {{pointers...}};
 }
 
-// For an actor that runs several calls at once: these methods share `max_concurrency` places of their own, besides the actor's for all
-// other methods.
+// For an actor that runs several calls at once: at most `max_concurrency` calls of these methods run together. They do not count against
+// the actor's own max_concurrency, which holds for all other methods.
 //
 //   static constexpr auto concurrency_groups =
 //       shoal::concurrency_groups(shoal::concurrency_group(2, &Store::read, &Store::list), shoal::concurrency_group(1, &Store::write));

@@ -114,7 +114,7 @@ class Context {
   JobId job() const;
   NodeId node() const;
   WorkerId worker() const;
-  ActorId actor() const { return actor_; }  // this process's; none in a driver, and in a worker of functions
+  ActorId actor() const { return actor_; }  // the actor of this process; none in a driver, and in a worker of functions
   const std::string& name_space() const { return options_.name_space; }
   std::uint32_t num_restarts() const { return options_.num_restarts; }
 

@@ -15,7 +15,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShort{1};  // pause between two visits to a pool that wants something each time
+constexpr std::chrono::milliseconds kShort{1};  // pause before the next visit to a pool that wants something at each visit
 
 // Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
@@ -47,8 +47,9 @@ bool said_all(const Value& words) {
 
 bool is_over(const Result<void>& ended) { return ended || ended.error().code() == Code::kNotFound; }
 
-constexpr std::chrono::seconds kAgain(1);        // pause before another attempt to end workers
-constexpr std::chrono::seconds kLastMetrics(9);  // together with `needed`, less than the keeper waits for the answer
+constexpr std::chrono::seconds kAgain(1);  // pause before another attempt to end workers
+// A worker waits up to Options::needed, then this long: together less than the keeper waits for the answer.
+constexpr std::chrono::seconds kLastMetrics(9);
 
 }  // namespace
 
@@ -80,7 +81,7 @@ Result<Value> FunctionPools::hand_over(const Value& request) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.loop().own(none_open)) lend();
   if (!session.loop().wait(none_open, until) || !see_off_all(until)) return needed();
-  session.reporter().send_last_metrics(kLastMetrics);   // its objects are at the node by now
+  session.reporter().send_last_metrics(kLastMetrics);   // the answer follows this worker's objects, so the node has them
   if (!session.loop().own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
@@ -144,7 +145,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const std::lock_guard lock(pools_mutex_);
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
-  // Runs on the loop, which must not block. So no thread waits for the loop while it holds this mutex.
+  // Runs on the loop, which must not block. So no thread that holds mutex_ waits for the loop.
   const auto wanted = [this] {
     {
       const std::lock_guard process_report(mutex_);
@@ -152,12 +153,12 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
     }
     changed_.notify_all();
   };
-  // Only workers that hold CPUs alone lend them. Other resources become free only when a worker ends.
+  // Workers lend their CPUs only if they hold no other resources, which become free only when a worker ends.
   const auto& held = resources.all();
   const bool lends =
       resources.units("CPU") > 0 && std::all_of(held.begin(), held.end(), [](const auto& r) { return r.first == "CPU" || r.second == 0; });
   pool->tasks = hub_.session.calls().pools().make(wanted, {.lends = lends});
-  pools_[key] = pool;  // the thread starts all workers, since the head may be away
+  pools_[key] = pool;  // the thread starts all workers, since the head may be away and the caller must not wait for it
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   return pool;
 }
@@ -181,7 +182,7 @@ Result<void> FunctionPools::grow(Pool& pool) {
 }
 
 std::size_t FunctionPools::room_for(const Pool& pool, std::size_t workers, bool starting) {
-  if (pool.options.where.group) return starting ? 0 : 1;  // only the head has the free room of the group, so one more may wait for it
+  if (pool.options.where.group) return starting ? 0 : 1;  // only the head knows the group's free room: let one worker wait for it there
   const auto status = hub_.session.cluster().status();
   if (!status) return 0;
   std::size_t out = workers;
@@ -211,7 +212,7 @@ bool FunctionPools::attend(Pool& pool) {
 void FunctionPools::end(ActorId worker) {
   const auto constructed = constructed_.extract(worker);
   if (constructed.empty() || !constructed.mapped().ready() || !constructed.mapped().peek()) {
-    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // it has made nothing, so it leaves nothing
+    return leaving_.push_back({worker, {}, {}, Leaving::How::kRetired});  // the worker was never constructed, so it leaves no actors
   }
   leaving_.push_back({worker, {}, {}});
   request_last_words(leaving_.back());

@@ -71,9 +71,9 @@ class FunctionPools {
   Hub& hub() { return hub_; }
   // Queues a call. `name` must outlive the process.
   Reply submit(std::string_view name, const FunctionOptions& options, Result<Encoded> args);
-  // The answer of this worker of functions to kLastWords, by which its keeper requests the actors that it leaves. `request` is the time for
+  // The answer of this worker of functions to kHandOver, by which its keeper requests the actors that it leaves. `request` is the time for
   // the answer, in ms. The answer has a flag and a list. The flag is false while calls of this worker are open: then the keeper requests
-  // again. The list has the actors that it has made or taken over.
+  // again. The list has the actors that this worker has made or taken over.
   Result<Value> hand_over(const Value& request);
 
  private:
@@ -93,7 +93,7 @@ class FunctionPools {
   // with it, since their handles could not be counted. While the head is away, workers stay in leaving_.
   void see_off();
   void lend();
-  // Ends all idle workers, which may answer until then; true if all have ended.
+  // Ends all idle workers, and waits for their answers until the time `until`. Returns true if all have ended.
   bool see_off_all(std::chrono::steady_clock::time_point until);
   void run();
 
@@ -103,7 +103,7 @@ class FunctionPools {
   const Options options_;
   std::mutex pools_mutex_;
   std::map<std::string, std::shared_ptr<Pool>> pools_;  // by the properties of their workers (key_of)
-  std::mutex mutex_;                                    // guards the next three; taken by handlers of the loop
+  std::mutex mutex_;                                    // guards changed_, wanted_ and ending_; handlers of the loop take it
   std::condition_variable changed_;
   bool wanted_ = false, ending_ = false;
   std::mutex retiring_mutex_;  // guards the members from constructed_ to checked_at_

@@ -3,7 +3,7 @@
 // Both are values. An actor ends after its open calls when no process, message or object has a handle: its destructor runs, and its
 // process ends. Detached actors stay. Handles from get_actor(), get_if_exists or handle(id) do not keep an actor, nor do its own handles
 // of itself; those that it passes on do. Earlier it ends by a kill, with the driver's job, or with the process that made it. A retired
-// worker of functions leaves its actors to the process that keeps it. Handles in a cycle keep each other until then.
+// worker of functions leaves its actors to the process that keeps it. Actors whose handles form a cycle live until one of these ends.
 //
 // Calls of one process on one actor run in the order in which they were made.
 #pragma once
@@ -114,7 +114,8 @@ class Handle {
     const auto there = actors::api::ready_reply(hub, callee, actors::api::kConstruct, actors::api::encode(actors::api::List<>()));
     return Handle(hub, callee, there, std::move(share));
   }
-  // For an actor that another process spawned, or that was found by name; it does not count. Returns NotFound if the head does not have it.
+  // For an actor that another process spawned, or that was found by name. The handle does not count. Returns NotFound if the head does not
+  // have the actor.
   static Result<Handle> from_id(actors::api::Hub& hub, ActorId id) {
     SHOAL_OK(hub.know(id, actors::api::class_name<T>()));
     return known(hub, id, {});

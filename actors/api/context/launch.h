@@ -18,7 +18,7 @@ struct Making {
   std::string full_class_name;
   std::int32_t rank = 0, world_size = 1, max_concurrency = 1;
   Value args = {};
-  bool restarts = false;  // it restarts if its process ends without a request to
+  bool restarts = false;  // the actor restarts if its process ends without a request to end
 };
 // Encodes the creation spec. Returns InvalidArgument if the arguments are too large to be kept.
 Result<std::string> to_creation_spec(const Making& making);

@@ -23,7 +23,7 @@ struct Where {
   bool soft = false;                     // if that node is gone or could never hold it, on another
   bool at_once = false;                  // if that node has no room now: with `soft` on another, else fail as ResourceExhausted
   bool spread = false;                   // on the node with the fewest processes
-  std::vector<LabelMatch> labels = {};   // on a node with these
+  std::vector<LabelMatch> labels = {};   // only on a node with these labels
   std::vector<LabelMatch> prefers = {};  // preferred labels, if such a node has room
 };
 
@@ -51,8 +51,9 @@ struct ActorOptions {
   std::string name = "", name_space = "";
   bool get_if_exists = false;
   bool detached = false;
-  // How often the actor is made anew from its constructor's arguments (at most 512 KiB) after its process ended unasked. Then how often a
-  // call that was lost that way is repeated; otherwise it fails with Unavailable/ActorUnavailable. -1: without limit.
+  // `max_restarts`: how often the actor is made anew from its constructor's arguments (at most 512 KiB) after its process died.
+  // `max_task_retries`: how often a call that was lost with the process is repeated; then it fails with Unavailable/ActorUnavailable. -1:
+  // without limit.
   std::int32_t max_restarts = 0, max_task_retries = 0;
 };
 
@@ -61,11 +62,12 @@ struct FunctionOptions {
   double num_gpus = 0;
   double memory = 0;  // bytes
   std::map<std::string, double> resources = {};
-  std::map<std::string, std::string> env = {};  // like an actor's
+  std::map<std::string, std::string> env = {};  // as ActorOptions::env, and so is working_dir
   std::string working_dir = "";
   Where where = {};
-  std::int32_t max_retries = 3;  // after deaths of its process (-1: without limit); then the call fails with Unavailable/WorkerCrashed
-  std::uint32_t max_calls = 0;   // after so many calls a worker process ends; 0: without limit
+  // How often a call is repeated after deaths of its process (-1: without limit); then it fails with Unavailable/WorkerCrashed.
+  std::int32_t max_retries = 3;
+  std::uint32_t max_calls = 0;  // after so many calls a worker process ends; 0: without limit
 };
 
 struct GroupOptions {

@@ -47,7 +47,7 @@ const ValueFuture& Reply::requested() const {
 void Reply::stand_alone() const {
   if (is_borrowed() || !ready()) return;  // a fetched value has its own memory already
   const auto& value = future_.peek();
-  // Without room the call copies it into memory outside the limit.
+  // If the node's limit leaves no room, nothing is copied now, and the call copies the value into memory outside the limit.
   if (value && value->shared() && !value->whole()) (void)value->own_memory(&hub_->session.objects().memory());
 }
 

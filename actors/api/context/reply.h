@@ -78,11 +78,11 @@ class Reply {
   static Task<void> until_ready(Reply reply);
   // The future of the value. The first call may request the value, so it must not come while the loop is owned.
   const ValueFuture& future() const { return is_borrowed() ? requested() : future_; }
-  // The future for a call with this argument; it keeps the object until it is ready.
+  // The future to pass on if this answer is an argument of a call. The future keeps the object until the value is ready.
   ValueFuture as_argument() const;
-  // The name by which other processes refer to it.
+  // The name by which other processes refer to the value.
   Name name() const;
-  // Another of the same call's values.
+  // The reply for `future`, which is another value of the same call.
   Reply with(ValueFuture future) const { return Reply(*hub_, callee_, method_, std::move(future)); }
   // The answer's `count` results.
   std::vector<Reply> split(std::size_t count) const;
@@ -104,7 +104,7 @@ class Reply {
   bool is_borrowed() const { return !future_.valid() && origin_ != nullptr; }
   const ValueFuture& requested() const;
   Result<const Value*> good() const;
-  // If the call had several results, copies this one to memory of its own. Only then may it be passed on. May wait for room.
+  // If the call had several results, copies this one to memory of its own: passing it on would else pass all of them. May wait for room.
   void stand_alone() const;
 
   friend Result<std::size_t> wait_all(const std::vector<const Reply*>& replies, Duration timeout);

@@ -46,7 +46,7 @@ class CancelledCalls {
 struct RunningCall {
   Context* context = nullptr;  // null: no call
   CallKey key = {};
-  std::string_view name = {};  // the method's or the function's
+  std::string_view name = {};  // the name of the method or function
 };
 
 inline constinit thread_local RunningCall this_threads_call;

@@ -46,13 +46,13 @@ class StepRecord {
   StepRecord(const StepRecord&) = delete;
   StepRecord& operator=(const StepRecord&) = delete;
 
-  // `unit`: the part of the model or of the program; a forward, a backward or a wait (kGather to kSync) is compared by units.
+  // `unit`: the part of the model or of the program. Verdicts compare forwards, backwards and waits (kGather to kSync) by unit.
   [[nodiscard]] Scope at(Activity activity, const std::string& unit = "");
-  // A training step has ended: one row of the record.
+  // Ends a training step: writes one row of the record.
   void end_step();
   // Numbers of the step that has ended, such as the loss.
   void report(const std::map<std::string, double>& metrics);
-  // The program ends with this code. main calls it.
+  // Records that the program ends with `code`. main calls it.
   void close(int code);
 
  private:
@@ -61,7 +61,7 @@ class StepRecord {
   std::string folder_;
   const std::string program_;
   std::shared_ptr<runtime::Telemetry> telemetry_;
-  std::map<std::string, int> units_;  // by name: the telemetry's number
+  std::map<std::string, int> units_;  // the telemetry's number of each unit, by the unit's name
 };
 
 }  // namespace shoal

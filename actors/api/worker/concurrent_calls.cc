@@ -106,7 +106,7 @@ bool ConcurrentCalls::cancel(CallKey call) {
     waits->fail(call_cancelled(waits->call.method));
     return false;
   }
-  // Another call is answered already, so that a note of its cancellation would stay for ever.
+  // A call that has neither begun nor waits is answered already: no answer would remove a note of its cancellation.
   if (!begun_.contains(pair_of(call))) return false;
   cancelled_.note(call);
   return true;

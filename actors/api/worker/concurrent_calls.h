@@ -65,7 +65,7 @@ class ConcurrentCalls {
   Incoming run_until_release(const std::function<void(Turn)>& begin);
   // Answers a call that began. Any thread: the call's arguments are freed without owning the loop.
   void ended(Turn turn, Result<Value> result);
-  // Fails a call that waits, and notes the cancellation of one that has begun; returns true for that. Only while the loop is owned.
+  // Fails a call that waits, and notes the cancellation of one that has begun. Returns true if it has begun. Only while the loop is owned.
   bool cancel(CallKey call);
 
  private:
@@ -76,7 +76,7 @@ class ConcurrentCalls {
   SessionLoop& loop_;
   CancelledCalls& cancelled_;
   const std::shared_ptr<CallQueue> queue_;
-  const std::vector<std::size_t> sizes_;  // as CallScheduler takes them
+  const std::vector<std::size_t> sizes_;  // concurrent calls per group, as CallScheduler takes them
 
   // Only while the loop is owned.
   CallScheduler scheduler_;

@@ -28,7 +28,7 @@ Result<Value> CallRunner::run(const Incoming& incoming) const {
   if (call.method == kConstruct) return encode(List<>());  // the actor was made from its creation spec, before its creator's call arrived
   if (call.method == kHandOver) return context_.functions().hand_over(call.args);
   const RunsCall runs({&context_, incoming.key(), call.method});
-  SHOAL_OK(check_cancelled());  // it was cancelled while it waited here
+  SHOAL_OK(check_cancelled());  // fails if the call was cancelled while it waited in this process
   return instance_.call(call.method, {call.args, &call.deps, &context_.hub(), &incoming});
 }
 

@@ -30,7 +30,7 @@ class CallRunner {
   const Instance& instance() const { return instance_; }
   // Runs a call to its end, and returns its result.
   Result<Value> run(const Incoming& incoming) const;
-  // The same for a call on a loop. `incoming` must live until it ends; exceptions of a coroutine pass through.
+  // The same for a call on a loop. `incoming` must live until the returned task ends; exceptions of a coroutine pass through.
   Task<Value> start(const Incoming& incoming) const;
 
  private:
@@ -48,7 +48,7 @@ class Execution {
   virtual ~Execution() = default;
   // Executes calls until one asks the actor to end, and returns that: a kRelease. May be called again. Main thread.
   virtual Incoming run_until_release() = 0;
-  // Called by a handler of the loop for a call that left the queue.
+  // Called by a handler of the loop when a call is cancelled that has left the queue.
   virtual void cancel(CallKey call) = 0;
 };
 

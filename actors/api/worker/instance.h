@@ -35,7 +35,7 @@ class Instance {
   // Returns the method's result. Returns NotFound for a method that is not listed, InvalidArgument for wrong arguments,
   // Internal/MethodThrew for an exception.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
-  // The same for calls on a loop. The arguments must live until it ends; exceptions of a coroutine pass through.
+  // The same for calls on a loop. The arguments must live until the returned task ends; exceptions of a coroutine pass through.
   virtual Task<Value> start(std::string_view method, Arguments args) { return now(*this, method, args); }
   virtual Concurrency concurrency() const { return {}; }
   // The method's concurrency group, from 1 on; 0: none.

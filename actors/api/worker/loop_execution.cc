@@ -58,7 +58,7 @@ void LoopExecution::begin(const std::shared_ptr<Running>& running) {
   const CallKey key = incoming.key();
   const RunningCall call{&runner_.context(), key, incoming.call.method};
   const RunsCall runs(call);
-  // It was cancelled while it waited.
+  // The call may have been cancelled while it waited.
   if (const auto wanted = check_cancelled(); !wanted) return calls_.ended(std::move(running->turn), fail(wanted.error()));
   running_[{key.peer, key.request}] = running;
   asio::co_spawn(CallExecutor(loop_, call), runner_.start(incoming),

@@ -36,7 +36,7 @@ std::optional<Incoming> SerialExecution::next(std::optional<Ended>& ended) {
 }
 
 void SerialExecution::cancel(CallKey call) {
-  // Another call is answered already, so that a note of its cancellation would stay for ever.
+  // A call that neither runs nor waits is answered already: no answer would remove a note of its cancellation.
   const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };
   if (call == now_ || std::any_of(early_.begin(), early_.end(), waits)) cancelled_.note(call);
 }

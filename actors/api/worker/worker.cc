@@ -28,7 +28,7 @@ constexpr std::chrono::seconds kAgain{1};         // pause before the head is as
   std::_Exit(1);
 }
 
-// The verbs construct(), serve() and release() follow one another in the main thread. State names the current one for handlers of the loop.
+// The main thread runs construct(), serve() and release() one after the other. state_ names the current one for handlers of the loop.
 class Worker {
  public:
   Worker(Context& context, const Classes& classes)
@@ -42,7 +42,7 @@ class Worker {
     });
     if (const auto ready = session_.hosting().ready(); !ready) {
       std::fprintf(stderr, "%s\n", ready.error().to_string().c_str());
-      session_.loop().own([&] { queue_->on_cancel_taken({}); });  // this worker ends before the loop
+      session_.loop().own([&] { queue_->on_cancel_taken({}); });  // the loop outlives this worker, which the handler refers to
       return 1;
     }
     if (makes_itself) {
@@ -125,7 +125,8 @@ class Worker {
     });
   }
 
-  // Executes calls until the final one, which is sent when no handle is left, except those of itself that the actor passed on.
+  // Executes calls until the release that ends the actor, and returns it. A release does not end the actor while others hold handles that
+  // the actor itself has passed on.
   Incoming serve() {
     while (true) {
       Incoming incoming = execution_->run_until_release();
@@ -137,8 +138,9 @@ class Worker {
       });
     }
   }
-  // Answers releases that the actor survives, once the head has confirmed that it will not restart, since a restarted actor would get no
-  // release. If it dies before, its creator sees the failure and releases the next one. Only while the loop is owned.
+  // Answers releases that the actor survives, once the head has confirmed that the actor will not restart: after the answer, a restarted
+  // actor would get no release. If the actor dies before, its creator sees the failure and releases the restarted actor. Only while the
+  // loop is owned.
   void rule_out_restart() {
     leaving_.run([this] { has_left_ = session_.hosting().leave().has_value(); },
                  [this] {
@@ -168,7 +170,7 @@ class Worker {
     std::_Exit(0);
   }
 
-  // Called by a handler of the loop for a call that left the queue.
+  // Called by a handler of the loop when a call is cancelled that has left the queue.
   void cancel(CallKey call, CancelHow how) {
     if (how.force && context_.hub().function_in != std::thread::id()) std::_Exit(1);  // the caller's process has failed the call already
     const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };
@@ -195,7 +197,7 @@ class Worker {
   std::deque<Incoming> staying_;          // releases that the actor survives, until they are answered
   bool has_left_ = false;                 // the head has confirmed that the actor will not restart
   runtime::Timer again_;
-  runtime::SideWork leaving_{session_.loop().loop()};  // waits for the head
+  runtime::SideWork leaving_{session_.loop().loop()};  // the final requests to the head block, so they run beside the loop
 };
 
 }  // namespace

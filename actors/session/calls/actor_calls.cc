@@ -158,7 +158,8 @@ void ActorCalls::fail_calls(ActorId id, Target& t, const Error& cause) {
 
 // ---- connections
 
-// If reports still come, one will explain this end. Otherwise none will, so the actors die now.
+// While reports still come, one of them will explain the end of the connection. Without reports nothing will explain it, so the actors at
+// this endpoint die now.
 void ActorCalls::link_failed(const std::string& endpoint, const Error& why) {
   if (no_reports_) step_at(endpoint, ReportsEnded{*no_reports_});
   if (targets_.any_at(endpoint)) {
@@ -238,7 +239,7 @@ ValueFuture ActorCalls::call(Call call, std::vector<ValueFuture> deps) {
                              : not_found("this process has no handle of actor " + to_string(id));
     return refuse(Error(unknown).in("actor " + to_string(id)));
   }
-  // The failure is not entered into the book, since a loop of such calls would displace all other failures.
+  // The failure is not entered into the call book, since a loop of such calls would displace all other failures.
   if (const Error* const cause = t->state.cause_of_death()) return refuse(*cause);
   if (unsent.deps.size() > Call::kMaxAllDeps) {
     return refuse(invalid_argument(fmt::format("a call has {} references as arguments, which are too many", unsent.deps.size()))
@@ -292,7 +293,8 @@ void ActorCalls::keep_until_answered(ActorId actor, std::shared_ptr<const void> 
   if (t->unanswered == 0) keep_next(actor, *t);
 }
 
-// Works in rounds: each waits for the calls that are open at its beginning, once for all values kept by then.
+// Works in rounds, so that each call needs one callback for all kept values. A round waits for the calls that are open when it begins, and
+// then drops the values that were kept by that time.
 void ActorCalls::keep_next(ActorId id, Target& t) {
   t.kept = std::exchange(t.kept_next, {});
   if (t.kept.empty()) return;
@@ -300,7 +302,7 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     Target* const target = *alive ? targets_.find(id) : nullptr;
     if (target != nullptr && --target->unanswered == 0) keep_next(id, *target);
   };
-  // Leaves out the constructor call, which may wait for resources forever: the call that ends the actor is queued behind it.
+  // Leaves out the constructor call, since it may wait for resources forever. The call that ends the actor stays behind it in the queue.
   std::vector<ValueFuture> calls;
   for (const auto& unsent : t.unsent.all()) {
     if (unsent.call.method != "__init__") calls.push_back(unsent.promise.future());

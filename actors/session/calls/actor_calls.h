@@ -30,7 +30,7 @@ class ActorCalls final : public runtime::PeerHandler {
     // Time in which a report may still explain why a connection broke; then calls fail, and the connection is made again.
     runtime::Duration cause_grace = std::chrono::milliseconds(600);
     runtime::Duration retry_delay = {};  // before calls lost with a process are sent again
-    // How long a connection stays broken before queued calls fail; attempts go on
+    // How long a connection stays broken before queued calls fail; attempts to connect go on.
     runtime::Duration unreachable_after = std::chrono::seconds(30);
     std::size_t max_queued = 1 << 20;        // unsent calls of one actor
     std::size_t max_queued_bytes = 1 << 30;  // small arguments of the unsent calls of one actor

@@ -41,7 +41,7 @@ void CallSender::add(Target& t, UnsentCall&& call) {
       if (Target* const target = targets_.find(id); target != nullptr) flush(id, *target);
     });
   }
-  // Calls may overtake one that waits for a reference, so it stops none, and no flush is needed.
+  // With any_order() a call that waits for a reference holds up no other call, so no flush is needed.
   const bool waits = t.unsent.any_order() && !call.all_ready();
   t.unsent.add(std::move(call));
   if (!waits) flush(id, t);

@@ -35,7 +35,7 @@ void TargetState::on(const ReportsEnded& ended, Facts facts) {
 
 void TargetState::on(const Constructed&, Facts) {
   constructed_ = true;
-  // Sent calls may have begun from now on: copies for calls that have not begun would only keep values in memory.
+  // From now on sent calls may have begun. Copies that may be sent only if no call has begun would just keep values in memory.
   act(Kind::kDropCopies);
 }
 
@@ -46,7 +46,8 @@ void TargetState::on(const ConnectionEnded& ended, Facts facts) {
   release_held(facts);
 }
 
-// No report has explained the end of the connection, so the process counts as alive, except for an actor that the head does not have.
+// No report has explained the end of the connection, so the process counts as alive. An actor that the head does not have dies, since no
+// report on it will ever come.
 void TargetState::on(const RedialDue& due, Facts) {
   if (at_head_ == AtHead::kUnknown) return die(died_of(due.why));
   act(due.unreachable ? Kind::kFailCalls : Kind::kRetryOnReconnection,
@@ -113,7 +114,7 @@ void TargetState::take(const ProcessGone& gone, Facts facts) {
 
 void TargetState::process_lost(const Error& cause) {
   endpoint_.clear();
-  // A next process begins without the actor.
+  // The next process has to construct the actor anew, so no call has begun there.
   act(std::exchange(constructed_, false) ? Kind::kRetryOnNextProcess : Kind::kRequeueUnbegun,
       unavailable(fmt::format("actor {} is not available now, its process is restarted: {}", class_name_, cause.message()))
           .with_reason("ActorUnavailable")

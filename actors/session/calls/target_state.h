@@ -100,7 +100,7 @@ class TargetState {
   const std::string& endpoint() const { return endpoint_; }
   // True if calls may be sent to endpoint().
   bool takes_calls() const { return phase_ == Phase::kPlaced; }
-  // How often a lost call is sent again, unless it has its own number.
+  // How often a lost call is sent again, unless the call has its own limit (Call::retries).
   std::int32_t retries() const { return retries_; }
   // True if calls that are lost with this process go to the next one, since this process has not made the actor yet.
   bool repeats_unbegun() const { return at_head_ != AtHead::kEndsWithProcess && !constructed_; }

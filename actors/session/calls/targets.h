@@ -16,7 +16,7 @@
 
 namespace shoal::actors {
 
-// Enters into the book the failures of calls that no other process can report.
+// Enters into the call book the failures of calls that no other process can report.
 struct CallNotes {
   runtime::Clock& clock;
   CallBook* book = nullptr;
@@ -68,7 +68,7 @@ class Targets {
   bool alive(ActorId actor) const;
   // The cause of an actor's death; null while it is not dead.
   const Error* cause(ActorId actor) const;
-  // True if the actor is not here, but some dead actor was forgotten: it may be that one, or was never expected.
+  // True if this process has no record of the actor, but has forgotten some dead actors: this one may be among them.
   bool forgotten(ActorId actor) const { return forgot_ && !knows(actor); }
   // True if the actor has no process, or its constructor waits for arguments, and no call of user code waits for it.
   bool waits_for_nobody(ActorId actor) const;

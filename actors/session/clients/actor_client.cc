@@ -51,7 +51,8 @@ ActorClient::ActorClient(SessionLoop& loop, HeadClient& head, NodeClient& node, 
 }
 
 Result<std::optional<FoundActor>> ActorClient::create_gang(const GangSpec& spec) {
-  // Runs only once there is a connection, since each new connection begins with a question about every expected actor.
+  // request() runs this just before it sends. Until the answer, creating_ keeps watch_again() from watching actors that the head may not
+  // have yet, since NotFound would end them.
   const auto expect = [&] {
     for (const auto& a : spec.actors) {
       creating_.insert(a.id);
@@ -205,7 +206,7 @@ ValueFuture ActorClient::release(ActorId actor) {
   return actors->call(std::move(call), {});
 }
 
-// As withdraw(), without waiting. If it kills the actor, the call that release() makes fails.
+// As withdraw(), without waiting. If this kills the actor, the call that release() has made fails.
 void ActorClient::withdraw_soon(ActorId actor) {
   head_.call(Method::kWatchActor, to_bytes(ActorRef{actor}), [this, actor](const Result<Message>& reply) {
     const auto row = row_in(reply);

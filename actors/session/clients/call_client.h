@@ -55,7 +55,8 @@ class CallClient {
   bool any_open() const;
   // True if calls of this process on this actor are unanswered.
   bool any_open(ActorId actor) const { return by_actor_ && by_actor_->actors().any_open(actor); }
-  // Makes any_open() count `whole` as an open call until it is ready. It is the result of several attempts, and remains open between them.
+  // Makes any_open() count `whole` as an open call until it is ready. `whole` is the result of several attempts, between which no call is
+  // open.
   void note_open(const ValueFuture& whole);
   // Appends open calls and tasks for inspection, up to `limit` rows in all; returns the number omitted.
   std::uint64_t report(std::vector<TaskReport>& out, std::size_t limit) const;

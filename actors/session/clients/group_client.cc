@@ -37,7 +37,7 @@ ValueFuture GroupClient::ready(GroupId group, Value value) {
   });
 }
 
-// Loop only.
+// Loop thread only.
 void GroupClient::watch(GroupId group) {
   head_.call(Method::kWatchGroup, to_bytes(GroupRef{group}), [this, group](const Result<runtime::Message>& reply) {
     const auto row = reply ? from_bytes<GroupRow>(reply->body) : Result<GroupRow>(fail(reply.error()));
@@ -46,7 +46,7 @@ void GroupClient::watch(GroupId group) {
   });
 }
 
-// Loop only.
+// Loop thread only.
 void GroupClient::repeat() {
   for (const GroupId group : groups_.expected()) {
     if (!creating_.contains(group)) watch(group);

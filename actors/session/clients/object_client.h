@@ -42,8 +42,8 @@ class ObjectClient {
   std::shared_ptr<const void> publish(ObjectId id, const ValueFuture& future, ToCancel to_cancel = {});
   // As publish(), but the node keeps the value until drop(), or until its job ends.
   void give(ObjectId id, const ValueFuture& future);
-  // Fetches an object that a process of its job published or will publish at its home (none: this node). Fails as Unavailable: OwnerDied
-  // (the process or its node ended before), ObjectFreed (no holder left), ObjectLost (the home is unreachable).
+  // Fetches an object that a process of its job published or will publish at the object's home. A key without a home means this node. Fails
+  // as Unavailable: OwnerDied (the process or its node ended before), ObjectFreed (no holder left), ObjectLost (the home is unreachable).
   ValueFuture fetch(const ObjectKey& object, WorkerId owner);
   // Makes the node free an object, also one that is published only later.
   void drop(ObjectId id);

@@ -25,7 +25,7 @@ class TaskPools {
 
   struct Kind {
     bool spreads = false;  // tasks go to nodes in turn
-    bool lends = false;    // its workers hold CPUs, which others may use while they are idle
+    bool lends = false;    // its workers hold CPUs, which other processes may use while the workers are idle
   };
   // `wanted` is called on the loop when TaskPool::take_wants() has something new for the pool's owner. Any thread.
   std::shared_ptr<TaskPool> make(std::function<void()> wanted, Kind kind);

@@ -141,7 +141,7 @@ std::vector<SessionFolder> SessionFolder::shared(const std::string& root) {
 
 namespace {
 
-// Begins a hint, if this host's latest session has ended because its node had no head any more.
+// The first words of a hint, if this host's latest session has ended because its node had no head any more; else "".
 std::string end_of_latest(const std::string& root) {
   std::string latest;  // names begin with the time
   std::error_code ignored;
@@ -175,8 +175,8 @@ std::string way_to(const std::string& root, const std::string& address) {
   return out + "; sessions were looked for in " + root + " (SHOAL_HOME)";
 }
 
-// True if one of these is an address of the cluster. A host that joined has a session folder that names heads on other hosts, which may be
-// a list.
+// True if one of the `wanted` endpoints is an address of the cluster. On a host that joined, the session folder names heads of other hosts,
+// each perhaps as a list of addresses.
 bool is_at(const SessionInfo& info, const std::vector<runtime::Endpoint>& wanted) {
   std::vector<std::string> texts = info.heads;
   texts.insert(texts.end(), {info.head, info.head_local});

@@ -82,7 +82,7 @@ class SessionFolder {
   Result<runtime::Token> token() const;
   Result<void> write_http_token(const std::string& token) const;
   std::string http_token_file() const { return path_ + "/http-token"; }
-  // The token of the dashboard's page: of this head's process alone, for reading.
+  // The token of the dashboard's page. It allows only to read, and is valid only as long as this process of the head lives.
   Result<void> write_page_token(const std::string& token) const;
   std::string page_token_file() const { return path_ + "/page-token"; }
   // Writes a file that leads Prometheus (by its file_sd format) to GET /metrics at this http://HOST:PORT.

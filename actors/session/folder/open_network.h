@@ -1,4 +1,4 @@
-// Opens the network of a process, with the options that its credentials demand. The bounds for a process's peers are here alone.
+// Opens the network of a process, with the options that its credentials demand. No other file bounds what a peer may send.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 
 namespace shoal::actors {
 
-// The payload of a message by its method. Calls and their values carry data of any size; so may an answer, which this process has asked
-// for. Control messages carry little, such as measurements. A log's lines so far come as one message (scheduler/node/logs/worker_logs.cc).
+// The largest payload that a peer may send with a message of this method. Calls and their values have any size, and so have answers, which
+// this process has requested. Control messages carry little, such as measurements. All lines of a log so far are one message
+// (scheduler/node/logs/worker_logs.cc).
 inline std::uint64_t max_payload_bytes(runtime::FrameKind kind, std::uint16_t method) {
   constexpr std::uint64_t kControl = 8u << 20, kLog = 32u << 20, kAny = ~std::uint64_t{0};
   if (kind == runtime::FrameKind::kReply) return kAny;

@@ -76,7 +76,7 @@ void RemoteLogs::on_closed(Peer& peer, const Error& why) {
   }
 }
 
-// Reports that no more lines come from this node. If the node has ended, the head reports that.
+// Reports that no more lines come from this node. The text does not claim that the node has ended, since only the head can judge that.
 void RemoteLogs::lost(NodeId node, const Link& link, const Error& why) const {
   if (sync_) return;  // this process leaves, and often the cluster too
   lost_(node, fmt::format("what workers on {} print is shown here no more, `shoal logs` there has it: {}", link.host, why.message()));

@@ -12,11 +12,11 @@ namespace shoal::actors {
 namespace {
 constexpr std::uint64_t kMovedAtOnce = 64u << 20;
 constexpr auto kTended = std::chrono::seconds(1);
-// Pause before others are asked again: the time in which they can give back memory that one process released.
+// Pause before the other processes are asked for memory again, so that they have time to free what they were asked for.
 constexpr auto kRequestInterval = std::chrono::milliseconds(100);
-// When two looks for room are further apart, the machine stood still.
+// When two checks for room are further apart than this, the machine stood still in between.
 constexpr auto kLongPause = std::chrono::seconds(1);
-// Pause between looks for room that other processes make.
+// Pause between two checks whether other processes have made room.
 constexpr auto kShortPause = std::chrono::milliseconds(2);
 }  // namespace
 
@@ -45,8 +45,8 @@ class ObjectStore::MakingRoom {
   ObjectStore& store_;
   const std::uint64_t bytes_;
   const std::uint64_t limit_ = store_.membership_page_->limit();
-  // A search for unread memory covers the whole pool. So each step spills at least this much, and pauses last four times as long as a
-  // search.
+  // A search for unread memory covers the whole pool. To keep searches rare, each step spills at least this much, and pauses last four
+  // times as long as a search (has_room).
   const std::uint64_t step_ = std::max(bytes_, std::min(limit_ / 64, kMovedAtOnce));
   const Steady::time_point start_ = Steady::now();
   Steady::duration pause_ = kShortPause;
@@ -168,8 +168,8 @@ Result<void> ObjectStore::MakingRoom::make() {
   return wait_for_others();
 }
 
-// Gives memory of a full pool back, even if there is room, so that the pool can keep the new one. If all its memories are in use, the new
-// one is neither kept nor counted.
+// Gives memory of a full pool back, even if the node has room, so that the pool can keep the memory of the new value. If all memories of
+// the pool are in use, the new memory is neither kept nor counted.
 void ObjectStore::MakingRoom::trim_full_pool() {
   if (limit_ == 0 || !store_.pool_.full()) return;
   store_.pool_.trim();
@@ -264,7 +264,7 @@ Error ObjectStore::MakingRoom::full(const std::string& why) const {
 // Spills values, least recently used first, until `bytes` were moved, none are left, or `stop` returns true. Returns the bytes moved.
 std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()>& stop) {
   const auto self = std::this_thread::get_id();
-  // This thread is spilling: `stop` ran a signal handler that made a value.
+  // This thread is spilling already: `stop` ran a signal handler that made a value. It must not wait for itself.
   if (spills_ == self) return 0;
   std::unique_lock one(spilling_, std::defer_lock);
   while (!one.try_lock()) {

@@ -1,5 +1,5 @@
-// A pointer to an object that may end before its users do, such as a session that a Python object still refers to. A forked child has a
-// copy of the pointer, and no use of the object.
+// A pointer to an object that may end before its users do, such as a session that a Python object still refers to. In a forked child the
+// object's copy cannot work, so that call() does nothing there.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ class Outlived {
   // True as soon as end() waits: a long call returns then.
   bool ending() const { return ending_; }
 
-  // The target ends after this call, which waits for calls under way.
+  // To be called before the target ends. Waits for calls of the target that are under way; later ones do nothing.
   void end() {
     ending_ = true;
     const std::lock_guard lock(mutex_);

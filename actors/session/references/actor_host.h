@@ -27,7 +27,7 @@ struct Incoming {
   WorkerId from;           // the caller's process, if known
   NodeId from_node;        // the caller's node
   References* references = nullptr;
-  CallBook::Taken taken{};  // its entry in the book, made when the call leaves its queue
+  CallBook::Taken taken{};  // its entry in the call book, made when the call leaves its queue
 
   CallKey key() const { return {peer, responder.number()}; }
 

@@ -139,13 +139,14 @@ class CallBook {
     Ring finished, failed;
     Ring& ring_for(const Record& record) { return record.failure != 0 ? failed : finished; }
   };
-  // Calls that ran here. Calls of this process's pools. Other calls of this process, whose failure no other process reports.
+  // `ran_`: calls that ran here. `functions_`: calls of this process's pools. `others_`: other calls of this process, with failures that no
+  // other process reports.
   Outcomes ran_, functions_, others_;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended_;  // numbers of finished and failed calls of ran_, by name
 };
 
 struct CallBook::Running {
-  Record record;                       // all but the start
+  Record record;                       // without its start, which is the next field
   std::atomic<std::int64_t> start{0};  // clock time in ns; 0: the call has not begun
   bool taken = false;
   Running* next_free = nullptr;

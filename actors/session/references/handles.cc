@@ -45,7 +45,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
     }
     for (auto& h : handles) {
       if (h.token) {
-        // Calls on the actor that are still open need it.
+        // Open calls on the actor still need the token: once that is freed, the actor is released.
         actions.keep_until_answered(h.actor, std::move(h.token->hold));
       } else {
         release(h.actor);
@@ -122,7 +122,7 @@ class Handles::Counted {
  private:
   const std::shared_ptr<State> state_;
   const ActorId actor_;
-  // Loop only. nullopt while no handle of an actor made here has left this process.
+  // Loop thread only. nullopt while no handle of an actor made here has left this process.
   mutable std::optional<LifetimeToken> token_;
 };
 

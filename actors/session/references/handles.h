@@ -22,7 +22,7 @@
 
 namespace shoal::actors {
 
-// The method by which a process asks a worker of functions, before that ends, for the actors that it has made (Handles::left).
+// The method by which a process asks a worker of functions, before the worker ends, for the actors that it has made (Handles::left).
 inline constexpr std::string_view kHandOver = "__shoal_last_words__";
 
 class Handles {

@@ -34,7 +34,7 @@ class CpuLending {
   std::size_t num_requested() const;
   // Number of workers with lent CPUs that may get them back soon.
   std::size_t num_resumable() const;
-  // True if every worker's CPUs are lent, and requests for them have failed up to the longest pause.
+  // True if every worker's CPUs are lent, and so many requests for them were refused that the pause between requests is the longest.
   bool all_out() const;
 
  private:

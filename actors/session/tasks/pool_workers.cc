@@ -93,7 +93,7 @@ bool PoolWorkers::has_another() const {
 std::size_t PoolWorkers::num_starting() const {
   return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
     const PoolWorker& w = entry.second;
-    // The node of a worker that starts for so long has no room.
+    // A worker that has been starting for so long is not counted: its node has no room, so the tasks need another worker.
     const bool stuck = w.node && clock_.now() - w.idle_since > options_.turn_kept;
     return w.state == State::kStarting && !stuck;
   }));

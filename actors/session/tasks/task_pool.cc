@@ -73,7 +73,8 @@ void TaskPool::worker_created(ActorId id, const Result<Value>& result) {
   }
   workers_.erase(id);
   if (!result && result.error().reason() == "Unschedulable") {
-    // The request for this worker may be one of several. Those that are being made serve as many tasks, in front of the others.
+    // Other workers may still be starting. Each will take one of the first waiting tasks, so a task fails only if there are more tasks than
+    // such workers.
     const Error cause = Error(result.error()).with_reason("TaskUnschedulable");
     if (workers_.all().empty()) {
       fail_waiting(cause);
@@ -174,7 +175,7 @@ void TaskPool::answered(ActorId id, const PoolTaskPtr& task, const Result<Value>
   PoolWorker* w = workers_.find(id);
   if (w == nullptr) return;
   const auto now = clock_.now();
-  if (std::erase(w->in_flight, task) == 0) return;  // cancelled by force, and finished there
+  if (std::erase(w->in_flight, task) == 0) return;  // cancel_sent() has ended the task by force, and finished it
   // The worker began the task only when it had ended the one before.
   task->sent = std::max(task->sent, w->last_ended);
   w->expected = w->in_flight.empty() ? 0 : w->expected - task->expected;

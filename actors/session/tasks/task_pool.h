@@ -1,11 +1,11 @@
 // Remote functions: waiting tasks, their workers and their retries. One pool per kind of worker (resources, place, environment). Loop
 // thread only.
 //
-// A task waits here until the references among its arguments are ready and a worker is free (waiting_tasks.h). So none queues behind a long
-// one. A worker gets several tasks of short functions at once. They last for TaskPoolOptions::pipelined together, by the mean times of past
-// calls (call_times.h). Behind a function of unknown length it gets none (pool_workers.h). The owner of the pool makes and ends workers;
-// `wanted` notifies it when take_wants() has something to do. If tasks are spread, they go to nodes in turn, and wait for a node whose
-// worker is being made.
+// A task waits here until the references among its arguments are ready and a worker is free (waiting_tasks.h). So no task queues behind a
+// long one. A worker gets several tasks of short functions at once: as many as last for TaskPoolOptions::pipelined together, by the mean
+// durations of past calls (call_times.h). While it runs a function of unknown duration, it gets no further task (pool_workers.h). The owner
+// of the pool makes and ends workers; `wanted` notifies the owner when take_wants() has something to do. If tasks are spread, they go to
+// nodes in turn, and wait for a node whose worker is being made.
 #pragma once
 
 #include <functional>

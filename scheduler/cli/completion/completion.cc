@@ -59,14 +59,14 @@ class Completer {
       if (open != nullptr) {
         open = nullptr;
       } else if (word == "--") {
-        return {{}, true};  // the user's program
+        return {{}, true};  // behind -- stands the user's program: names of files fit
       } else if (word.size() > 1 && word.front() == '-') {
         const CLI::Option* option = verb_->get_option_no_throw(word);  // null for --NAME=VALUE
         if (option != nullptr && !is_boolean_flag(*option)) open = option;
       } else if (const CLI::App* next = listed_verb(*verb_, word); next != nullptr && num_arguments_ == 0) {
         verb_ = next;
       } else if (++num_arguments_; facts_.with_script.contains(verb_)) {
-        return {{}, true};  // the script's own words
+        return {{}, true};  // behind a script stand its own words: names of files fit
       }
     }
     word_ = words.back();

@@ -1,6 +1,5 @@
-// The words that may follow on a command line, from the verbs and options themselves. The shells' scripts pass words here at each
-// completion
-// (`script_for`), so they know the options of the `shoal` that they call.
+// The words that may follow on a command line, from the verbs and options themselves. The shells' scripts (`script_for`) pass words here at
+// each completion, so they know the options of the `shoal` that they call.
 #pragma once
 
 #include <map>

@@ -49,9 +49,9 @@ Result<std::vector<Configured>> parse_configuration(const std::string& text, con
 // Why this user does not trust the settings of a file; "" if there is no reason.
 std::string distrust(const struct stat& info, uid_t user, gid_t group);
 
-// Reads the files for a command in this folder: shoal.toml there or above, and the user's, or the one of $SHOAL_CONFIG. The first of them
-// chooses no program, no cluster and no hosts.
-// `variable`: the value of an environment variable, or "".
+// Reads the files for a command in this folder: shoal.toml there or above, and the user's, or the one of $SHOAL_CONFIG. Returns an error
+// for a shoal.toml that chooses a program, a cluster, hosts or a file to write, since it may come with somebody's sources. `variable`: the
+// value of an environment variable, or "".
 using Variable = std::function<std::string(std::string_view)>;
 Result<Configuration> find_configuration(const Variable& variable, const std::string& folder);
 

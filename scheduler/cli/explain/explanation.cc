@@ -19,7 +19,7 @@ bool same(std::string_view a, std::string_view b) { return lower(a) == lower(b);
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '/' || c == '_'; }
 
-// Takes `error[CODE/REASON]: ..` and spaces away.
+// The first word of `text`, which may stand in a message's `error[WORD]: ..`.
 std::string_view word_in(std::string_view text) {
   if (const auto open = text.find('['); open != std::string_view::npos) text.remove_prefix(open + 1);
   while (!text.empty() && !is_word(text.front())) text.remove_prefix(1);

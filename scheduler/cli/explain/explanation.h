@@ -19,10 +19,10 @@ struct Explanation {
   std::string_view remedy;
 };
 
-// In the order of the pages.
+// All entries, in the order of the documents' pages.
 std::span<const Explanation> all_explanations();
 
-// True if the reason is seen with this code.
+// True if errors with this reason may have this code.
 bool has_code(const Explanation& reason, std::string_view code);
 
 // `CODE/REASON` for each code of a reason, else the name.

@@ -13,8 +13,8 @@ namespace {
 
 constexpr const char* kContainer = "shoal";
 constexpr std::uint32_t kDoNotRepeat = 93;         // run_host.h: kDoNotRetry
-constexpr std::uint32_t kAlwaysRepeat = 1000;      // the JobSet ends these pods
-constexpr std::uint32_t kRepeatWithoutLeader = 6;  // nothing but this limit ends them
+constexpr std::uint32_t kAlwaysRepeat = 1000;      // a limit that pods do not reach, since the JobSet ends them before
+constexpr std::uint32_t kRepeatWithoutLeader = 6;  // without a leader nothing but this limit ends the repetition
 
 // Lines of YAML, in their order. `depth`: in levels of two columns.
 class Yaml {
@@ -86,7 +86,7 @@ class Objects {
       add_replicated("further", "  # these come and go", {*r_.min, *r_.max - *r_.min, kAlwaysRepeat, false});
   }
 
-  // Pods with numbers in a row.
+  // Pods with consecutive host numbers.
   struct Pods {
     std::uint32_t first = 0, count = 1;
     std::uint32_t num_failures = 0;
@@ -195,7 +195,7 @@ class Objects {
         "exit $code",
     };
     for (const auto& text : lines) yaml_.line(at + 1, pod_word(text));
-    words(at, {"sh"});  // $0
+    words(at, {"sh"});  // $0 of the shell's command
   }
 
   void add_resources(int at) {

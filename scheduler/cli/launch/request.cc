@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kLongestName = 40;  // a pod's name adds the Job's name and two numbers, and has at most 63 characters
 constexpr std::uint32_t kMostHosts = 65536;
-constexpr std::uint32_t kLongestSignal = 65535;  // sbatch --signal
+constexpr std::uint32_t kLongestSignal = 65535;  // seconds, the most that sbatch takes in --signal
 constexpr auto kLongestLimit = std::chrono::hours(24 * 365);
 
 constexpr const char* kLower = "abcdefghijklmnopqrstuvwxyz0123456789";

@@ -28,7 +28,7 @@ struct LaunchVariable {
 };
 
 struct LaunchRequest {
-  std::string name;                                 // "": after the script
+  std::string name;                                 // name of the run; "": named after the script
   std::vector<std::string> words;                   // SCRIPT [ARGS], or CMD
   bool is_script = true;                            // words are those of a script, not of another command
   std::optional<std::uint32_t> num_hosts = {};      // the fixed number of hosts
@@ -44,14 +44,14 @@ struct LaunchRequest {
   std::vector<LaunchVariable> variables = {};       // the processes of the run have them on all hosts
   std::string folder = {};                          // where the command runs on the hosts (ssh)
   std::optional<std::uint16_t> port = {};           // where the head listens (ssh)
-  std::string partition = {}, account = {};         // Slurm
+  std::string partition = {}, account = {};         // names of Slurm's partition and account
   std::string image = {}, space = {}, queue = {};   // pods: image, namespace, queue of Kueue
   std::string secret = {};                          // pods: name of the Secret by which they meet; "": NAME-shoal
-  std::uint32_t num_restarts = 3;                   // pods
-  std::vector<Volume> volumes = {};                 // pods
+  std::uint32_t num_restarts = 3;                   // pods: how often the JobSet starts all of them again
+  std::vector<Volume> volumes = {};                 // pods: the volumes that they mount
 
   bool elastic() const { return max.has_value(); }
-  std::uint32_t first_hosts() const { return elastic() ? *min : num_hosts.value_or(1); }  // with which the run begins
+  std::uint32_t first_hosts() const { return elastic() ? *min : num_hosts.value_or(1); }  // hosts with which the run begins
 };
 
 // Seconds between the announcement of the end and the end, beyond the grace: `shoal run` ends its processes meanwhile.

@@ -38,7 +38,8 @@ std::pair<std::size_t, std::size_t> user_in(std::string_view text, std::size_t f
   const auto end = std::min(text.find_first_of(kBehindAddress, from), text.size());
   const auto authority = text.substr(from, std::min(text.find_first_of("/?#", from), end) - from);
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) return {from, from + at};
-  const auto colon = authority.find(':');  // a password may have a / that should be written as %2F
+  // Without an @ so far: a password may have a / that should be written as %2F, and then the @ follows behind it.
+  const auto colon = authority.find(':');
   if (colon == std::string_view::npos || authority.front() == '[' || is_port(authority.substr(colon + 1))) return {from, from};
   const auto at = text.substr(from, end - from).find('@');
   return {from, at == std::string_view::npos ? from : from + at};
@@ -67,7 +68,7 @@ std::string without_secrets(std::string_view text) {
   if (first != std::string_view::npos && std::ranges::all_of(text.substr(0, first), is_of_name) && names_secret(text.substr(0, first)))
     return std::string(text.substr(0, first + 1)) + "(secret)";
   std::string out;
-  std::size_t name = 0;  // begin of the name that ends here
+  std::size_t name = 0;  // where the name begins that ends at `i`
   for (std::size_t i = 0; i < text.size();) {
     if (text.substr(i).starts_with("://")) {
       const auto [from, end] = user_in(text, i + 3);

@@ -13,7 +13,7 @@ namespace shoal::scheduler::cli {
 namespace {
 
 constexpr std::uint32_t kMostNodes = 1 << 16;
-constexpr std::size_t kMostDigits = 16;  // a list of Slurm's pads numbers with zeros
+constexpr std::size_t kMostDigits = 16;  // a limit, since lists of Slurm may pad numbers with any number of zeros
 
 constexpr LaunchVariable kVariables[] = {
     {"SLURM_NODEID", "Slurm", LaunchFact::kNodeRank, "this host's number in the step"},
@@ -96,7 +96,7 @@ bool is_address(const std::string& text) {
 
 std::string short_name(const std::string& name) { return is_address(name) ? name : name.substr(0, name.find('.')); }
 
-// True if these cannot be the same host. A name and an address may be.
+// True if `one` and `other` cannot be the same host. A name and an address may be.
 bool differ(const std::string& one, const std::string& other) {
   return is_address(one) == is_address(other) && short_name(one) != short_name(other);
 }
@@ -202,7 +202,7 @@ class Decision {
     return {};
   }
 
-  // The variables number the hosts of the job that joins. They say nothing about the run.
+  // With --join, the variables number the hosts of the scheduler's job that joins, and say nothing about the run.
   Result<Allocation> join() {
     if (!options_.max) {
       return fail(invalid_argument("--join needs the run's --max: the numbers of hosts that join begin there")
@@ -285,7 +285,7 @@ class Decision {
         SHOAL_TRY(most, number_in({said.name, said.text.substr(colon + 1)}, 1));
       }
       if (least > most) return fail(bad_value(said, "MIN:MAX"));
-      if (least == most && colon == std::string::npos) {  // a number like any other
+      if (least == most && colon == std::string::npos) {  // one number, like that of other variables, and no bounds
         if (number && *number != least) return fail(contradiction(source, said, "the number of hosts"));
         if (before != nullptr && (least < bounds.first || least > bounds.second))
           return fail(contradiction(*before, said, "the number of hosts"));
@@ -382,7 +382,7 @@ class Decision {
   Result<void> decide_ranks() {
     auto& said = said_[LaunchFact::kNumRanks];
     std::erase_if(said, [](const Said& s) { return s.text == "auto" || s.text == "gpu" || s.text == "cpu"; });
-    if (options_.num_ranks) {  // a user may want fewer ranks than the host has devices
+    if (options_.num_ranks) {  // --nproc overrides the variables: a user may want fewer ranks than the host has devices
       out_.num_ranks = options_.num_ranks;
       take(said.front());
       return {};

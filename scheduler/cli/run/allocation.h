@@ -25,8 +25,8 @@ enum class LaunchFact {
   kLocalRank,      // this process's number on its host, which has to be 0
   kLocalSize,      // processes that the scheduler started on this host, which has to be 1
   kRun,            // a part of the run's name
-  kBatchNumNodes,  // the hosts of a job in which this process need not be a step
-  kStep,           // shows that this process is a step of such a job
+  kBatchNumNodes,  // the number of hosts of a batch job; this process may be its script, and no step of it (kStep)
+  kStep,           // shows that this process is a step of a batch job
   kPod,            // the name of a pod of an indexed Job: NAME-NUMBER
 };
 
@@ -56,7 +56,7 @@ struct LaunchOptions {
 struct OwnNames {
   std::string host;                    // gethostname()
   std::string domain;                  // "": none
-  std::vector<std::string> addresses;  // numeric
+  std::vector<std::string> addresses;  // numeric addresses of this host
   // The position in `nodes` of the LaunchOptions whose name resolves to an address of this host, if exactly one does.
   std::optional<std::uint32_t> resolved;
 };

@@ -87,7 +87,7 @@ class FirstHost final : public HostPart {
   }
 
  private:
-  // The address at which the others reach this host.
+  // The address at which the other hosts reach this one.
   Result<std::string> own_address() const {
     for (const auto& address : addresses_of(allocation_.leader)) {
       if (!runtime::is_loopback(address) && runtime::find_interface(address)) return address;
@@ -104,7 +104,7 @@ class FirstHost final : public HostPart {
     const auto end = after(options_.join_timeout_s);
     auto next_status = after(2);
     while (end_signal == 0) {
-      if (leave_signal != 0) end_signal = leave_signal;  // nothing runs yet
+      if (leave_signal != 0) end_signal = leave_signal;  // no rank runs yet that could save, so a request to leave ends the run
       const auto living = nodes();
       if (!living && !head_->is_back()) return fail(living.error());
       std::set<std::uint32_t> missing;
@@ -135,7 +135,7 @@ class FirstHost final : public HostPart {
     return fail(cancelled("a signal"));
   }
 
-  // Reports hosts that have ended already. The run does not wait for one that will not come: its end cannot be mended by a repetition.
+  // Reports hosts that have ended already. Fails for a host whose end no repetition can mend: the run would wait for it in vain.
   Result<void> check_ended(const std::set<std::uint32_t>& missing) {
     for (const auto number : missing) {
       if (reported_.contains(number)) continue;
@@ -168,8 +168,8 @@ class FirstHost final : public HostPart {
     return fmt::format("{}", fmt::join(out, ", "));
   }
 
-  // Takes what the processes of the other hosts record, where these do not share the folder. Hosts that meet by a file in it do. The run
-  // goes on without.
+  // Begins to take the records of processes on the other hosts. It is for hosts that met by a secret: those that met by a file share the
+  // run's folder. After an error the run goes on without these records.
   Result<RecordPlace> receive_records() {
     SHOAL_TRY(const auto credentials, session_->credentials());
     SHOAL_TRY(auto mark, host_.folder.write_mark());
@@ -212,7 +212,7 @@ class FirstHost final : public HostPart {
     say_farewell();
     end();
     const int whole = ended_by != 0 ? 128 + ended_by : code;
-    if (!row) {  // the head is leaving, too
+    if (!row) {  // the head has ended already, so the job's row is not known
       const bool again = whole != 0 && whole != kDoNotRetry;
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
       return whole;
@@ -260,7 +260,7 @@ class FirstHost final : public HostPart {
     return ended_by;
   }
 
-  // Waits until the others have read the end of the job, sent their last rows, and left.
+  // Waits until the other hosts have read the end of the job, sent their last rows, and left.
   void say_farewell() {
     auto end = clock_->now() + kFarewell;
     if (leave_by_) end = std::min(end, *leave_by_);
@@ -280,8 +280,12 @@ class FirstHost final : public HostPart {
 
   std::unique_ptr<RunFilesReceiver> receiver_;
   std::uint32_t num_ranks_ = 0;       // the sum over all hosts
+<<<<<<< HEAD
   std::set<std::uint32_t> reported_;  // hosts that have ended
   std::map<std::uint32_t, bool> resolves_;
+=======
+  std::set<std::uint32_t> reported_;  // hosts whose end was reported already
+>>>>>>> lane-c2
 };
 
 }  // namespace

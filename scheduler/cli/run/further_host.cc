@@ -29,7 +29,7 @@ constexpr double kFirstHostsRecordS = 5;
 constexpr int kMostAttempts = 3;
 constexpr const char* kOtherRun = "OtherRun";                  // the head that answers is another run's
 constexpr const char* kEnds = "Ending";                        // the head that answers ends, or has this host already
-constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // a run that trains is not disturbed
+constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // seldom, so that a run that trains is not disturbed
 constexpr auto kLastRows = std::chrono::seconds(5);
 
 std::string own_name() {
@@ -150,7 +150,7 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
     SHOAL_TRY(const auto script, job_of(*client));
-    // A run with a fixed number of hosts begins once all are in it, and no run begins again.
+    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So that run does not wait for this host.
     if (script && !allocation_.joins && (!allocation_.elastic || script->ended_unix_ms != 0))
       return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
     if (script && script->ended_unix_ms != 0) return fail(unavailable("the run is under way to its end").with_reason(kEnds));
@@ -260,12 +260,12 @@ class FurtherHost final : public HostPart {
     if (!place || !credentials) return;
     try {
       sender_ = std::make_unique<RunFilesSender>(*credentials, *place, own_name(), began_us_);
-    } catch (const std::system_error& error) {  // the limit of processes
+    } catch (const std::system_error& error) {  // the limit of processes is reached
       print(stderr, "shoal: warning: the first host does not record this one: no thread: {}\n", error.what());
     }
   }
 
-  // This host's processes have ended.
+  // Sends the last rows. To be called once this host's processes have ended.
   void send_last_records() {
     std::chrono::nanoseconds limit = kLastRows;
     if (leave_by_) limit = std::clamp<std::chrono::nanoseconds>(*leave_by_ - clock_->now(), std::chrono::seconds(1), limit);

@@ -23,9 +23,9 @@ using std::chrono::seconds;
 namespace {
 constexpr const char* kHostLabel = "shoal.io/run-host";  // a node's label: the number of its host
 constexpr const char* kNoSecret = "NoSecret";            // the given token or its file is wrong, which no repetition mends
-constexpr std::uint16_t kSecretPort = 7460;              // the head's, where no file names it
+constexpr std::uint16_t kSecretPort = 7460;              // the head's port if the hosts meet by a secret, since no file names it
 constexpr auto kEndLimit = seconds(20);
-constexpr double kEndOfRanksS = 6;  // SIGTERM, three seconds, SIGKILL, and the end of the cluster
+constexpr double kEndOfRanksS = 6;  // seconds for SIGTERM, a grace of three seconds, SIGKILL, and the end of the cluster
 }  // namespace
 
 std::string field(const nlohmann::json& said, const char* key) {
@@ -90,7 +90,7 @@ Result<void> HostPart::begin(std::vector<std::string> words, std::vector<std::st
     return fail(invalid_argument("SHOAL_HOME=" + home + " is no absolute path")
                     .with_hint("set it to an absolute path that no other host of the run uses, or leave it out"));
   }
-  std::erase_if(env, [](const std::string& entry) {  // an outer run's, which this host's workers would inherit
+  std::erase_if(env, [](const std::string& entry) {  // removes variables of an outer run, which this host's workers would inherit
     return entry.starts_with(std::string(kRunWorkers) + "=") || entry.starts_with(std::string(kRunCpus) + "=");
   });
   SHOAL_TRY(auto child, Child::start(common_, std::move(words), std::move(env), true));

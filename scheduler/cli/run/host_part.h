@@ -29,7 +29,7 @@ inline constexpr const char* kRunCpus = "SHOAL_RUN_CPUS";        // with --nproc
 inline constexpr auto kTick = std::chrono::milliseconds(100);
 inline constexpr auto kStatusInterval = std::chrono::seconds(15);  // a host that waits prints why at this interval
 
-// A text of a command's report; "" without it.
+// The text in the field `key` of a command's report; "" if there is none.
 std::string field(const nlohmann::json& said, const char* key);
 
 // The number of the node's host.
@@ -50,7 +50,8 @@ class HostPart {
   std::vector<std::string> without_secret() const;
   std::vector<std::string> with_secret() const;
 
-  // Adds the option with this host's address for the others. gloo takes the address of the host's name, unless an interface is named.
+  // Adds --host or --interface with the address at which the other hosts reach this one. It is --interface if this host's name does not
+  // resolve to such an address: gloo would take the name's address.
   void add_address(std::vector<std::string>& words, const std::string& address) const;
 
   // Starts this host's part, and connects to the head.
@@ -86,14 +87,14 @@ class HostPart {
   const Common& common_;
   const RunOptions& options_;
   const Allocation& allocation_;
-  std::uint32_t number_ = allocation_.node_rank;  // this host's in the run
-  bool is_member_ = !allocation_.joins;           // a host that joins gets its number from the head; before, the run's records are not its
+  std::uint32_t number_ = allocation_.node_rank;  // the number of this host in the run
+  bool is_member_ = !allocation_.joins;           // a host that joins writes no exit record until it has a number (number_to_join)
   runtime::Loop loop_;
   const std::unique_ptr<runtime::Clock> clock_ = runtime::make_real_clock(loop_);
-  std::string run_;               // the meeting's, once this host has a part in it; the first host's folder knows its own
-  std::optional<Child> cluster_;  // shoal start --block
+  std::string run_;               // Meeting::run, while a further host has a part in it; "" on the first host
+  std::optional<Child> cluster_;  // the command `shoal start --block`, which runs this host's part of the cluster
   nlohmann::json said_;
-  std::optional<runtime::TimePoint> leave_by_;  // a signal asked this host to leave
+  std::optional<runtime::TimePoint> leave_by_;  // when this host has to have ended, after a signal that asks it to leave
   std::optional<actors::SessionFolder> session_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<Client> head_;

@@ -16,7 +16,7 @@ namespace shoal::scheduler::cli {
 struct Meeting {
   std::string address;      // HOST:PORT of the head
   std::string token;        // in hexadecimal digits
-  std::string fingerprint;  // the certificate authority's
+  std::string fingerprint;  // identifies the certificate authority
   std::string run = {};     // distinguishes a run from earlier ones in its folder; "": the hosts met without a file
 };
 
@@ -28,7 +28,7 @@ struct ExitRecord {
   bool retryable = false;   // the same command may succeed at another time
   std::string checkpoint;   // the newest one; "": none is known
   std::int64_t unix_s = 0;  // the time of the end
-  std::string run = {};     // the run in its meeting; "": it ended before
+  std::string run = {};     // Meeting::run; "": the host ended before it had a part in the run
 };
 
 class RunFolder {
@@ -40,7 +40,7 @@ class RunFolder {
   // Removes what an earlier run has left of its end: this host's record, and the first host also the name of the newest checkpoint. Other
   // hosts may yet write records of that run's end, which do not count from now on.
   void forget_earlier_run(std::uint32_t host);
-  // Records of this run's end do not count, or count again.
+  // From now on records of the end of the run `run` (Meeting::run) do not count, or count again.
   void leave_out(const std::string& run) { left_out_.insert(run); }
   void count_again(const std::string& run) { left_out_.erase(run); }
 
@@ -52,7 +52,7 @@ class RunFolder {
   Result<void> write_meeting(const Meeting& meeting);
   // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.
   Result<std::optional<Meeting>> read_meeting() const;
-  // Leaves the file of another run alone.
+  // Removes the file, unless it belongs to another run.
   void remove_meeting() const;
 
   // Writes a random text, by which hosts see whether they share this folder, and returns it (forwarding/sender.h).
@@ -60,8 +60,8 @@ class RunFolder {
 
   // `host`: the number of this host; the first one writes exit.json, the others exit-HOST.json.
   Result<void> write_exit(const ExitRecord& record, std::uint32_t host) const;
-  // The record of that host's end, if it has written it since make() and not for a run that is left out: an earlier one belongs to an
-  // earlier run. Hosts' clocks may differ, so this compares files and runs, not times.
+  // The record of the end that the host with this number has written. Records of earlier runs do not count: those that make() found, and
+  // those of runs that are left out. Hosts' clocks may differ, so this compares files and runs, not times.
   std::optional<ExitRecord> read_exit(std::uint32_t host) const;
   // The path that shoal.checkpoint has left in the file `checkpoint`; "" without one.
   std::string newest_checkpoint() const;

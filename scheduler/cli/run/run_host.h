@@ -14,16 +14,16 @@ namespace shoal::scheduler::cli {
 
 struct RunOptions {
   LaunchOptions launch;
-  std::string interface;  // network interface of this host; "": chosen
+  std::string interface;  // network interface of this host; "": Shoal chooses one
   std::uint16_t port = 0;
-  std::string folder;           // the run's; "": by the run's name
+  std::string folder;           // the run's folder; "": one that is named after the run
   bool trainer = false;         // the script makes a Trainer, and runs once
-  double join_timeout_s = 300;  // until all hosts are there
+  double join_timeout_s = 300;  // how long to wait until all hosts are there
   double grace_s = 20;          // from a signal to the end of this command; schedulers often kill after 30
   bool data_tls = false;
   bool dry_run = false, list_variables = false;
   std::vector<std::string> words;  // SCRIPT [ARGS], or CMD; a host that joins needs none
-  bool command = false;            // given after --
+  bool command = false;            // `words` were given after --, so they are a command and no script
 };
 
 // The exit code that means: do not repeat this command.

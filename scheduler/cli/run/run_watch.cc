@@ -29,9 +29,9 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr auto kInterval = milliseconds(100);
-constexpr int kShare = 10;                         // it reads at most a tenth of the time
-constexpr auto kPatience = milliseconds(1500);     // at the end
-constexpr int kLastPolls = 9;                      // as many as a death on this host takes to be known
+constexpr int kShare = 10;                         // after each read the thread rests ten times as long
+constexpr auto kPatience = milliseconds(1500);     // how long the end waits for the thread
+constexpr int kLastPolls = 9;                      // number of polls after the script's end in which a death on this host becomes known
 constexpr std::int64_t kForgottenUs = 60'000'000;  // a trouble that comes back later is reported again
 
 std::string host_name() {
@@ -145,11 +145,11 @@ class RunWatch::Work {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ends_ = false, ended_ = false;
-  bool by_itself_ = false;  // the script's end: no signal has killed its ranks
+  bool by_itself_ = false;  // the script has ended by itself, so no signal has killed its ranks
 
   // ---- the thread's
   std::optional<runs::RunReader> reader_;
-  std::shared_ptr<runtime::Telemetry> telemetry_;                // this command's part of the folder, with its first verdict
+  std::shared_ptr<runtime::Telemetry> telemetry_;                // this command's part of the run's folder, opened with its first verdict
   std::map<std::pair<std::string, int>, std::int64_t> seen_us_;  // by code and rank: the steady time when the trouble was there last
 };
 

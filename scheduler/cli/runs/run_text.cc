@@ -123,7 +123,8 @@ Table event_table(const runs::Run& run, std::size_t most) {
   for (const auto& p : run.processes) {
     const auto who = p.rank() < 0 ? p.facts.role : fmt::format("rank {}", p.rank());
     for (const auto& e : p.events.rows)
-      if (e.kind != "memory" && e.kind != "begin" && e.kind != "note") rows.push_back({e.t_us, who, &e});  // each rank has them
+      // Leaves out the events that every rank has.
+      if (e.kind != "memory" && e.kind != "begin" && e.kind != "note") rows.push_back({e.t_us, who, &e});
   }
   std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.t_us < b.t_us; });
   Table out{{"TIME", "PROCESS", "EVENT", "DETAILS"}, {}};

@@ -45,7 +45,7 @@ void add_gpus(const std::vector<runtime::DeviceState>& gpus, std::vector<MetricF
       any_fault = true;
       faults.add(1, {{"gpu", gpu}, {"kind", fault.kind}, {"uuid", g.uuid}});
     }
-    if (g.memory_total == 0) continue;  // it cannot be read
+    if (g.memory_total == 0) continue;  // the device's memory cannot be read
     add(used, g.memory_used, labels);
     add(total, g.memory_total, labels);
     busy.add(g.busy, labels);

@@ -24,7 +24,7 @@ class Spiller {
   // Stops the writing of a file.
   ~Spiller() { *over_ = true; }
 
-  // Begins to move objects of `bytes` or more. A process that makes one object usually makes others, and would have to wait each time.
+  // Begins to move objects with `bytes` in all, or more: a process that makes one object usually makes others, and would wait for each.
   void spill(std::uint64_t bytes);
   // The error of the last file; "" if the file was written.
   const std::string& why_no_file() const { return no_file_; }

@@ -8,8 +8,8 @@ namespace shoal::scheduler {
 
 using Change = actors::CountObjects::Change;
 
-// Additions come before all requests, removals after them. So a request finds its object still held, for instance when it counts what the
-// object contains.
+// Additions come before all requests (kCountContents, kWatch), removals after them. So a request finds its object still held, for instance
+// when it counts what the object contains.
 std::deque<Change> merged(const std::deque<Change>& waiting) {
   std::map<std::tuple<actors::ObjectKey, WorkerId, NodeId>, std::int64_t> counts;
   std::set<WorkerId> watched, gone;

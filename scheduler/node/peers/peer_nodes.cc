@@ -84,7 +84,7 @@ void PeerNodes::request_from_head(NodeId node) {
     Link* const link = *alive ? find(node) : nullptr;
     if (link == nullptr) return;
     if (!r && r.error().code() == Code::kNotFound) return is_gone(node, r.error().message());
-    // Asks again later: at once, a head that closes its connection or refuses would answer the same.
+    // Asks again after a pause, since a head that closes its connection or refuses would do the same at once.
     if (!r) {
       link->requested_from_head = false;
       link->next_request = clock_.after(options_.reconnect, [this, node] { request_from_head(node); });
@@ -125,7 +125,7 @@ void PeerNodes::is_gone(NodeId node, const std::string& why) {
     gone_.erase(gone_order_.front());
     gone_order_.pop_front();
   }
-  // Before the requests fail, so that callbacks make no further requests to the node.
+  // Reports the end before the requests fail, so that their callbacks make no further requests to the node.
   events_.gone(node, lost);
   if (!link.empty()) fail_requests(std::move(link.mapped()), lost);
 }

@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kFillsPerSecond = 4.0 * (1u << 30);  // bytes; as fast as one core fills memory, which nearly saturates a memory bus
 constexpr std::chrono::milliseconds kSoonest(100), kLatest(2000);
-// Shares of the limit: a worker below a hundredth is hardly worth ending, and workers with a twentieth fill the memory.
+// Divisors of the limit: a worker with less than limit / kWorthIt is hardly worth ending. If all workers together have less than limit /
+// kFills, other programs fill the memory.
 constexpr std::uint64_t kWorthIt = 100, kFills = 20;
 constexpr std::uint64_t kWorthItBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kTopUsers = 5;

@@ -37,7 +37,8 @@ struct MemoryUser {
 // all have so little. (Ray chooses in the same order, by owners instead of jobs.)
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit);
 
-// Returns true if it helps to kill workers: without `users`, memory would be below the threshold, and they have a twentieth of `limit`.
+// Returns true if it helps to kill workers. Without `users`, memory would be below the threshold, and together they use at least a
+// twentieth of `limit`.
 bool would_help(const std::vector<MemoryUser>& users, std::uint64_t used, std::uint64_t threshold_bytes, std::uint64_t limit);
 
 // The shortest time in which memory could exceed the threshold, if it is filled at full speed; within bounds.
@@ -49,10 +50,10 @@ class MemoryMonitor {
     double threshold = 0;        // share of the memory above which a worker is killed; 0, or 1 and more: no monitor
     std::uint64_t limit = 0;     // bytes for all workers together; 0: the memory of the machine
     std::string where = "node";  // the node in error texts, such as "node 10.0.0.1"
-    runtime::Duration at_end = std::chrono::milliseconds(100);  // interval between looks while a killed worker has not ended
+    runtime::Duration at_end = std::chrono::milliseconds(100);  // interval between checks while a killed worker has not ended
     // How long to wait until the memory of an ended worker is free: its children may end later.
     runtime::Duration coming_back = std::chrono::seconds(2);
-    runtime::Duration in_vain = std::chrono::seconds(5);  // interval between looks while no worker can be killed
+    runtime::Duration in_vain = std::chrono::seconds(5);  // interval between checks while no worker can be killed
     // How long a kill by the kernel may belong to a worker whose end is not reported yet.
     runtime::Duration kernel_memory = std::chrono::seconds(20);
     std::function<runtime::MachineMemory()> machine;  // measures the machine; empty: no monitor

@@ -49,7 +49,7 @@ struct Worker {
   std::int32_t member = -1;       // its place on the usage board; -1: none
   std::shared_ptr<void> watch;    // watches its pid, if the launcher does not have the process
   runtime::Timer kill;            // sends SIGKILL when the time after a first signal is over
-  bool stopped_too_long = false;  // the node has ended it for that
+  bool stopped_too_long = false;  // the node has ended it because it was stopped for too long
 
   bool launched() const { return origin == Origin::kLaunched; }
   actors::WorkerUpdate update(std::int32_t shell_code = 0, const std::optional<Error>& cause = {}) const;
@@ -66,9 +66,11 @@ class Workers final : private Launcher::Events {
     StoppedWorkers::Options stopped;
     // Called on the loop, at once or later, with those of the processes that a signal has stopped.
     using FoundStopped = std::function<void(const std::set<pid_t>& stopped)>;
-    std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;  // reads /proc for each process; empty: no looks
-    runtime::Duration torch_idle = std::chrono::seconds(60);  // for the next job, so that it does not wait until torch is imported again
-    runtime::Duration stop_grace = std::chrono::seconds(2);   // when the node ends: time between SIGTERM and SIGKILL
+    // Reads /proc for each process; empty: no checks for stopped workers.
+    std::function<void(std::vector<pid_t>, FoundStopped)> find_stopped;
+    // How long a zygote that has imported torch stays without a job: the next job then need not wait for the import.
+    runtime::Duration torch_idle = std::chrono::seconds(60);
+    runtime::Duration stop_grace = std::chrono::seconds(2);  // when the node ends: time between SIGTERM and SIGKILL
   };
   struct Events {
     // Called with lines of a worker. `worker` is null if it has left the table.

@@ -124,7 +124,7 @@ json chart(const Continued& from, const Buckets& buckets, std::int64_t last_buck
   return {{"reset", from.reset}, {"since", buckets.first + from.from * buckets.width}, {"width", buckets.width}, {"cursor", next.text()}};
 }
 
-// The numbers of an object in an event, a few of them.
+// The first 12 numbers of an object in an event.
 json amounts(const json& fields, const char* key) {
   json out = json::object();
   const auto at = fields.find(key);
@@ -144,7 +144,7 @@ Result<json> steps_view(const Run& run, const json& verdicts, Query& query) {
   const auto from = continued(query, buckets, readings_of(run));
   std::map<std::int64_t, PlaceSums> sums;
   for (const auto& p : run.processes) {
-    // From the newest row back, so that an answer costs what it says.
+    // From the newest row back, so that an answer with few new buckets reads few rows.
     for (auto row = p.steps.rows.rbegin(); row != p.steps.rows.rend(); ++row) {
       const auto step = static_cast<std::int64_t>(row->step);
       if (step > range.last) continue;

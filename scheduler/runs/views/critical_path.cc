@@ -26,7 +26,7 @@ std::vector<Span> flattened(const Lane& lane) {
     return std::tuple(a.from_us, -a.length_us, waits) < std::tuple(b.from_us, -b.length_us, other_waits);
   });
   std::int64_t at = 0;
-  const auto pass = [&](std::int64_t until) {  // the innermost open span lasts until then
+  const auto pass = [&](std::int64_t until) {  // adds the innermost open span, up to `until`
     if (until > at) out.push_back({open.back().activity, open.back().unit, at, until - at});
     at = std::max(at, until);
   };
@@ -59,7 +59,7 @@ std::vector<PathPart> critical_path(const std::vector<Lane>& lanes) {
     }
     if (!flat.back().empty() && end_of(flat.back().back()) > at) at = end_of(flat.back().back()), lane = i;
   }
-  // The lane that came last to the exchange of this wait, while it lasted; the same lane if none came later.
+  // The lane that came last to the exchange that `wait` is for, while `wait` lasted; `waiting` if no lane came later.
   const auto last_to = [&](const Span& wait, std::size_t waiting) {
     std::pair<std::int64_t, std::size_t> last{wait.from_us, waiting};
     for (std::size_t i = 0; i < lanes.size(); ++i) {

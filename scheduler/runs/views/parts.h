@@ -40,11 +40,11 @@ struct Page {
       : offset(query.number("offset", 0, 0, 1'000'000'000)), limit(query.number("limit", kDefaultLimit, 1, kMostLimit)) {}
   std::int64_t offset, limit;
 };
-// Cuts that page out of all `rows`. `version`: the cursor.
+// Cuts `page` out of all `rows`. `version`: the cursor, by which a client asks whether anything has changed.
 json paged(json rows, const Page& page, const std::string& version);
 json unchanged(const std::string& version);
 
-// Grows when rows' numbers begin again.
+// The sum of Process::readings: if it has grown, files were read anew, and cursors with older numbers of rows no longer fit.
 std::uint64_t readings_of(const Run& run);
 std::uint64_t last_step(const Process& p);
 std::int64_t last_time(const Process& p);

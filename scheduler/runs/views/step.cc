@@ -11,13 +11,13 @@ namespace shoal::scheduler::runs::views {
 using runtime::key_of;
 
 namespace {
-constexpr std::size_t kMostLanes = 256;  // with a critical path
+constexpr std::size_t kMostLanes = 256;  // a step with more lanes gets no critical path
 }
 
 Result<json> step_view(const Run& run, Query& query) {
   const Page page(query);
   const auto wanted = static_cast<std::uint64_t>(query.number("number", 0, 0, std::int64_t{1} << 53));
-  std::map<std::uint64_t, std::size_t> known;  // how many ranks detail a step
+  std::map<std::uint64_t, std::size_t> known;  // by step: the number of ranks that have its spans
   for (const auto& p : run.processes) {
     for (const auto& row : p.spans.rows) ++known[row.step];
   }
@@ -26,7 +26,7 @@ Result<json> step_view(const Run& run, Query& query) {
   if (known.empty()) return json{{"step", json()}, {"steps", numbers}, {"lanes", json::array()}, {"total", 0}};
   std::uint64_t chosen = wanted;
   if (wanted == 0) {
-    // The newest one that every rank has written by now.
+    // Chooses among the newest three steps the one that most ranks have written, and the later one if several have as many.
     std::size_t most = 0;
     auto at = known.rbegin();
     for (int i = 0; i < 3 && at != known.rend(); ++i, ++at) {

@@ -96,7 +96,7 @@ Result<json> workers_view(const Run& run, Query& query, std::int64_t now_us) {
     if (const auto& own = rows.back()["own"][2]; own.is_number() && (lives(p) || run.state != RunState::kRunning)) medians.push_back(own);
   }
   std::sort(medians.begin(), medians.end());
-  // Among an even number, the lower of the middle two: one straggler of two ranks is not half as slow.
+  // The lower of the middle two, if their number is even: by their mean, a straggler of two ranks would look half as slow as it is.
   const double usual = medians.empty() ? 0 : medians[(medians.size() - 1) / 2];
   for (auto& row : rows) {
     if (usual > 0 && row["own"][2].is_number()) row["score"] = row["own"][2].get<double>() / usual - 1;
@@ -138,7 +138,7 @@ Result<json> checkpoints_view(const Run& run, Query& query) {
   const std::string version = events_version(run);
   if (query.text("cursor") == version) return unchanged(version);
   json rows = json::array();
-  std::map<std::string, std::size_t> by_path;  // each rank of a save may report it
+  std::map<std::string, std::size_t> by_path;  // the row of each path, since every rank of a save may report it
   for (const auto& e : events_of(run, [](const Process&, const Event& event) { return event.kind == "save"; })) {
     const json& fields = e.event->fields;
     const std::string path = text(fields, "path");

@@ -48,7 +48,7 @@ Result<json> summary_view(const Run& run, const Verdicts& verdicts, std::int64_t
     const Process* const p = rank.process;
     living += views::lives(*p) ? 1 : 0;
     const auto& rows = p->steps.rows;
-    if (rows.empty() || rows.back().step + 1 < step) continue;  // it has left
+    if (rows.empty() || rows.back().step + 1 < step) continue;  // the rank has left the run
     hosts.insert(p->facts.host);
     world = rows.back().world, generation = std::max(generation, rows.back().generation);
     std::size_t wanted = std::clamp<std::size_t>(4096 / ranks.size(), 1, 32);

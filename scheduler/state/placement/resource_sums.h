@@ -39,8 +39,8 @@ class ResourceSums {
   std::map<std::string, Units> units_;  // without zeros
 };
 
-// Sums in a message, whose amounts end at the range of their type. A part of `total` is moved by as much as the total was cut, so that the
-// difference between both stays exact.
+// The sum `part` as amounts of a message, which have 64 bits. If `total` exceeds that range, both sums are reduced by the excess, so that
+// the difference between them stays exact.
 inline actors::Resources cut(const ResourceSums& part, const ResourceSums& total) {
   actors::Resources out;
   for (const auto& [name, units] : part.all()) {

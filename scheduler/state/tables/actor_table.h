@@ -29,7 +29,7 @@ class ActorTable : public Table<ActorId, actors::ActorRow> {
   // ---- transitions
   void request(const actors::GangSpec& spec, JobId job);  // adds all members of the gang
   void host(const actors::HostActor& request, const rows::Worker& process, GangId gang);
-  void join_gang(ActorId id, std::uint64_t generation);  // a hosted actor whose gang is complete
+  void join_gang(ActorId id, std::uint64_t generation);  // makes a hosted actor alive, once its gang is complete
   void start(ActorId id, NodeId node, WorkerId worker);
   void set_pid(ActorId id, std::int32_t pid);
   void take_calls(ActorId id, const std::string& endpoint);

@@ -79,7 +79,7 @@ void JobTable::attach(JobId id, NodeId node, const actors::WorkerUpdate& process
   Job& job = edit(id);
   job.attached = true;
   job.nodes.insert(node);
-  // A process that the head had started, and whose row was lost.
+  // The head had started this process and has lost its row, so it counts as running again.
   if (std::ranges::count(job.processes, process.worker) > 0) ++job.running;
   if (!job.driver && process.role == "driver") {
     job.driver = process.worker;
@@ -125,7 +125,7 @@ void JobTable::finish(JobId id, JobState state, std::int64_t unix_ms, std::uint6
   Job& job = edit(id);
   job.row.state = state;
   job.row.ended_unix_ms = unix_ms;
-  job.order = order;  // the end's place in the order of ends, which no clock decides
+  job.order = order;  // from now on, the job's place in the order of ends, which no clock decides
   job.row.pending_reason.clear();
 }
 

@@ -80,7 +80,7 @@ std::vector<NodeId> NodeTable::silent(runtime::TimePoint now, runtime::Duration 
 }
 
 void NodeTable::restored(runtime::TimePoint now, std::int64_t unix_ms) {
-  last_tick_ = now;  // many rows take long: until the first tick, no node could join again
+  last_tick_ = now;  // nodes cannot join while many rows are restored: the time until the first tick must not count as their silence
   for (const auto& [id, node] : *this) {
     Node& n = scratch(id);
     n.row.available = n.row.total;

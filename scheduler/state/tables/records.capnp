@@ -14,7 +14,7 @@ struct Amounts {
 struct Job {
   row @0 :Wire.JobRow;
   launches @1 :List(Wire.Launch);  # one for all processes; of submitted jobs
-  wants @2 :List(Amounts);         # likewise
+  wants @2 :List(Amounts);         # one for all processes, too
   placed @3 :List(UInt64);
   processes @4 :List(UInt64);
   driver @5 :UInt64;

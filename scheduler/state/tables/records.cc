@@ -85,7 +85,7 @@ Result<Worker> from_record(const Bytes& record) {
 Bytes to_record(const Job& v) {
   return write<records::Job>([&](records::Job::Builder m) {
     fill(m.initRow(), v.row);
-    if (!v.wants.empty()) {  // once, since thousands of ranks have the same
+    if (!v.wants.empty()) {  // stored once, since thousands of ranks have the same
       fill(m.initLaunches(1)[0], v.launch);
       fill(m.initWants(1)[0].initAmounts(length(v.wants[0])), v.wants[0]);
     }

@@ -1,5 +1,5 @@
-// Rows of the cluster state: node, worker, job, gang, placement group. The store has the first part of each struct. A restarted head
-// computes the second part anew.
+// Rows of the cluster state: node, worker, job, gang, placement group. The store has the first part of each struct, up to the blank line. A
+// restarted head computes the second part anew.
 #pragma once
 
 #include <map>
@@ -50,10 +50,10 @@ struct Job {
   std::vector<NodeId> placed;
   std::vector<WorkerId> processes;  // by rank
   WorkerId driver;                  // the driver, or a detached actor's process
-  bool attached = false;            // a node has reported a process of it
+  bool attached = false;            // a node has reported a process of this job
   bool detached = false;            // the job of a detached actor, whose process counts as the driver
   bool stopping = false;
-  std::set<NodeId> nodes;   // nodes that had a process of it, and may have its objects
+  std::set<NodeId> nodes;   // nodes that had a process of this job, and may have its objects
   std::uint64_t order = 0;  // position in the order of requests; for an ended job, in the order of ends
 
   std::size_t running = 0;

@@ -34,7 +34,7 @@ class WorkerTable : public Table<WorkerId, rows::Worker> {
   void set_actor(WorkerId id, ActorId actor) { edit(id).actor = actor; }
   void announce_end(WorkerId id);
   void move(WorkerId id) { scratch(id).moving = true; }
-  // lend() lends the worker's CPUs, the next function takes them back. Both return them.
+  // lend() lends the worker's CPUs, and take_back() ends that. Both return these CPUs.
   actors::Resources lend(WorkerId id);
   actors::Resources take_back(WorkerId id);
   // Returns what the worker held.

@@ -67,7 +67,7 @@ Result<void> write_rows(const Fd& folder, const RunFilePart& part, std::string_v
   if (fstat(file.get(), &seen) != 0 || static_cast<std::uint64_t>(seen.st_size) < part.offset) return {};
   const auto end = part.offset + part.size;
   const int why = write_at(file, part.offset, bytes);
-  // Without room for all, a part of a line would spoil the next one.
+  // After a failed write the file is cut back to its old end: a part of a line would spoil the next one.
   const auto size = why != 0 ? part.offset : end;
   if ((why != 0 || static_cast<std::uint64_t>(seen.st_size) > end) && ftruncate(file.get(), static_cast<off_t>(size)) != 0)
     return fail(from_errno(errno, part.file));
@@ -124,8 +124,8 @@ Result<void> RunFilesCopy::write_part(std::uint64_t sender, const RunFilePart& p
   return {};
 }
 
-// The process's folder, which its first part makes. Empty where a user has removed it, and where the process is recorded without this
-// sender: it shares the folder, or another host sends it.
+// The process's folder, which its first part makes. Empty if a user has removed it. Also empty if the process's rows come another way: it
+// writes into this folder itself, or another host sends them.
 Result<Fd> RunFilesCopy::folder_of(std::uint64_t sender, const std::string& name) {
   const std::string all_path = folder_ + "/processes";
   const Fd folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -21,7 +21,7 @@ std::optional<FileKind> kind_of_file(const std::string& name) {
   if (name == kLiveFile) return FileKind::kLive;
   const auto file = name.size() > kMostName ? std::nullopt : runs::level_file(name);
   if (!file || std::find(kKinds.begin(), kKinds.end(), file->kind) == kKinds.end()) return {};
-  // One file has one name.
+  // Refuses other spellings of the numbers, such as leading zeros, so that one file has one name.
   if (name != fmt::format("{}.{}-{}.jsonl", file->kind, file->level, file->number)) return {};
   return FileKind::kRows;
 }

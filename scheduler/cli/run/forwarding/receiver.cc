@@ -20,8 +20,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 namespace {
-constexpr auto kTick = milliseconds(50);  // until the thread sees that it is to end
-constexpr auto kSends = seconds(2);       // a sender shows twice a second that it lives
+constexpr auto kTick = milliseconds(50);  // interval at which the thread checks whether it has to end
+constexpr auto kSends = seconds(2);       // how long a host counts as sending after a message; it sends at least two per second
 constexpr auto kPatience = seconds(1);
 constexpr std::size_t kMostHosts = 10'000;  // connections
 constexpr const char* kRefused = "RunFileRefused";
@@ -103,7 +103,7 @@ Result<std::unique_ptr<RunFilesReceiver>> RunFilesReceiver::start(const actors::
   SHOAL_TRY(auto address, work->listen(credentials.host));
   try {
     return std::unique_ptr<RunFilesReceiver>(new RunFilesReceiver(std::move(work), std::move(address)));
-  } catch (const std::system_error& error) {  // the limit of processes
+  } catch (const std::system_error& error) {  // the limit of processes is reached
     return fail(resource_exhausted(fmt::format("no thread: {}", error.what())));
   }
 }

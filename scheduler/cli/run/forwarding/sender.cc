@@ -23,13 +23,14 @@ using std::chrono::seconds;
 
 namespace {
 
-constexpr auto kTick = milliseconds(20);         // until the thread sees that it is to end
-constexpr auto kSignOfLife = milliseconds(500);  // the first host waits at the end for hosts that send
+constexpr auto kTick = milliseconds(20);  // interval at which the thread checks whether it has to end
+// Interval of messages while there are no new bytes: at its end the first host waits for hosts that still send.
+constexpr auto kSignOfLife = milliseconds(500);
 constexpr auto kReconnect = seconds(1);
 constexpr auto kAnswerLimit = seconds(10);
-constexpr auto kNoRoom = seconds(5);  // as long as a process waits after its own disk was full
+constexpr auto kNoRoom = seconds(5);  // pause after the first host's disk was full, as long as a process's pause after its own was full
 constexpr auto kPatience = seconds(1);
-constexpr auto kWarnAfter = seconds(15);  // the cluster gives up a host whose link is cut before that
+constexpr auto kWarnAfter = seconds(15);  // a host whose link is cut is given up by the cluster before that, and needs no warning
 
 }  // namespace
 
@@ -60,7 +61,7 @@ class RunFilesSender::Work {
     ended_.set_value();
   }
 
-  std::atomic<bool> finishes_ = false;  // nothing more will be recorded
+  std::atomic<bool> finishes_ = false;  // finish() was called: nothing more will be recorded
   std::atomic<bool> ends_ = false;
   std::shared_future<void> ended() const { return is_ended_; }
 
@@ -81,7 +82,7 @@ class RunFilesSender::Work {
       const auto sent = send(last);
       if (sent == Sent::kRefused || (last && sent == Sent::kAll)) return;
       const auto until = begin + (sent == Sent::kNoAnswer ? milliseconds(kReconnect) : milliseconds(Pace::kInterval));
-      // The end hurries the next message, and not the next connection.
+      // finish() hurries the next message, but not the next attempt to connect.
       const auto waits = [&] { return !ends_ && (!finishes_ || sent == Sent::kNoAnswer) && context_->clock->now() < until; };
       while (waits()) context_->run_until([] { return false; }, kTick);
     }
@@ -117,7 +118,7 @@ class RunFilesSender::Work {
       return Sent::kAll;
     }
     pace_.lost();
-    client_.reset();  // it has not come in time, or the connection broke
+    client_.reset();  // the answer has not come in time, or the connection broke
     return no_answer(answer.error());
   }
 

@@ -18,12 +18,12 @@ namespace shoal::scheduler::cli {
 
 namespace {
 
-constexpr int kSilentRounds = 40;            // after 10 s without a change a process is read at each so-manieth round only
-constexpr std::size_t kMostLine = 1 << 20;   // a reader skips a longer one
-constexpr std::size_t kLeastRest = 4 << 10;  // a message begins no further file with less room
+constexpr int kSilentRounds = 40;            // a process without a change for so many rounds (10 s) is read in each 40th round only
+constexpr std::size_t kMostLine = 1 << 20;   // bytes; a reader skips a longer line
+constexpr std::size_t kLeastRest = 4 << 10;  // bytes; with less room left, a message begins no further file
 
-// The last end of a line in a file's bytes from `offset` on, at most `most`: a process may take an incomplete line back, where its disk is
-// full. Empty without one.
+// The whole lines in a file from `offset` on, at most `most` bytes. Leaves out an incomplete last line, which the process takes back if its
+// disk is full. Empty if there is no whole line.
 std::string whole_lines(const Fd& file, std::uint64_t offset, std::size_t most) {
   std::string out(most, '\0');
   std::size_t size = 0;
@@ -113,7 +113,8 @@ void RunFilesSource::read_rows(Batch& batch, const Fd& folder, const std::string
   for (const auto& file : runs::names_in(folder, kMostFiles + 8)) {
     if (kind_of_file(file) == FileKind::kRows && files.size() < kMostFiles) files.push_back(*runs::level_file(file));
   }
-  // A process merges a file's rows into the next level before it removes the file. The first host's readers see the same order.
+  // Coarser levels first: a process merges a file's rows into the next level before it removes the file. The first host's readers rely on
+  // it.
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return std::tuple(-a.level, a.kind, a.number) < std::tuple(-b.level, b.kind, b.number); });
   bool removed = false;

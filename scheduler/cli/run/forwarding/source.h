@@ -43,7 +43,7 @@ class RunFilesSource {
 
  private:
   struct Process {
-    std::string live;                           // the page's content
+    std::string live;                           // the content of the live page that the first host has
     std::pair<ino_t, std::int64_t> facts = {};  // process.json: the file, and the time of its change
     std::map<std::string, std::uint64_t> files;
     int silent_rounds = 0;

@@ -30,7 +30,7 @@ export function bytes(value: Maybe): string {
   return `${unit === 0 ? Math.round(value) : digits(value)} ${units[unit]}`;
 }
 
-// A value of an axis, without the zeros behind its point.
+// The text of an axis's value without trailing zeros: "1.50 s" becomes "1.5 s".
 export function tick(text: string): string {
   return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }

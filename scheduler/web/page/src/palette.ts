@@ -38,7 +38,7 @@ export function seriesColour(index: number): string {
 }
 export const SERIES_COLOURS = LIGHT.length;
 
-// In the order of their weight: of two signs in one place, the first one is drawn.
+// The signs of events in charts, by kind. The more important kinds come first: of two signs in one place, the first one is drawn.
 export const MARKS = new Map<string, { colour: string; sign: string; name: string }>([
   ["death", { colour: "#d9483b", sign: "✕", name: "death" }],
   ["not_finite", { colour: "#d9483b", sign: "!", name: "not finite" }],

@@ -18,7 +18,7 @@ export interface Source {
   about(): Promise<{ cluster: boolean; version: string; session?: string }>;
   runs(query?: Query): Promise<Table<RunRow>>;
   view<T>(run: string, view: string, query: Query): Promise<T>;
-  // A path of the cluster's own lists.
+  // Requests a path of the cluster's API, such as /api/v1/runs or a list of jobs.
   get<T>(path: string, query: Query): Promise<T>;
 }
 

@@ -85,7 +85,7 @@ export function toggleTheme(): void {
 
 export const summary = signal<Summary | null>(null);
 export const lost = signal<Failure | null>(null); // why the last request failed
-// No request follows until somebody wants one: what listens on this port later is another process.
+// No request follows until the user wants one, since another process may listen on this port by then.
 export const given_up = signal(false);
 let failing_since = 0;
 

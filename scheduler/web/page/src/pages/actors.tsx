@@ -63,7 +63,7 @@ function Listing({ what, contains, state: wanted }: { what: string; contains: st
   const [stack, setStack] = useState<string[]>([]);
   const after = stack[stack.length - 1] ?? "";
   const filter = { ...(contains ? { contains } : {}), ...(wanted ? { state: wanted } : {}) };
-  // The head counts all rows for the first answer, and for one in twelve.
+  // The head counts all rows, which takes time, only for the first answer and then for one in twelve.
   const answers = useRef(0);
   const polled = usePolled<List>(
     `cluster ${what}`,

@@ -66,7 +66,7 @@ function who(event: RunEvent, ranks: number[]): string {
   return (event.rank >= 0 ? `rank ${event.rank}` : event.role || "process") + (event.host ? ` on ${event.host}` : "");
 }
 
-// A kind without a sentence of the server has its fields as JSON: they are read more easily by name.
+// The text of an event. For a kind without a sentence of its own the server sends the fields as JSON, which is shown as names and values.
 function textOf(event: RunEvent): string {
   if (!event.text.startsWith("{")) return event.text;
   const fields = Object.entries(event.fields).filter(([name]) => name !== "t" && name !== "kind");

@@ -43,7 +43,7 @@ function Output({ job, contains }: { job: string; contains: string }) {
 function Chosen() {
   const query = route.value.query;
   const [job, wanted] = [query.get("job") ?? "", query.get("of") ?? ""];
-  // A list has an end. Beyond it, jobs that run and the chosen one are found by a search.
+  // A list of jobs is bounded. A search finds running jobs, and the chosen one, that are beyond the bound.
   const found = useRef<{ at: number; rows: Job[] }>({ at: 0, rows: [] });
   const jobs = usePolled<Jobs>(
     "cluster jobs",

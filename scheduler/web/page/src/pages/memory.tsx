@@ -14,7 +14,7 @@ const newest = (values: (number | null)[]): number | null => values.findLast((va
 
 const title = (kind: string): string => (kind === "unit" ? "largest unit, whole (predicted)" : kind);
 
-// What was measured after the first step, beside the prediction.
+// Bytes by kind: measured after the first step, beside those that were predicted.
 function Kinds({ memory }: { memory: Memory }) {
   const rows = memory.series.filter((one) => one.kinds);
   if (rows.length === 0)

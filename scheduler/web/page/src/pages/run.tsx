@@ -58,7 +58,7 @@ function MarkLegend({ marks }: { marks: Mark[] }) {
 
 const USUAL_PEAK = 4; // times the usual step: higher ones would leave no room for it
 
-// A save or a change of the workers makes a step many times longer.
+// The chart's upper bound, and the number of steps above it: a save or a change of the workers makes a step many times longer.
 function peaks(us: number[]): { top: number | undefined; higher: number } {
   const sorted = [...us].sort((a, b) => a - b);
   const top = 1.5 * (sorted[Math.floor(0.9 * (sorted.length - 1))] ?? 0);
