@@ -75,10 +75,8 @@ std::vector<MetricFamily> MetricsRecorder::reported(bool forget) {
   return take(forget);
 }
 
-void MetricsRecorder::forget_after_fork() {
-  // If the mutex is locked, another thread held it at the fork to add a series. The maps may be incomplete here, so they are left alone.
-  if (!mutex_.try_lock()) return;
-  (void)take(true);
+void MetricsRecorder::after_fork(bool in_child) {
+  if (in_child) (void)take(true);
   mutex_.unlock();
 }
 

@@ -58,8 +58,10 @@ class MetricsRecorder {
 
   // Returns all metrics under their public names: shoal_user_NAME, counters with _total. `forget`: counters and histograms restart at zero.
   std::vector<MetricFamily> reported(bool forget = false);
-  // In a forked child: discards the parent's counts.
-  void forget_after_fork();
+  // Around a fork, in the thread that forks. No other thread changes the metrics meanwhile, so the child's copy is whole and unlocked.
+  void before_fork() { mutex_.lock(); }
+  // The child discards the parent's counts.
+  void after_fork(bool in_child);
 
  private:
   std::vector<MetricFamily> take(bool forget);

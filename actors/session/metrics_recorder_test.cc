@@ -1,5 +1,9 @@
 #include "actors/session/metrics_recorder.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <limits>
 #include <thread>
 
@@ -87,6 +91,32 @@ TEST(MetricsRecorderTest, ThreadsRecordTogether) {
   one.join();
   two.join();
   EXPECT_EQ(recorder.reported()[0].samples[0].value, 20'000);
+}
+
+// A thread adds series while another one forks. A child that inherits a locked mutex would wait for ever.
+TEST(MetricsRecorderTest, AForkedChildCountsAnew) {
+  MetricsRecorder recorder;
+  auto* const counter = recorder.metric(MetricKind::kCounter, "n", "").value();
+  recorder.series(*counter, {})->add(3);
+  std::atomic<bool> ends = false;
+  std::thread other([&] {
+    while (!ends) (void)recorder.reported();
+  });
+  for (int i = 0; i < 100; ++i) {
+    recorder.before_fork();
+    const pid_t child = fork();
+    recorder.after_fork(child == 0);
+    if (child == 0) {
+      alarm(20);
+      _exit(recorder.reported()[0].samples[0].value == 0 ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+  }
+  ends = true;
+  other.join();
+  EXPECT_EQ(recorder.reported()[0].samples[0].value, 3);
 }
 
 }  // namespace

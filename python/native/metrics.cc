@@ -51,7 +51,8 @@ void bind_metrics(nb::module_& m) {
           nb::arg("tags"), "None when this process has too many.");
   m.attr("MAX_METRIC_SERIES") = MetricsRecorder::kMaxSeries;
   m.def("is_metric_label", &actors::is_label, nb::arg("name"));
-  m.def("metrics_after_fork", [] { recorder().forget_after_fork(); });
+  m.def("metrics_before_fork", [] { recorder().before_fork(); });
+  m.def("metrics_after_fork", [](bool in_child) { recorder().after_fork(in_child); }, nb::arg("in_child"));
 }
 
 }  // namespace shoal::python

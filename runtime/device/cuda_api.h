@@ -42,9 +42,9 @@ inline constexpr CudaStatus kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, k
                             kLaunchFailed = 719, kNotSupported = 801, kDriverMismatch = 803;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kEventInterprocess = 4, kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortable = 1, kHostMapped = 2, kWaitUntilAtLeast = 0, kWriteBehindBarrier = 0;
-inline constexpr int kAttributeMultiprocessors = 16;  // attributes of a device
-inline constexpr int kAttributeStreamMemory64 = 122;                                              // streams write and wait for words
-inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9;                                  // attributes of an address
+inline constexpr int kAttributeMultiprocessors = 16;              // attributes of a device
+inline constexpr int kAttributeStreamMemory64 = 122;              // streams write and wait for words
+inline constexpr int kPointerMemoryType = 2, kPointerDevice = 9;  // attributes of an address
 inline constexpr unsigned kMemoryOfDevice = 2;
 }  // namespace cuda
 

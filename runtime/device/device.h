@@ -84,7 +84,7 @@ class Device : public std::enable_shared_from_this<Device> {
   const CudaApi& api() const { return api_; }
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }
-  const CudaUuid& uuid() const { return uuid_; }                  // the same in every process, whatever ordinals it sees
+  const CudaUuid& uuid() const { return uuid_; }  // the same in every process, whatever ordinals it sees
   int num_multiprocessors() const { return num_multiprocessors_; }
 
   // The device is the calling thread's current one for the life of this object.

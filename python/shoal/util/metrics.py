@@ -21,6 +21,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from shoal import _native
@@ -209,4 +210,8 @@ class Histogram(Metric):
         return self._name, self._description, self.boundaries, self._tag_keys
 
 
-os.register_at_fork(after_in_child=_native.metrics_after_fork)
+os.register_at_fork(
+    before=_native.metrics_before_fork,
+    after_in_parent=partial(_native.metrics_after_fork, in_child=False),
+    after_in_child=partial(_native.metrics_after_fork, in_child=True),
+)
