@@ -32,7 +32,7 @@ class ProtectedShard {
 
   // The memory of the state with this position in `states`.
   std::span<std::byte> state(std::size_t index) const;
-  // False while the states are loaded: a death then loses them.
+  // False while states are written into the record. They are torn meanwhile, so a death loses them.
   void set_usable(bool usable) const { update_->step_record().set_usable(usable); }
   ProtectedUpdate& update() { return *update_; }
   const Memories& arenas() const { return arenas_; }

@@ -91,7 +91,7 @@ class StepRecord {
     pid_t pid;                 // the process that writes
     std::uint64_t start_time;  // with the pid it identifies the process (runtime/process/process.h)
     std::uint32_t num_items, num_lanes;
-    std::atomic<std::uint64_t> usable;  // 0 while the states are loaded: then they are torn
+    std::atomic<std::uint64_t> usable;  // 0 while states are written here: they are torn meanwhile
     std::atomic<std::uint64_t> recorded, begun, finished;
   };
 

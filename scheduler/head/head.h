@@ -105,7 +105,7 @@ class Head final : public runtime::PeerHandler {
   void find_port(const FindPortOn& find);
   void answer_hosted(const AnswerHosted& answer);
   void forget(std::uint64_t client);
-  // Returns true if a request names what was made and stored before, so that it decides nothing.
+  // Returns true if a request names what was made and stored before, so that it needs no new decision.
   bool repeats(actors::Method method, const runtime::Message& request) const;
   void check_ended();
 

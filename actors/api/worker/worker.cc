@@ -138,9 +138,9 @@ class Worker {
       });
     }
   }
-  // Answers releases that the actor survives, once the head has confirmed that the actor will not restart: after the answer, a restarted
-  // actor would get no release. If the actor dies before, its creator sees the failure and releases the restarted actor. Only while the
-  // loop is owned.
+  // Answers a creator's releases that do not end the actor, because handles to it are left. The head first rules out a restart: a creator
+  // with an answer sends no second release, so a restarted actor would live on. If the actor dies before the answer, the creator's call
+  // fails, and it releases the restarted actor. Only while the loop is owned.
   void rule_out_restart() {
     leaving_.run([this] { has_left_ = session_.hosting().leave().has_value(); },
                  [this] {

@@ -43,7 +43,7 @@ SHOAL_HOST_DEVICE inline void step(const AdamConstants<T>& c, bool amsgrad, Adam
   e.p = fused(-c.step_size, e.m / denominator, e.p * c.keep);
 }
 
-inline constexpr int kM = 2, kV = 3, kMaxV = 4;  // kMaxV may be absent
+inline constexpr int kM = 2, kV = 3, kMaxV = 4;  // indices of arrays; the one at kMaxV is null without amsgrad
 
 template <class T>
 using AdamArguments = UpdateArguments<AdamConstants<T>>;

@@ -135,7 +135,8 @@ void bind_protect(nb::module_& m) {
             return tensor_over(shard, bytes.data(), bytes.size());
           },
           nb::arg("index"), "The memory of one of `states`, as a torch tensor of uint8.")
-      .def("set_usable", &ProtectedShard::set_usable, nb::arg("usable"), "False while states are loaded: a death then loses them.")
+      .def("set_usable", &ProtectedShard::set_usable, nb::arg("usable"),
+           "False while states are written into the record: they are torn meanwhile, so a death loses them.")
       .def(
           "begin", [](ProtectedShard& s, std::uint64_t step) { return unwrap(s.update().begin(step)); }, nb::arg("step"),
           "Begins to record a step. False: it is recorded already, and is only to be run.")

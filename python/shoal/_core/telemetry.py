@@ -235,7 +235,7 @@ def record_metrics(metrics: dict[str, Any], first: bool = True) -> None:
 
 
 def note_finite(what: str, value: float, step: int) -> None:
-    """Records that a number of this rank has become NaN or infinite, or finite again. So a number that stays NaN costs one event.
+    """Records that a number of this rank has become NaN or infinite, or finite again. So a number that stays NaN costs few events.
     ``step``: the step's number."""
     bad = not math.isfinite(value)
     if not bad and not state.not_finite:
@@ -263,7 +263,7 @@ def _numbers(metrics: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _number(value: Any) -> float | None:
-    """Only looks at the type of a value that it does not know: attributes of objects may run any code."""
+    """Looks only at the type of a value that it does not know, because attributes of objects may run any code."""
     torch, numpy, kind = sys.modules.get("torch"), sys.modules.get("numpy"), type(value)
     if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
         if value.is_nested or value.layout is not torch.strided or value.device.type != "cpu" or value.numel() != 1:

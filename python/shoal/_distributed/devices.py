@@ -118,7 +118,7 @@ class Pending:
         self._group, self._work, self._tensors = group, work, tensors
 
     def finish(self) -> None:
-        """Lets later kernels of the current stream see the result. The host waits only without devices."""
+        """Orders later kernels of the current stream behind the operation. The host waits only if the ranks' tensors are on the CPU."""
         self._group.native.order_after(self._work, self._group.streams.current())
         # From here on the stream's own order protects the tensors' memory, which is also allocated in that order.
         self._tensors = ()

@@ -81,7 +81,7 @@ class Ranks:
 
 
 def expect_alike(ranks: Ranks, digests: list[str], facts: dict[str, str]) -> None:
-    """Raises InvalidArgument on all ranks unless they have the same facts: rank 0's alone are written. ``digests``: those of all ranks'
+    """Raises InvalidArgument on all ranks unless they have the same facts, because only rank 0's are written. ``digests``: those of all ranks'
     facts. Collective if they differ."""
     if len(set(digests)) == 1:
         return
@@ -100,7 +100,8 @@ def expect_alike(ranks: Ranks, digests: list[str], facts: dict[str, str]) -> Non
 
 
 def is_one_of_many(ranks: Ranks) -> bool:
-    """True on a rank of a model that is not sharded. Others may save the same model, and none knows which do."""
+    """True if the model is not sharded and the job has several ranks. Other ranks may save it to the same path, and no rank knows which
+    ones do, so that the saves take turns."""
     return ranks.group is None and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -157,7 +158,7 @@ def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, 
     return [(local.detach() if local.requires_grad else local, offset) for local, offset in found if local.numel()]
 
 
-@lru_cache(maxsize=4096)  # a step waits for a save's plan, and most tensors of a model have few shapes
+@lru_cache(maxsize=4096)  # a step waits for a save's plan, and a model's tensors share few shapes
 def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple, at: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``at``: this rank's coordinate. Meshes of the same ranks are equal, and this process may have been another rank of an earlier one."""
     return compute_local_shape_and_global_offset(shape, mesh, placements)

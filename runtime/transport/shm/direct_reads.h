@@ -18,7 +18,7 @@ class DirectReads {
   DirectReads(ShmMemory memory, int rank);
   DirectReads(const DirectReads&) = delete;  // other ranks read the token at its address
 
-  // Publishes this rank's token. Before the rank joins.
+  // Publishes this rank's token. ShmGroup::join calls it before others can see the rank, so that they find the token.
   void join();
   // Reads the others' tokens, once. After all ranks have joined.
   void try_once();

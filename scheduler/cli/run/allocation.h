@@ -25,7 +25,7 @@ enum class LaunchFact {
   kLocalRank,      // this process's number on its host, which has to be 0
   kLocalSize,      // processes that the scheduler started on this host, which has to be 1
   kRun,            // a part of the run's name
-  kBatchNumNodes,  // the number of hosts of a batch job; this process may be its script, and no step of it (kStep)
+  kBatchNumNodes,  // hosts of a batch job. Its script runs on one of them only, so without kStep it is refused above 1
   kStep,           // shows that this process is a step of a batch job
   kPod,            // the name of a pod of an indexed Job: NAME-NUMBER
 };

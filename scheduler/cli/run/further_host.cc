@@ -28,7 +28,7 @@ namespace {
 constexpr double kFirstHostsRecordS = 5;
 constexpr int kMostAttempts = 3;
 constexpr const char* kOtherRun = "OtherRun";                  // the head that answers is another run's
-constexpr const char* kEnds = "Ending";                        // the head that answers ends, or has this host already
+constexpr const char* kEnds = "Ending";                        // its run has ended, or it already has a living host with this number
 constexpr auto kIntervalBesideARun = std::chrono::seconds(2);  // seldom, so that a run that trains is not disturbed
 constexpr auto kLastRows = std::chrono::seconds(5);
 

@@ -47,7 +47,8 @@ class ReplicaRoom {
     runtime::UsageBoard::Usage before{};
   };
   void check();
-  // Decides about the transfer at the front. Returns nullopt if it has to wait, since processes are asked to free memory.
+  // Returns success if this transfer has room, and ResourceExhausted if it never will. Returns nullopt while it has to wait; processes are
+  // then requested to free memory.
   std::optional<Result<void>> decide(Waiting& waiting);
 
   runtime::Clock& clock_;

@@ -22,9 +22,9 @@ def open_mesh_group(ranks: tuple[int, ...], index: int, device: torch.device) ->
 
 
 class DeviceGroups:
-    """Groups by their ranks. All ranks of a group have to request it in the same order, because the first request opens it.
+    """Groups by their ranks. All ranks have to request their groups in the same order, because the first request of a group opens it.
 
-    ``opens`` and ``device_types`` are attributes so that tests can take ranks without devices.
+    ``opens`` and ``device_types`` are attributes so that tests can use ranks without devices.
     """
 
     def __init__(self, opens: Open = open_mesh_group):

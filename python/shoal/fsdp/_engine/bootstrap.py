@@ -92,7 +92,7 @@ def keep_actor(ranks: tuple[int, ...], index: int, replicas: int, actor: _native
 
 
 def use(actor: _native.ShardActor, user: Any) -> None:
-    """Records that ``user``, whose attribute ``actor`` names this one, needs it."""
+    """Sets ``user.actor`` and records ``user``, since an actor with users is kept."""
     user.actor = actor
     _state.users.add(user)
 

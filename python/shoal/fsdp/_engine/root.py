@@ -321,7 +321,7 @@ class Root:
             t.end_forward()
 
     def show_rows(self, plain: bool) -> None:
-        """Makes the sharded parameters' local tensors plain ones (``plain``), while an optimizer steps, or Rows, which intercept writes."""
+        """Chooses the local tensors of sharded parameters: plain ones while an optimizer steps, else Rows, which intercept writes."""
         self.rows_plain = plain
         for u in self.units:
             u.show_rows(plain)

@@ -31,7 +31,7 @@ class _Watched:
         self._samples = [(ctypes.c_char * num_bytes).from_address(at) for at, num_bytes in (v.whole_sample for v in views)]
         self._sharded = [v.sharded for v in views]
         counted = [p for p in self.parameters if not p.own.is_inference()]
-        self._rows = [p.own for p in counted]  # a Rows shares its version counter with ``own``
+        self._rows = [p.own for p in counted]  # writes to the user's tensor (Rows), which shares its memory, count in its version
         self.names = [p.name for p in (*self.parameters, *counted)]
 
     def samples(self) -> bytes:

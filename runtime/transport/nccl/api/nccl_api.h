@@ -59,7 +59,8 @@ struct NcclApi {
   std::array<void*, std::size(kNcclFeatures)> optional{};  // functions of features; null: absent
   const char* name = "nccl";                               // the transport that uses this table
   bool shares_devices = false;                             // several ranks may have one device
-  // comm_async_error() itself puts the operations on the stream, in steps that wait for the other ranks. So no caller waits for it.
+  // True: the table puts operations on the stream in steps, at each comm_async_error(), because a step may wait for other ranks. So the
+  // watching thread polls, and a call of the program returns at once.
   bool issues_in_polls = false;
   // Called again and again while the streams of aborted communicators drain; may be null. `overdue`: they wait for a rank that may be
   // alive.
