@@ -6,6 +6,7 @@ import stat
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,12 +135,10 @@ def test_a_package_that_is_damaged_in_the_middle_leaves_no_folder(tmp_path):
 
 def test_a_working_dir_that_cannot_be_unpacked_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "given.zip").write_bytes(zip_with("../out.txt").read())
-    store = tmp_path / "store"
-    store.mkdir()
-    monkeypatch.setattr(environment, "_store", lambda: store)
+    monkeypatch.setattr(environment, "session", lambda: SimpleNamespace(folder=tmp_path))
     with pytest.raises(RuntimeEnvSetupError, match="forbidden entry"):
         environment._kept(str(tmp_path / "given.zip"), [], "working_dir")
-    assert list(store.iterdir()) == []
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 class Head:
@@ -211,27 +210,26 @@ def test_an_environment_without_packages_is_unchanged(tmp_path, monkeypatch):
     assert shipping.settle("/work", ["/lib"]) == ("/work", ["/lib"])
 
 
-def test_a_waiter_fetches_a_package_whose_first_fetch_failed(tmp_path, monkeypatch):
-    begun, go, brought = threading.Event(), threading.Event(), []
+def test_a_waiter_fetches_a_package_whose_first_fetch_failed(host, tmp_path, monkeypatch):
+    begun, go, fetches, get_package = threading.Event(), threading.Event(), [], host.get_package
 
-    def bring(package, target):
+    def get_late(name, offset):
         begun.set()
         assert go.wait(60)
-        brought.append(package)
-        if len(brought) == 1:
+        fetches.extend([name] if offset == 0 else [])
+        if len(fetches) == 1:
             raise DataLoss("the first of them")
-        target.mkdir()
-        return 1
+        return get_package(name, offset)
 
-    monkeypatch.setattr(shipping, "_bring", bring)
+    monkeypatch.setattr(host, "get_package", get_late)
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(shipping._fetched, "a" * 64, tmp_path) for _ in range(4)]
+        asked = [pool.submit(shipping._fetched, host.name, tmp_path) for _ in range(4)]
         assert begun.wait(60)
         go.set()
         failed = [f for f in asked if f.exception(60)]
         assert len(failed) == 1
-        assert {f.result() for f in asked if f not in failed} == {str(tmp_path / ("a" * 24))}
-    assert len(brought) == 2  # all hold the package, and none waits for another
+        assert {f.result() for f in asked if f not in failed} == {str(tmp_path / host.name[:24])}
+    assert len(fetches) == 2  # all hold the package, and none waits for another
 
 
 def test_a_package_is_sent_as_it_was_before_any_use(folder, tmp_path):

@@ -1,9 +1,10 @@
 """Builds the documentation's site: python docs/site/build.py ROOT
 
 It copies the repository's Markdown pages, and the files to which they link, into out/site-pages, with the same paths. So a link works there
-as it does in the repository. It adds a page per module of the reference, and calls `mkdocs build --strict`.
+as it does in the repository. It adds a page per module of the reference and a table of the schemas, and calls `mkdocs build --strict`.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ MODULES = (
     "shoal.job_submission",
     "shoal.exceptions",
 )
+SCHEMAS = Path("docs/schemas")
 LINK = re.compile(r"\]\(([^)\s#]+)")
 ITEM = re.compile(r"( *)([-*]|\d+\.) ")
 FENCE = re.compile(r" *```")
@@ -43,6 +45,8 @@ def main(root: Path) -> int:
             to.write_text(for_python_markdown(file.read_text()))
         else:
             shutil.copy(file, to)
+    with (pages / SCHEMAS / "README.md").open("a") as page:
+        page.write(table_of_schemas(pages / SCHEMAS))
     (pages / "reference").mkdir()
     for module in MODULES:
         (pages / "reference" / f"{module}.md").write_text(f"# {module}\n\n::: {module}\n    options: {{show_root_heading: false}}\n")
@@ -54,12 +58,19 @@ def main(root: Path) -> int:
 
 
 def wanted(root: Path) -> set[Path]:
-    """Returns the Markdown pages, and the other files to which they link."""
+    """Returns the Markdown pages, the other files to which they link, and the schemas."""
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True)
     files = {root / name for name in names.stdout.splitlines()}
     pages = {f for f in files if f.suffix == ".md" and f.exists()}
     linked = {(page.parent / link).resolve() for page in pages for link in LINK.findall(page.read_text())}
-    return pages | (linked & files)
+    return pages | (linked & files) | {f for f in files if f.parent == root / SCHEMAS and f.exists()}
+
+
+def table_of_schemas(folder: Path) -> str:
+    """Returns the rows that the repository's page lacks, because they would repeat the files."""
+    lines = {f.name: json.loads(f.read_text()).get("x-commands", []) for f in sorted(folder.glob("*.json"))}
+    rows = (f"| [{name}]({name}) | {', '.join(f'`{line}`' for line in commands)} |\n" for name, commands in lines.items())
+    return "\n| file | printed by |\n|---|---|\n" + "".join(rows)
 
 
 def for_python_markdown(text: str) -> str:

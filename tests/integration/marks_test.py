@@ -33,8 +33,8 @@ def worker_of(num_reports=0, newcomer=False):
     return worker
 
 
-def marked(worker=None):
-    """Returns (state, record) of a worker that has made one step of one batch, and has a mark behind it."""
+def marked(worker=None, marks=True):
+    """Returns (state, record) of a worker that has made one step of one batch, and has a mark behind it if it ``marks``."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = State(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
@@ -42,7 +42,8 @@ def marked(worker=None):
     optimizer.step()
     state.step = 1
     record.protection = protection_of(1)
-    record.mark()
+    if marks:
+        record.mark()
     return state, record
 
 
@@ -97,8 +98,7 @@ def test_a_worker_that_was_cut_off_goes_on_as_one_that_has_reported():
 def test_a_worker_without_a_mark_has_the_reports_of_those_that_go_back():
     workers = worker_of(), worker_of()
     one, of_one = marked(workers[0])
-    other, of_other = marked(workers[1])
-    of_other._mark = None  # it was interrupted behind a change
+    other, of_other = marked(workers[1], marks=False)  # it was interrupted behind a change
     workers[0].num_reports = 1  # one has reported before the optimizer's step
     words = [record.words(()) for record in (of_one, of_other)]
     for record in (of_one, of_other):

@@ -148,7 +148,7 @@ def test_the_output_is_what_its_schema_says(shoal_command, run):
     for name in ("first", "second"):
         check("run", shoal_command.json("show", name))
         check("run", shoal_command.json("top", name))
-    assert check("run-diff", shoal_command.json("diff", "first", "second"))["activities"]
+    assert check("diff", shoal_command.json("diff", "first", "second"))["activities"]
     check("dashboard", shoal_command.json("dashboard", "--run", run, "--export", run / "one.html"))
 
 

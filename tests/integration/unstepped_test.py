@@ -8,11 +8,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
-from shoal.train import ScalingConfig, State, _elastic_gang, _unstepped
-from shoal.train._elastic_gang import ElasticGang
+from shoal.train import State, _unstepped
 from shoal.train._gang import Gang
 from shoal.train._unstepped import Unstepped
-from shoal.train._worker import Role, Worker
 
 
 def setting(**more):
@@ -205,48 +203,33 @@ def test_a_sharded_model_waits_for_all_of_its_backward_passes(found, waits):
     assert unstepped.any() == waits
 
 
-def gang_of(model, optimizer):
-    """The gang of an elastic training, without a cluster."""
-    role = Role(number=0, environment={}, scaling=ScalingConfig(num_workers=(1, 2)))
-    return ElasticGang(State(model=model, optimizer=optimizer), Worker(role, driver=None))
+def alone(own):
+    return own
 
 
-def test_a_change_that_waits_long_prints_why(monkeypatch, capsys):
-    model, optimizer, _ = setting()
-    gang = gang_of(model, optimizer)
-    gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=True))
+def test_a_change_that_waits_long_prints_why(capsys):
+    model, _, unstepped = setting()
     backward(model)
     for _ in range(2 * _unstepped._LONG_WAIT):
-        assert not gang.boundary()
+        assert not unstepped.allows_change(True, alone, prints=True)
     assert capsys.readouterr().err.count("a change of the workers has waited for optimizer.step() for 100 batches") == 1
 
 
-def test_a_change_waits_for_the_gradients_of_any_worker(monkeypatch):
-    model, optimizer, _ = setting()
-    gang, entered = gang_of(model, optimizer), []
-    gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=True))
-    monkeypatch.setattr(_elastic_gang, "get", lambda ref: "the transition")
-    monkeypatch.setattr(gang, "_change", entered.append)
+def test_a_change_waits_for_the_gradients_of_any_worker():
+    model, optimizer, unstepped = setting()
     backward(model)
-    assert not gang.boundary()
+    assert not unstepped.allows_change(True, alone, prints=False)
     optimizer.step()
     words = []
-    monkeypatch.setattr(gang, "agree", lambda own: words.append(own) or 1)  # another worker's gradients
-    assert not gang.boundary()
+    assert not unstepped.allows_change(True, lambda own: words.append(own) or 1, prints=False)  # another worker's gradients
     assert words == [True, False]
-    monkeypatch.undo()
-    monkeypatch.setattr(_elastic_gang, "get", lambda ref: "the transition")
-    monkeypatch.setattr(gang, "_change", entered.append)
-    assert gang.boundary()
-    assert entered == ["the transition"]
+    assert unstepped.allows_change(True, alone, prints=False)
 
 
 def test_gradients_are_looked_at_only_where_a_change_comes(monkeypatch):
-    model, optimizer, _ = setting()
-    gang = gang_of(model, optimizer)
-    gang._next = SimpleNamespace(_ref=SimpleNamespace(ready=False))
-    monkeypatch.setattr(gang._unstepped, "_parameters", lambda: pytest.fail("the parameters"))
-    assert not gang.boundary()
+    _, _, unstepped = setting()
+    monkeypatch.setattr(unstepped, "any", lambda: pytest.fail("the parameters"))
+    assert not unstepped.allows_change(False, alone, prints=True)
 
 
 def test_a_training_of_a_fixed_size_records_no_gradients():

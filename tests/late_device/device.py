@@ -40,8 +40,8 @@ class _Raw:
 class LateDevice:
     """As a context: operators of this thread are put into the queues of the present stream. Leaving runs all, and raises Faults."""
 
-    def __init__(self, seed: int, rank: int = 0):
-        self.queues, self.detector = Queues(seed, rank), Detector()
+    def __init__(self, seed: int, rank: int = 0, eager: float | None = None):
+        self.queues, self.detector = Queues(seed, rank, eager), Detector()
         self.current = PRESENT
         self.operators = 0
         self._memories: dict[int, tuple[weakref.ref, Memory]] = {}

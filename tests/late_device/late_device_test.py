@@ -32,9 +32,7 @@ def test_one_stream_computes_as_the_cpu(seed):
 
 
 def test_operators_run_late():
-    device = LateDevice(0)
-    device.queues._eager = 0
-    with device:
+    with LateDevice(0, eager=0) as device:
         x = torch.ones(4)
         y = x * 2
         with device.raw():

@@ -48,9 +48,10 @@ class Operation:
 
 
 class Queues:
-    """``rank``: chooses among this rank's operations; the order of collectives depends on the seed alone."""
+    """``rank``: chooses among this rank's operations; the order of collectives depends on the seed alone. ``eager``: how likely the device
+    works at a call of the program, in place of the seed's choice."""
 
-    def __init__(self, seed: int, rank: int = 0):
+    def __init__(self, seed: int, rank: int = 0, eager: float | None = None):
         self.lock = threading.RLock()  # the host and its helper
         self.calls = 0  # the host's
         self._random, self._shared = random.Random(100 * seed + rank), random.Random(seed)
@@ -62,7 +63,8 @@ class Queues:
         self._collectives: deque[Operation] = deque()
         self._issued = 0  # collectives
         # Some seeds run nothing until the host waits, and most let one stream fall behind the others.
-        self._eager = self._random.choice((0.0, 0.02, 0.1, 0.3))
+        chosen = self._random.choice((0.0, 0.02, 0.1, 0.3))
+        self._eager = chosen if eager is None else eager
         self._weights = [self._random.choice((0.0, 0.1, 1.0)) for _ in STREAMS]
         self._shared_eager = self._shared.choice((0.0, 0.1, 0.5, 1.0))
 

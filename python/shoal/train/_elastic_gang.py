@@ -130,11 +130,7 @@ class ElasticGang(Gang):
         if self._joining:  # the others are behind this boundary already
             self._joining = False
             return False
-        ready = bool(self._next._ref.ready)
-        comes = self.agree(ready)
-        waits = comes and self.agree(self._unstepped.any())  # only where a change comes: it reads all parameters
-        self._unstepped.count_wait(bool(ready and waits), prints=self.rank == 0)
-        if not comes or waits:
+        if not self._unstepped.allows_change(bool(self._next._ref.ready), self.agree, prints=self.rank == 0):
             return False
         self._change(get(self._next))
         self._record.mark()  # the new generation's record has none yet

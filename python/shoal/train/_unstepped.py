@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -56,12 +56,16 @@ class Unstepped:
         used = {i: version for i, (ref, version) in self._used.items() if _alive(ref) is not None}
         return any(_is_incomplete(root) for root in roots) or any(_waits(p, used) for p in self._parameters())
 
-    def count_wait(self, waits: bool, prints: bool) -> None:
-        """Called at each boundary. ``waits``: a change is ready, and waits for gradients."""
-        self._waited = self._waited + 1 if waits else 0
+    def allows_change(self, ready: bool, agree: Callable[[int], int], prints: bool) -> bool:
+        """Called at each boundary, on every worker. Returns True if a change of the workers begins here: one of them is ``ready``, and no
+        gradient waits on any. ``agree`` returns the maximum of the workers' words. One worker ``prints`` why a change waits long."""
+        comes = agree(ready)
+        waits = comes and agree(self.any())  # only where a change comes: it reads all parameters
+        self._waited = self._waited + 1 if ready and waits else 0
         if self._waited == _LONG_WAIT and prints:
             text = f"a change of the workers has waited for optimizer.step() for {_LONG_WAIT} batches: no step has used their gradients"
             print(f"shoal: {text}", file=sys.stderr)
+        return bool(comes and not waits)
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         objects = self._state.objects.values()

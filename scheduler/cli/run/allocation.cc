@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kMostNodes = 1 << 16;
 constexpr std::size_t kMostDigits = 16;  // a limit, since lists of Slurm may pad numbers with any number of zeros
 
-constexpr LaunchVariable kVariables[] = {
+constexpr AllocationVariable kVariables[] = {
     {"SLURM_NODEID", "Slurm", LaunchFact::kNodeRank, "this host's number in the step"},
     {"SLURM_PROCID", "Slurm", LaunchFact::kNodeRank, "the number of this task: with one task per host, this host's number"},
     {"SLURM_LOCALID", "Slurm", LaunchFact::kLocalRank, "the number of this task on its host: has to be 0"},
@@ -425,7 +425,7 @@ Result<void> add_range(const std::string& list, const std::string& prefix, const
 
 }  // namespace
 
-std::span<const LaunchVariable> launch_variables() { return kVariables; }
+std::span<const AllocationVariable> launch_variables() { return kVariables; }
 
 bool names_host(const std::string& node, const OwnNames& own) {
   if (std::find(own.addresses.begin(), own.addresses.end(), node) != own.addresses.end()) return true;

@@ -31,7 +31,7 @@ enum class LaunchFact {
 };
 
 // A variable that `shoal run` reads. No other place names these variables.
-struct LaunchVariable {
+struct AllocationVariable {
   const char* name;
   const char* system;
   LaunchFact fact;
@@ -39,7 +39,7 @@ struct LaunchVariable {
 };
 
 // In the order in which values are taken: of two that agree in meaning, the first one counts.
-std::span<const LaunchVariable> launch_variables();
+std::span<const AllocationVariable> launch_variables();
 
 // The facts of the command line. Options come before variables.
 struct LaunchOptions {

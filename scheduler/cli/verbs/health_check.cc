@@ -1,7 +1,5 @@
 // health-check: whether the cluster answers, and how many nodes it has.
-//
-// The pattern for a new verb: copy this file, declare and list its add_NAME in verbs.h. All sources of the folder are compiled together, so
-// names in anonymous namespaces differ between files.
+// The pattern for a new verb (scheduler/cli/README.md).
 #include <cstdio>
 
 #include "scheduler/cli/cluster.h"

@@ -81,7 +81,7 @@ int run(int argc, char** argv) {
     return kFailed;
   }
   CommandLine line(*std::move(common));
-  for (const auto add : kVerbs) add(line);
+  add_verbs(line);
   line.set_configuration(*std::move(configuration));
   if (first == kCompleteWords) return print_completions(line, {argv + 2, argv + argc});
   return line.run(argc, argv);
