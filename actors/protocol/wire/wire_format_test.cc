@@ -6,29 +6,19 @@
 
 #include <cstdio>
 #include <fstream>
-#include <functional>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include <gtest/gtest.h>
 
 #include "actors/protocol/cluster/row_bounds.h"
-#include "actors/protocol/wire/cancelling.capnp.h"
-#include "actors/protocol/wire/cancelling.h"
 #include "actors/protocol/wire/control.capnp.h"
-#include "actors/protocol/wire/head_messages.h"
 #include "actors/protocol/wire/inspection.capnp.h"
-#include "actors/protocol/wire/inspection.h"
-#include "actors/protocol/wire/joining.capnp.h"
-#include "actors/protocol/wire/joining.h"
-#include "actors/protocol/wire/log_files.capnp.h"
-#include "actors/protocol/wire/log_files.h"
-#include "actors/protocol/wire/node_messages.h"
-#include "actors/protocol/wire/packages.capnp.h"
-#include "actors/protocol/wire/packages.h"
-#include "actors/protocol/wire/run_files.capnp.h"
-#include "actors/protocol/wire/run_files.h"
-#include "actors/protocol/wire/task_log.h"
+#include "actors/protocol/wire/methods.h"
 #include "runtime/core/golden.h"
 #include "runtime/wire/codec.h"
 
@@ -54,27 +44,26 @@ class Filler {
 
   template <class Reader, class T>
   void fill(Reader from, T& to, unsigned number) {
-    Members members;
-    T::fields(to, Fields<Reader>{from, this, &members});
-    number *= 8;
-    for (const auto& [address, set] : members) set(++number);
+    std::set<const void*> members;
+    T::fields(to, Fields<Reader>{from, this, &members, 0});
+    T::fields(to, Fields<Reader>{from, this, &members, 8 * number + 1});
   }
 
  private:
-  using Members = std::map<const void*, std::function<void(unsigned)>>;
-
-  // The argument `io` of a list of fields (convert.h). It notes the members instead of reading them.
+  // The argument `io` of a list of fields (convert.h). It notes the members or, if they have numbers from `first` on, sets them.
   template <class Reader>
   struct Fields {
     static constexpr bool kReads = true;
     Reader m;
     Filler* filler;
-    Members* members;
+    std::set<const void*>* members;
+    unsigned first;
     static bool present(bool, const auto&) { return true; }
     static void check(const auto&) {}
     template <class From, class T>
     void read(From from, T& to, auto... how) const {
-      members->emplace(&to, [filler = filler, from, at = &to, how...](unsigned number) { filler->set(from, *at, number, how...); });
+      const auto at = members->insert(&to).first;
+      if (first > 0) filler->set(from, to, first + static_cast<unsigned>(std::distance(members->begin(), at)), how...);
     }
     void read(auto from, const std::tuple<std::vector<Resources>&, std::vector<NodeId>&>& to, auto...) const {
       read(from, std::get<0>(to));
@@ -141,80 +130,6 @@ bool same(const Bytes& a, const Bytes& b) {
   return runtime::read<Any>(a, [&](Any::Reader x) { return runtime::read<Any>(b, [&](Any::Reader y) { return x == y; }); }).value_or(false);
 }
 
-// The bytes of samples of each message.
-class Samples {
- public:
-  template <class T, class Schema>
-  void add(const std::string& name) {
-    (void)checked(name, T());
-    std::set<std::string> known;
-    for (const unsigned bit : {0, 1, 2, 4, 8, 16}) {
-      const std::string hex = checked(name, sample<T, Schema>(bit));
-      if (known.insert(hex).second) text += name + "." + std::to_string(bit) + " " + hex + "\n";
-    }
-  }
-  std::string text;
-
- private:
-  template <class T>
-  static std::string checked(const std::string& name, const T& value) {
-    const Bytes bytes = to_bytes(value);
-    const auto back = from_bytes<T>(bytes);
-    EXPECT_TRUE(back) << name << ": " << back.error().to_string();
-    EXPECT_EQ(hex_of(to_bytes(back ? *back : value)), hex_of(bytes)) << name;
-    return hex_of(bytes);
-  }
-};
-
-TEST(WireFormat, EveryMessageHasItsBytes) {
-  Samples all;
-#define SHOAL_MESSAGE(T, Schema) all.add<T, wire::Schema>(#T)
-#include "actors/protocol/wire/messages.inc"
-  SHOAL_MESSAGE(Inspect, Inspect);
-  SHOAL_MESSAGE(ProcessReport, ProcessReport);
-  SHOAL_MESSAGE(NodeReport, NodeReport);
-  SHOAL_MESSAGE(ReportedMetrics, ReportedMetrics);
-#undef SHOAL_MESSAGE
-  expect_golden(all.text, "actors/protocol/wire/testdata/samples.txt");
-}
-
-// Messages of an earlier build.
-class Messages {
- public:
-  Messages() {
-    std::ifstream file("actors/protocol/wire/testdata/messages.txt");
-    for (std::string name, hex; file >> name >> hex;) bytes_.emplace(name.substr(0, name.find('.')), from_hex(hex));
-  }
-  // Reads those of one type, and expects the same contents when they are written again.
-  template <class T>
-  void take(const char* name) {
-    const auto [first, last] = bytes_.equal_range(name);
-    for (auto it = first; it != last; ++it) {
-      const auto back = from_bytes<T>(it->second);
-      ASSERT_TRUE(back) << name << ": " << back.error().to_string();
-      EXPECT_TRUE(same(to_bytes(*back), it->second)) << name << " " << hex_of(to_bytes(*back));
-    }
-    bytes_.erase(first, last);
-  }
-  std::size_t left() const { return bytes_.size(); }
-
- private:
-  std::multimap<std::string, Bytes> bytes_;
-};
-
-TEST(WireFormat, MessagesOfAnEarlierBuildAreRead) {
-  Messages all;
-  EXPECT_EQ(all.left(), 66u);
-#define SHOAL_MESSAGE(T, Schema) all.take<T>(#T)
-#include "actors/protocol/wire/messages.inc"
-  SHOAL_MESSAGE(Inspect, Inspect);
-  SHOAL_MESSAGE(ProcessReport, ProcessReport);
-  SHOAL_MESSAGE(NodeReport, NodeReport);
-  SHOAL_MESSAGE(ReportedMetrics, ReportedMetrics);
-#undef SHOAL_MESSAGE
-  EXPECT_EQ(all.left(), 0u);
-}
-
 // Sets every field of a message by its schema. Errors stay empty, since their texts depend on each other.
 capnp::DynamicValue::Reader some(capnp::Type type, kj::StringPtr name) {
   if (type.isText()) return "a";
@@ -261,21 +176,75 @@ void expect_all(capnp::DynamicStruct::Reader m, const std::string& name) {
     }
   }
 }
+
+// A message that a header declares by SHOAL_MESSAGE.
+struct AnyMessage {
+  std::string name;
+  Bytes (*sample)(unsigned bit);
+  Bytes empty;                            // with the values of a new struct
+  Bytes all;                              // every field of the schema is set
+  Result<Bytes> (*repeat)(const Bytes&);  // reads a message, and writes what it has read
+  Result<void> (*expect)(const Bytes& all);
+};
 template <class T, class Schema>
-void expect_all(const char* name) {
-  const auto back = from_bytes<T>(runtime::write<Schema>([](typename Schema::Builder m) { set_all(m); }));
-  ASSERT_TRUE(back) << name << ": " << back.error().message();
-  EXPECT_TRUE(runtime::read<Schema>(to_bytes(*back), [&](typename Schema::Reader m) { expect_all(m, name); }));
+AnyMessage any_message(const char* name) {
+  return {name,
+          [](unsigned bit) { return to_bytes(sample<T, Schema>(bit)); },
+          to_bytes(T()),
+          runtime::write<Schema>([](typename Schema::Builder m) { set_all(m); }),
+          [](const Bytes& bytes) -> Result<Bytes> {
+            SHOAL_TRY(const T back, from_bytes<T>(bytes));
+            return to_bytes(back);
+          },
+          [](const Bytes& all) {
+            return runtime::read<Schema>(
+                all, [](typename Schema::Reader m) { expect_all(m, capnp::Schema::from<Schema>().getShortDisplayName().cStr()); });
+          }};
+}
+std::vector<AnyMessage> all_messages() {
+  std::vector<AnyMessage> out;
+#define SHOAL_CONVERSION(T, Schema) out.push_back(any_message<T, wire::Schema>(#T))
+#include "actors/protocol/wire/inspection.inc"
+#include "actors/protocol/wire/messages.inc"
+#undef SHOAL_CONVERSION
+  return out;
+}
+// The bytes of a message once it is read and written again; no bytes, and a failure, if it is refused.
+Bytes repeated(const AnyMessage& message, const Bytes& bytes) {
+  auto back = message.repeat(bytes);
+  EXPECT_TRUE(back) << message.name << ": " << back.error().to_string();
+  return back ? *std::move(back) : Bytes();
+}
+
+TEST(WireFormat, EveryMessageHasItsBytes) {
+  std::set<std::string> lines;  // in the order of names, whichever header has a message
+  for (const auto& message : all_messages()) {
+    EXPECT_EQ(hex_of(repeated(message, message.empty)), hex_of(message.empty)) << message.name;
+    std::set<std::string> known;
+    for (const unsigned bit : {0, 1, 2, 4, 8, 16}) {
+      const Bytes bytes = message.sample(bit);
+      EXPECT_EQ(hex_of(repeated(message, bytes)), hex_of(bytes)) << message.name;
+      if (known.insert(hex_of(bytes)).second) lines.insert(message.name + "." + std::to_string(bit) + " " + hex_of(bytes) + "\n");
+    }
+  }
+  expect_golden(std::accumulate(lines.begin(), lines.end(), std::string()), "actors/protocol/wire/testdata/samples.txt");
+}
+
+TEST(WireFormat, MessagesOfAnEarlierBuildAreRead) {
+  std::multimap<std::string, Bytes> earlier;
+  std::ifstream file("actors/protocol/wire/testdata/messages.txt");
+  for (std::string name, hex; file >> name >> hex;) earlier.emplace(name.substr(0, name.find('.')), from_hex(hex));
+  EXPECT_EQ(earlier.size(), 66u);
+  for (const auto& message : all_messages()) {
+    const auto [first, last] = earlier.equal_range(message.name);
+    for (auto it = first; it != last; ++it) EXPECT_TRUE(same(repeated(message, it->second), it->second)) << message.name;
+    earlier.erase(first, last);
+  }
+  EXPECT_TRUE(earlier.empty());
 }
 
 TEST(WireFormat, EveryFieldOfTheSchemaIsListed) {
-#define SHOAL_MESSAGE(T, Schema) expect_all<T, wire::Schema>(#Schema)
-#include "actors/protocol/wire/messages.inc"
-  SHOAL_MESSAGE(Inspect, Inspect);
-  SHOAL_MESSAGE(ProcessReport, ProcessReport);
-  SHOAL_MESSAGE(NodeReport, NodeReport);
-  SHOAL_MESSAGE(ReportedMetrics, ReportedMetrics);
-#undef SHOAL_MESSAGE
+  for (const auto& message : all_messages()) EXPECT_TRUE(message.expect(repeated(message, message.all))) << message.name;
 }
 
 // Spoils a message, and returns the text with which the receiver refuses it.
