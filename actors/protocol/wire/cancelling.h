@@ -2,7 +2,7 @@
 #pragma once
 
 #include "actors/protocol/cluster/object_key.h"
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 #include "runtime/core/id.h"
 
 namespace shoal::actors {
@@ -21,5 +21,9 @@ struct CancelResult {
     SHOAL_FIELD(v.force, Force);
   }
 };
+SHOAL_MESSAGE(CancelResult, CancelResult);
+// Sent to a node, which forwards it to the object's home. The home forwards it to the process that made the call. The process cancels the
+// call and answers, with an error if it refuses. Succeeds if there is nothing left to cancel.
+SHOAL_METHOD(kCancelResult, 77, Signature<CancelResult>);
 
 }  // namespace shoal::actors

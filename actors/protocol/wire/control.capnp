@@ -1,6 +1,6 @@
 @0xb7f2d6a94c1e8035;
 
-# Messages between head, nodes and clients (head_messages.h, node_messages.h and actors/protocol/cluster have the same as plain values).
+# Messages between head, nodes and clients (the headers of this folder and of actors/protocol/cluster have the same as plain values).
 #
 # Evolution: fields are only added; a reader of version N understands N-1, whose absent fields read as their defaults. Enums are
 # UInt16, which the reader checks.
@@ -341,6 +341,29 @@ struct Warning {
   text @0 :Text;
 }
 
+# A joining host's request for a certificate. Texts are PEM; nothing is secret.
+struct SignCertificate {
+  request @0 :Text;
+  host @1 :Text;         # its address for other hosts
+}
+
+struct SignedCertificate {
+  certificate @0 :Text;  # followed by the authority's certificate
+  dataTls @1 :Bool;      # the cluster encrypts data between hosts
+}
+
+# Folders sent to hosts that lack them.
+struct PackagePart {
+  name @0 :Text;    # SHA-256 of the package, in hexadecimal
+  total @1 :UInt64; # bytes of the package
+  offset @2 :UInt64;
+  data @3 :Data;
+}
+
+struct HasPackage {
+  whole @0 :Bool;
+}
+
 # ---- to a node ---------------------------------------------------------------------------------------------------------------------
 
 struct StartWorker {
@@ -474,6 +497,31 @@ struct ReadLog {
   tailBytes @2 :UInt64;
 }
 
+# A log file of the session on the node's host.
+struct ReadLogFile {
+  name @0 :Text;
+  tailBytes @1 :UInt64;
+}
+
+# The output of one call (task_log.h).
+struct ReadTaskLog {
+  worker @0 :UInt64;
+  stream @1 :UInt16;
+  tailBytes @2 :UInt64;
+  caller @3 :UInt64;
+  number @4 :UInt64;
+}
+
+# The request to cancel another process's call.
+struct CancelResult {
+  job @0 :UInt64;
+  object @1 :UInt64;
+  home @2 :UInt64;
+  owner @3 :UInt64;
+  recursive @4 :Bool;
+  force @5 :Bool;
+}
+
 # ---- to an actor -------------------------------------------------------------------------------------------------------------------
 
 # A serialized value (actors/value/value.h). If not shared, its bytes are the next in the frame's payload. If shared, they are in a memory
@@ -506,4 +554,20 @@ struct CancelCall {
   request @1 :UInt64;  # the call's number on this connection
   recursive @2 :Bool;
   force @3 :Bool;
+}
+
+# ---- from a further host of a run to the first one --------------------------------------------------------------------------------
+
+# Parts of a run's folder.
+struct RunFiles {
+  sender @0 :UInt64;
+  parts @1 :List(RunFilePart);
+}
+
+struct RunFilePart {
+  process @0 :Text;
+  file @1 :Text;
+  offset @2 :UInt64;
+  size @3 :UInt64;
+  removed @4 :Bool;
 }

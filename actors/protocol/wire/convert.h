@@ -20,8 +20,7 @@
 #include "actors/protocol/cluster/rows.h"
 #include "actors/protocol/cluster/specs.h"
 #include "actors/protocol/wire/control.capnp.h"
-#include "actors/protocol/wire/message_bytes.h"
-#include "actors/protocol/wire/method.h"
+#include "actors/protocol/wire/message.h"
 #include "actors/protocol/wire/object_key.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/error_message.h"
@@ -184,8 +183,8 @@ Result<T> read_message(const Bytes& bytes) {
   });
 }
 
-// Defines to_bytes and from_bytes of a message, which travels as wire::Schema.
-#define SHOAL_MESSAGE(T, Schema)                                                             \
+// Defines to_bytes and from_bytes of a message, which travels as wire::Schema. The build writes these lines (message.h).
+#define SHOAL_CONVERSION(T, Schema)                                                          \
   template <>                                                                                \
   Bytes to_bytes(const T& message) {                                                         \
     return runtime::write<wire::Schema>([&](wire::Schema::Builder m) { fill(m, message); }); \

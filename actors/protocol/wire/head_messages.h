@@ -13,9 +13,18 @@
 
 #include "actors/protocol/cluster/rows.h"
 #include "actors/protocol/cluster/specs.h"
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
+
+// Rows and requests (actors/protocol/cluster) that are messages of their own.
+SHOAL_MESSAGE(GangSpec, CreateGang);
+SHOAL_MESSAGE(JobSpec, SubmitJob);
+SHOAL_MESSAGE(GroupSpec, CreateGroup);
+SHOAL_MESSAGE(GroupRow, GroupRow);
+SHOAL_MESSAGE(ClusterStatus, StatusReply);
+SHOAL_MESSAGE(ActorRow, ActorRow);
+SHOAL_MESSAGE(JobRow, JobRow);
 
 struct RegisterNode {
   NodeId id;
@@ -33,6 +42,7 @@ struct RegisterNode {
     SHOAL_FIELD(v.labels, Labels);
   }
 };
+SHOAL_MESSAGE(RegisterNode, RegisterNode);
 struct RegisteredNode {
   std::string session;
   std::uint32_t heartbeat_ms = 0;
@@ -43,6 +53,7 @@ struct RegisteredNode {
     SHOAL_FIELD(v.heads, Heads);
   }
 };
+SHOAL_MESSAGE(RegisteredNode, RegisteredNode);
 // The endpoints of the heads, in the order in which to try them.
 struct Heads {
   std::vector<std::string> endpoints;
@@ -52,6 +63,7 @@ struct Heads {
     SHOAL_FIELD(v.moved, Moved);
   }
 };
+SHOAL_MESSAGE(Heads, Heads);
 struct WorkerUpdate {
   WorkerId worker;
   WorkerState state = WorkerState::kStarting;
@@ -72,6 +84,7 @@ struct WorkerUpdate {
     SHOAL_FIELD(v.role, Role, RowText{"role"});
   }
 };
+SHOAL_MESSAGE(WorkerUpdate, WorkerUpdate);
 struct RegisterDriver {
   std::string name;
   pid_t pid = 0;
@@ -82,6 +95,7 @@ struct RegisterDriver {
     SHOAL_FIELD(v.job, Job);
   }
 };
+SHOAL_MESSAGE(RegisterDriver, RegisterDriver);
 struct RegisteredDriver {
   JobId job;
   std::string node;
@@ -92,6 +106,7 @@ struct RegisteredDriver {
     SHOAL_FIELD(v.session, Session);
   }
 };
+SHOAL_MESSAGE(RegisteredDriver, RegisteredDriver);
 struct StopJob {
   JobId job;
   bool force = false;
@@ -100,6 +115,7 @@ struct StopJob {
     SHOAL_FIELD(v.force, Force);
   }
 };
+SHOAL_MESSAGE(StopJob, StopJob);
 struct SetNodeScheduling {
   NodeId node;
   NodeScheduling scheduling = NodeScheduling::kSchedulable;
@@ -112,14 +128,17 @@ struct SetNodeScheduling {
     io.check(v);
   }
 };
+SHOAL_MESSAGE(SetNodeScheduling, SetNodeScheduling);
 struct JobRef {
   JobId job;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.job, Job); }
 };
+SHOAL_MESSAGE(JobRef, JobRef);
 struct ActorRef {
   ActorId actor;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.actor, Actor); }
 };
+SHOAL_MESSAGE(ActorRef, ActorRef);
 struct KillActor {
   ActorId actor;
   bool restart = false;
@@ -131,10 +150,12 @@ struct KillActor {
     SHOAL_FIELD(v.hand_on, HandOn);
   }
 };
+SHOAL_MESSAGE(KillActor, KillActor);
 struct GetCreationSpec {
   WorkerId worker;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.worker, Worker); }
 };
+SHOAL_MESSAGE(GetCreationSpec, GetCreationSpec);
 struct WorkerBlocked {
   WorkerId worker;
   bool blocked = false;
@@ -143,10 +164,12 @@ struct WorkerBlocked {
     SHOAL_FIELD(v.blocked, Blocked);
   }
 };
+SHOAL_MESSAGE(WorkerBlocked, WorkerBlocked);
 struct GroupRef {
   GroupId group;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.group, Group); }
 };
+SHOAL_MESSAGE(GroupRef, GroupRef);
 struct FindActor {
   std::string name, name_space;
   static void fields(auto& v, auto io) {
@@ -154,6 +177,7 @@ struct FindActor {
     SHOAL_FIELD(v.name_space, NameSpace);
   }
 };
+SHOAL_MESSAGE(FindActor, FindActor);
 struct FoundActor {
   ActorRow row;
   std::string handle;
@@ -162,6 +186,7 @@ struct FoundActor {
     SHOAL_FIELD(v.handle, Handle, ClientBytes{});
   }
 };
+SHOAL_MESSAGE(FoundActor, FoundActor);
 struct HostActor {
   ActorId actor;
   std::string class_name;
@@ -187,6 +212,7 @@ struct HostActor {
     io.check(v);
   }
 };
+SHOAL_MESSAGE(HostActor, HostActor);
 struct HostedActor {
   GangId gang;
   std::uint64_t generation = 0;
@@ -197,6 +223,7 @@ struct HostedActor {
     SHOAL_FIELD(v.members, Members, GangSpec::kMaxActors, "members of a gang");
   }
 };
+SHOAL_MESSAGE(HostedActor, HostedActor);
 struct SetAttributes {
   ActorId actor;
   std::map<std::string, std::string> attributes;
@@ -205,6 +232,7 @@ struct SetAttributes {
     SHOAL_FIELD(v.attributes, Attributes);
   }
 };
+SHOAL_MESSAGE(SetAttributes, SetAttributes);
 struct ListRequest {
   enum class What : std::uint16_t { kActors, kNodes, kWorkers, kJobs, kGroups };
   What what = What::kActors;
@@ -216,6 +244,7 @@ struct ListRequest {
     SHOAL_FIELD(v.after, After);
   }
 };
+SHOAL_MESSAGE(ListRequest, ListRequest);
 struct ListReply {
   std::vector<ActorRow> actors;
   std::vector<NodeRow> nodes;
@@ -232,10 +261,67 @@ struct ListReply {
     SHOAL_FIELD(v.last, Last);
   }
 };
+SHOAL_MESSAGE(ListReply, ListReply);
+struct NodeRef {
+  NodeId node;
+  static void fields(auto& v, auto io) { SHOAL_FIELD(v.node, Node); }
+};
+SHOAL_MESSAGE(NodeRef, NodeRef);
+struct NodeGone {
+  NodeId node;
+  Error cause = unavailable("");
+  static void fields(auto& v, auto io) {
+    SHOAL_FIELD(v.node, Node);
+    SHOAL_FIELD(v.cause, Cause);
+  }
+};
+SHOAL_MESSAGE(NodeGone, NodeGone);
 struct Warning {
   std::string text;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.text, Text); }
 };
+SHOAL_MESSAGE(Warning, Warning);
+
+// Methods that the head answers.
+SHOAL_METHOD(kRegisterNode, 1, Signature<RegisterNode, RegisteredNode>);  // a node sends it on each new connection
+SHOAL_METHOD(kHeartbeat, 2, Signature<Empty>);            // proof that a node lives: a notice or, with several heads, a request
+SHOAL_METHOD(kWorkerUpdate, 3, Signature<WorkerUpdate>);  // a notice: the state of a worker has changed
+SHOAL_METHOD(kEndDriver, 4, Signature<JobRef>);           // a notice: a driver leaves in order
+SHOAL_METHOD(kRegisterDriver, 5, ChangingSignature<RegisterDriver, RegisteredDriver>);
+// Answered once the head accepts the gang, with FoundActor if get_if_exists found an actor. ActorUpdate notices follow.
+SHOAL_METHOD(kCreateGang, 6, ChangingSignature<GangSpec, std::optional<FoundActor>>);
+SHOAL_METHOD(kKillActor, 7, ChangingSignature<KillActor>);
+// Places an actor in the sender's own process; answered once its gang is complete.
+SHOAL_METHOD(kHostActor, 8, ChangingSignature<HostActor, HostedActor>);
+SHOAL_METHOD(kSetAttributes, 9, Signature<SetAttributes>);         // a notice: attributes that an actor's row shows
+SHOAL_METHOD(kSubmitJob, 10, ChangingSignature<JobSpec, JobRef>);  // JobUpdate notices follow
+SHOAL_METHOD(kStopJob, 11, ChangingSignature<StopJob>);
+SHOAL_METHOD(kList, 12, Signature<ListRequest, ListReply>);
+SHOAL_METHOD(kStatus, 13, Signature<std::optional<JobRef>, ClusterStatus>);  // with a job, the reply has resources only
+SHOAL_METHOD(kShutdown, 14, Signature<Empty>);
+SHOAL_METHOD(kWatchJob, 15, Signature<JobRef, JobRow>);          // JobUpdate notices follow
+SHOAL_METHOD(kWatchActor, 16, Signature<ActorRef, ActorRow>);    // ActorUpdate notices follow
+SHOAL_METHOD(kFindActor, 17, Signature<FindActor, FoundActor>);  // ActorUpdate notices follow
+SHOAL_METHOD(kCreateGroup, 18, ChangingSignature<GroupSpec>);    // answered once the head accepts the group; GroupUpdate notices follow
+SHOAL_METHOD(kRemoveGroup, 19, Signature<GroupRef>);             // a notice
+SHOAL_METHOD(kWatchGroup, 20, Signature<GroupRef, GroupRow>);    // GroupUpdate notices follow
+SHOAL_METHOD(kFindGroup, 21, Signature<FindActor, GroupRow>);    // with the group's name; GroupUpdate notices follow
+SHOAL_METHOD(kGetCreationSpec, 22, Signature<GetCreationSpec, FoundActor>);
+// A notice when a worker blocks or goes on; a request when it needs its CPUs back before it goes on. Not stored.
+SHOAL_METHOD(kWorkerBlocked, 23, Signature<WorkerBlocked>);
+SHOAL_METHOD(kWorkerLeaves, 24, Signature<GetCreationSpec, Empty, Effect::kFact>);  // a worker waits for the answer before it ends
+SHOAL_METHOD(kWatchNode, 25, Signature<NodeRef, ListReply>);  // answered with the node's row; a NodeGone notice follows
+SHOAL_METHOD(kDeleteJob, 28, ChangingSignature<JobRef>);      // makes the head forget a job that has ended
+SHOAL_METHOD(kSetNodeScheduling, 29, ChangingSignature<SetNodeScheduling>);
+
+// Notices from the head to a client.
+SHOAL_METHOD(kActorUpdate, 30, Signature<ActorRow>);  // a watched actor has changed
+SHOAL_METHOD(kJobUpdate, 31, Signature<JobRow>);      // a watched job has changed
+SHOAL_METHOD(kWarning, 32, Signature<Warning>);
+SHOAL_METHOD(kGroupUpdate, 33, Signature<GroupRow>);  // a watched placement group has changed
+SHOAL_METHOD(kHeads, 34, Signature<Heads>);           // also from the head to a node, and from a node to its clients
+SHOAL_METHOD(kNodeGone, 35, Signature<NodeGone>);     // a watched node is dead
+SHOAL_METHOD(kJobOnNode, 36, Signature<ListReply>);   // one node, on which a watched job has workers
 
 // Collects all rows, page after page. request_page(body) sends one ListRequest and returns Result<ListReply>.
 template <class Request>

@@ -86,12 +86,3 @@ struct NodeReport {
   limitBytes @8 :UInt64;
   metrics @9 :List(MetricFamily);
 }
-
-# The output of one call (task_log.h).
-struct ReadTaskLog {
-  worker @0 :UInt64;
-  stream @1 :UInt16;
-  tailBytes @2 :UInt64;
-  caller @3 :UInt64;
-  number @4 :UInt64;
-}

@@ -61,9 +61,6 @@ static void fill(capnp::List<capnp::Text>::Builder to, const LabelTexts<const Me
   }
 }
 
-SHOAL_MESSAGE(Inspect, Inspect);
-SHOAL_MESSAGE(ProcessReport, ProcessReport);
-SHOAL_MESSAGE(NodeReport, NodeReport);
-SHOAL_MESSAGE(ReportedMetrics, ReportedMetrics);
+#include "actors/protocol/wire/inspection.inc"
 
 }  // namespace shoal::actors

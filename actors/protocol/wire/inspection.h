@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "actors/protocol/cluster/metrics.h"
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 #include "runtime/core/fd.h"
 #include "runtime/core/id.h"
 
@@ -22,6 +22,7 @@ struct Inspect {
   What what = What::kObjects;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.what, What, 4, "kind of inspection"); }
 };
+SHOAL_MESSAGE(Inspect, Inspect);
 
 enum class TaskState : std::uint16_t {
   kPendingArguments = 0,  // references among its arguments are not ready
@@ -118,6 +119,7 @@ struct ProcessReport {
     SHOAL_FIELD(v.forgotten, Forgotten);
   }
 };
+SHOAL_MESSAGE(ProcessReport, ProcessReport);
 
 struct EnvironmentReport {
   std::string text;  // the runtime environment, as JSON
@@ -152,10 +154,18 @@ struct NodeReport {
     SHOAL_FIELD(v.metrics, Metrics);
   }
 };
+SHOAL_MESSAGE(NodeReport, NodeReport);
 
 struct ReportedMetrics {
   std::vector<MetricFamily> metrics;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.metrics, Metrics); }
 };
+SHOAL_MESSAGE(ReportedMetrics, ReportedMetrics);
+
+// Sent to a node, which asks its processes, and for metrics to the head. Replies are payloads, since a body is too small: a NodeReport
+// from a node, a ProcessReport from a process, ReportedMetrics from the head.
+SHOAL_METHOD(kInspect, 75, Signature<Inspect, InPayload<ReportedMetrics>>);
+// To a node: the last metrics of a process, which ends in order and waits for the answer.
+SHOAL_METHOD(kLastMetrics, 78, Signature<InPayload<ReportedMetrics>>);
 
 }  // namespace shoal::actors

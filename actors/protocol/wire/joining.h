@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
 
@@ -14,6 +14,7 @@ struct SignCertificate {
     SHOAL_FIELD(v.host, Host);
   }
 };
+SHOAL_MESSAGE(SignCertificate, SignCertificate);
 struct SignedCertificate {
   std::string certificate;
   bool data_tls = false;  // ranks on several hosts exchange their data in TLS only
@@ -22,5 +23,8 @@ struct SignedCertificate {
     SHOAL_FIELD(v.data_tls, DataTls);
   }
 };
+SHOAL_MESSAGE(SignedCertificate, SignedCertificate);
+
+SHOAL_METHOD(kSignCertificate, 40, Signature<SignCertificate, SignedCertificate>);  // to the head, by a host without a certificate
 
 }  // namespace shoal::actors

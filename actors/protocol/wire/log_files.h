@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
 
@@ -15,5 +15,7 @@ struct ReadLogFile {
     SHOAL_FIELD(v.tail_bytes, TailBytes);
   }
 };
+SHOAL_MESSAGE(ReadLogFile, ReadLogFile);
+SHOAL_METHOD(kReadLogFile, 139, Signature<ReadLogFile, InPayload<std::string>>);
 
 }  // namespace shoal::actors

@@ -1,17 +1,11 @@
-// Conversions of every control message (messages.inc) but those of inspection, and conditions on several values of a message.
-#include "actors/protocol/wire/cancelling.capnp.h"
+// Conversions of every control message but those of inspection, and conditions on several values of a message.
 #include "actors/protocol/wire/cancelling.h"
 #include "actors/protocol/wire/convert.h"
 #include "actors/protocol/wire/head_messages.h"
-#include "actors/protocol/wire/inspection.capnp.h"
-#include "actors/protocol/wire/joining.capnp.h"
 #include "actors/protocol/wire/joining.h"
-#include "actors/protocol/wire/log_files.capnp.h"
 #include "actors/protocol/wire/log_files.h"
 #include "actors/protocol/wire/node_messages.h"
-#include "actors/protocol/wire/packages.capnp.h"
 #include "actors/protocol/wire/packages.h"
-#include "actors/protocol/wire/run_files.capnp.h"
 #include "actors/protocol/wire/run_files.h"
 #include "actors/protocol/wire/task_log.h"
 

@@ -10,7 +10,8 @@
 
 #include "actors/protocol/cluster/object_key.h"
 #include "actors/protocol/cluster/specs.h"
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/head_messages.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
 
@@ -33,6 +34,7 @@ struct StartWorker {
     SHOAL_FIELD(v.run_again, RunAgain);
   }
 };
+SHOAL_MESSAGE(StartWorker, StartWorker);
 struct StopWorker {
   WorkerId worker;
   std::int32_t signal = 15;
@@ -44,6 +46,7 @@ struct StopWorker {
     io.check(v);
   }
 };
+SHOAL_MESSAGE(StopWorker, StopWorker);
 struct KillHosted {
   WorkerId worker;
   pid_t pid = 0;
@@ -56,6 +59,7 @@ struct KillHosted {
     SHOAL_OPTIONAL_FIELD(v.cause, Cause);
   }
 };
+SHOAL_MESSAGE(KillHosted, KillHosted);
 struct Attach {
   WorkerId worker;
   JobId job;
@@ -66,6 +70,7 @@ struct Attach {
     SHOAL_FIELD(v.role, Role, RowText{"role"});
   }
 };
+SHOAL_MESSAGE(Attach, Attach);
 struct Attached {
   NodeId node;
   JobId job;
@@ -86,6 +91,7 @@ struct Attached {
     SHOAL_FIELD(v.spill, Spill);
   }
 };
+SHOAL_MESSAGE(Attached, Attached);
 struct OpenArena {
   static constexpr std::uint64_t kAsItIs = ~std::uint64_t{0};  // as `bytes`: the memory exists already, of any size
   std::string key;
@@ -101,10 +107,12 @@ struct OpenArena {
     SHOAL_FIELD(v.lasting, Lasting);
   }
 };
+SHOAL_MESSAGE(OpenArena, OpenArena);
 struct OpenedArena {
   bool created = false;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.created, Created); }
 };
+SHOAL_MESSAGE(OpenedArena, OpenedArena);
 struct ArenaRef {
   std::string key;
   JobId job;
@@ -113,6 +121,7 @@ struct ArenaRef {
     SHOAL_FIELD(v.job, Job);
   }
 };
+SHOAL_MESSAGE(ArenaRef, ArenaRef);
 struct ObjectRef {
   ObjectId id;
   JobId job;
@@ -129,6 +138,7 @@ struct ObjectRef {
     SHOAL_OPTIONAL_FIELD(v.contains, Contains);
   }
 };
+SHOAL_MESSAGE(ObjectRef, ObjectRef);
 struct PullObject {
   ObjectRef object;
   std::uint64_t offset = 0;
@@ -139,10 +149,12 @@ struct PullObject {
     SHOAL_FIELD(v.bytes, Bytes);
   }
 };
+SHOAL_MESSAGE(PullObject, PullObject);
 struct MakeRoom {
   std::uint64_t bytes = 0;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.bytes, Bytes); }
 };
+SHOAL_MESSAGE(MakeRoom, MakeRoom);
 struct CountObjects {
   struct Change {
     ObjectKey object;
@@ -175,6 +187,7 @@ struct CountObjects {
     SHOAL_FIELD(v.changes, Changes, kMaxList, "changes");
   }
 };
+SHOAL_MESSAGE(CountObjects, CountObjects);
 struct MeetNode {
   NodeId caller, called;
   static void fields(auto& v, auto io) {
@@ -182,18 +195,7 @@ struct MeetNode {
     SHOAL_FIELD(v.called, Called);
   }
 };
-struct NodeRef {
-  NodeId node;
-  static void fields(auto& v, auto io) { SHOAL_FIELD(v.node, Node); }
-};
-struct NodeGone {
-  NodeId node;
-  Error cause = unavailable("");
-  static void fields(auto& v, auto io) {
-    SHOAL_FIELD(v.node, Node);
-    SHOAL_FIELD(v.cause, Cause);
-  }
-};
+SHOAL_MESSAGE(MeetNode, MeetNode);
 struct LogLines {
   WorkerId worker;
   std::int32_t rank = -1;
@@ -208,10 +210,12 @@ struct LogLines {
     SHOAL_FIELD(v.pid, Pid);
   }
 };
+SHOAL_MESSAGE(LogLines, LogLines);
 struct FreePort {
   std::uint16_t port = 0;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.port, Port); }
 };
+SHOAL_MESSAGE(FreePort, FreePort);
 struct ReadLog {
   WorkerId worker;
   std::uint16_t stream = 1;
@@ -222,5 +226,44 @@ struct ReadLog {
     SHOAL_FIELD(v.tail_bytes, TailBytes);
   }
 };
+SHOAL_MESSAGE(ReadLog, ReadLog);
+
+// Requests from the head to a node.
+SHOAL_METHOD(kStartWorker, 50, Signature<StartWorker>);
+SHOAL_METHOD(kStopWorker, 51, Signature<StopWorker>);
+SHOAL_METHOD(kEndJob, 52, Signature<JobRef>);  // the node kills the job's processes and frees its memory
+SHOAL_METHOD(kKillHosted, 53, Signature<KillHosted>);
+SHOAL_METHOD(kFreePort, 64, Signature<Empty, FreePort>);  // answered with an unused TCP port of the node's host
+SHOAL_METHOD(kLeaveDrained, 140, Signature<Empty>);       // a notice to a drained node: it ends, and its processes end because of the drain
+
+// Methods that a node answers.
+SHOAL_METHOD(kAttach, 54, Signature<Attach, WithExtras<Attached>>);
+SHOAL_METHOD(kOpenArena, 55, Signature<OpenArena, WithExtras<OpenedArena>>);
+SHOAL_METHOD(kDropArena, 56, Signature<ArenaRef>);
+// A notice with the object's descriptor or, if there will be no object, with the error as payload.
+SHOAL_METHOD(kPutObject, 57, Signature<WithExtras<ObjectRef>>);
+// Answered once the object is there, with its descriptor. The objects that it contains are then counted for the asker.
+SHOAL_METHOD(kGetObject, 58, Signature<ObjectRef, WithExtras<ObjectRef>>);
+SHOAL_METHOD(kDropObject, 59, Signature<ObjectRef>);  // a notice: the node frees the object
+SHOAL_METHOD(kFollowLogs, 60, Signature<JobRef>);
+SHOAL_METHOD(kReadLog, 61, Signature<ReadLog, InPayload<std::string>>);
+SHOAL_METHOD(kWorkerReady, 62, Signature<WorkerUpdate>);  // sent by the worker itself
+SHOAL_METHOD(kEndNode, 63, Signature<Empty>);
+// Answered after all lines that workers have printed so far. With a job, unfinished lines of its workers are printed, too.
+SHOAL_METHOD(kSyncLogs, 65, Signature<std::optional<JobRef>>);
+SHOAL_METHOD(kCountObjects, 66, Signature<CountObjects>);  // a notice from a process, a request from another node
+SHOAL_METHOD(kMakeRoom, 67, Signature<MakeRoom>);  // a notice that an object needs memory; the node forwards it to its other processes
+SHOAL_METHOD(kMoveObject, 68, Signature<WithExtras<ObjectRef>>);  // a notice with a descriptor of the file that now holds the object
+
+// Sent by a node to another node.
+SHOAL_METHOD(kMeetNode, 70, Signature<MeetNode>);  // the first message of a connection
+// Answered once the object is there: with ObjectRef (total bytes, contents) and the requested part as payload or, on one host, a
+// descriptor.
+SHOAL_METHOD(kPullObject, 71, Signature<PullObject, WithExtras<ObjectRef>>);
+
+// Notices from a node to a client.
+SHOAL_METHOD(kWorkerExited, 80, Signature<WorkerUpdate>);  // a worker of the client's job has ended
+SHOAL_METHOD(kLogLines, 81, Signature<WithExtras<LogLines>>);
+SHOAL_METHOD(kKillInProcess, 82, Signature<KillHosted>);  // kill the actor that the receiving process hosts
 
 }  // namespace shoal::actors

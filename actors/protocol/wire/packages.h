@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
 
@@ -20,9 +20,16 @@ struct PackagePart {
     SHOAL_FIELD(v.data, Data);
   }
 };
+SHOAL_MESSAGE(PackagePart, PackagePart);
 struct HasPackage {
   bool whole = false;
   static void fields(auto& v, auto io) { SHOAL_FIELD(v.whole, Whole); }
 };
+SHOAL_MESSAGE(HasPackage, HasPackage);
+
+// To the head, a part to store. Parts come in order; a part without data asks whether the package is complete.
+SHOAL_METHOD(kPutPackage, 41, Signature<PackagePart, HasPackage>);
+// To the head, a part without data: answered with the part that begins at its offset, or with NotFound.
+SHOAL_METHOD(kGetPackage, 42, Signature<PackagePart, PackagePart>);
 
 }  // namespace shoal::actors

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "actors/protocol/wire/message_bytes.h"
+#include "actors/protocol/wire/message.h"
 
 namespace shoal::actors {
 
@@ -31,5 +31,8 @@ struct RunFiles {
     SHOAL_FIELD(v.parts, Parts);
   }
 };
+SHOAL_MESSAGE(RunFiles, RunFiles);
+// Answered by `shoal run` on a run's first host, once it has written the parts in the payload.
+SHOAL_METHOD(kRunFiles, 141, Signature<WithExtras<RunFiles>>);
 
 }  // namespace shoal::actors

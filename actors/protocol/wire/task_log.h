@@ -17,5 +17,7 @@ struct ReadTaskLog {
     SHOAL_FIELD(v.number, Number);
   }
 };
+SHOAL_MESSAGE(ReadTaskLog, ReadTaskLog);
+SHOAL_METHOD(kReadTaskLog, 76, Signature<ReadTaskLog, InPayload<std::string>>);
 
 }  // namespace shoal::actors
