@@ -280,12 +280,8 @@ class FirstHost final : public HostPart {
 
   std::unique_ptr<RunFilesReceiver> receiver_;
   std::uint32_t num_ranks_ = 0;       // the sum over all hosts
-<<<<<<< HEAD
-  std::set<std::uint32_t> reported_;  // hosts that have ended
-  std::map<std::uint32_t, bool> resolves_;
-=======
-  std::set<std::uint32_t> reported_;  // hosts whose end was reported already
->>>>>>> lane-c2
+  std::set<std::uint32_t> reported_;        // hosts whose end was reported already
+  std::map<std::uint32_t, bool> resolves_;  // by host: whether this one's name service knows its name
 };
 
 }  // namespace
