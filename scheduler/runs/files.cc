@@ -17,6 +17,22 @@ namespace {
 constexpr std::size_t kPart = 256 << 10;  // bytes of a file that are read at once
 constexpr int kMostLevels = 16;
 
+// The offset of the last `most` complete lines of a file. Lowers `most` by their number.
+std::uint64_t begin_of_last(const Fd& file, std::uint64_t size, std::size_t& most) {
+  std::string part(kPart, '\0');
+  for (std::uint64_t end = size; end > 0;) {
+    const auto length = std::min<std::uint64_t>(end, part.size()), begin = end - length;
+    if (pread(file.get(), part.data(), length, static_cast<off_t>(begin)) != static_cast<ssize_t>(length)) return 0;
+    for (std::size_t i = length; i-- > 0;) {
+      if (part[i] != '\n') continue;
+      if (most == 0) return begin + i + 1;
+      --most;
+    }
+    end = begin;
+  }
+  return 0;
+}
+
 }  // namespace
 
 Fd open_folder(const Fd& folder, const char* name) {
@@ -84,6 +100,7 @@ LevelFiles::Outcome LevelFiles::read(const Fd& folder, const std::vector<LevelFi
   std::copy_if(listed.begin(), listed.end(), std::back_inserter(files), [&](const LevelFile& f) { return f.kind == kind_; });
   std::sort(files.begin(), files.end(),
             [](const LevelFile& a, const LevelFile& b) { return std::make_pair(-a.level, a.number) < std::make_pair(-b.level, b.number); });
+  if (!begun_ && limits_.newest_lines > 0 && limits_.tail_bytes == 0) skip_to_newest(folder, files);
   bool gap = begun_ && merges_ && has_gap(files);
   const std::uint64_t newest = cursors_.empty() ? 0 : cursors_.rbegin()->first.second;
   for (const auto& file : files) {
@@ -117,6 +134,17 @@ bool LevelFiles::has_gap(const std::vector<LevelFile>& files) const {
     still_there = still_there || file.number == newest;
   }
   return any_newer && !still_there;
+}
+
+void LevelFiles::skip_to_newest(const Fd& folder, const std::vector<LevelFile>& files) {
+  std::size_t most = limits_.newest_lines;
+  for (auto named = files.rbegin(); named != files.rend(); ++named) {
+    const Fd file = open_file(folder, named->name.c_str());
+    struct stat seen {};
+    if (!file || fstat(file.get(), &seen) != 0) continue;
+    const auto size = std::min<std::uint64_t>(static_cast<std::uint64_t>(seen.st_size), limits_.file_bytes);
+    cursors_[{-named->level, named->number}].offset = begin_of_last(file, size, most);
+  }
 }
 
 bool LevelFiles::read_file(const Fd& folder, const LevelFile& named, const OnLine& on_line) {

@@ -37,7 +37,8 @@ class LevelFiles {
  public:
   struct Limits {
     std::size_t line_bytes, file_bytes;
-    std::size_t tail_bytes = 0;  // above 0: the first call reads only so much, the end of the newest file of level 0
+    std::size_t tail_bytes = 0;    // above 0: the first call reads only so much, the end of the newest file of level 0
+    std::size_t newest_lines = 0;  // above 0: the first call reads only so many lines, the newest ones
   };
   // `merges`: the writer merges older files into the next, coarser level. The rows of a file that disappeared before it was read are there.
   LevelFiles(std::string kind, bool merges, Limits limits) : kind_(std::move(kind)), merges_(merges), limits_(limits) {}
@@ -57,6 +58,7 @@ class LevelFiles {
     bool in_long_line = false;
   };
   bool has_gap(const std::vector<LevelFile>& files) const;
+  void skip_to_newest(const Fd& folder, const std::vector<LevelFile>& files);
   bool read_file(const Fd& folder, const LevelFile& file, const OnLine& on_line);
   void read_lines(const Fd& file, Cursor& cursor, int level, const OnLine& on_line);
 

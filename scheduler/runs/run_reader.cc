@@ -209,7 +209,7 @@ bool process_lives(std::int64_t pid, std::int64_t start_us) {
 struct RunReader::Followed {
   explicit Followed(const ReaderOptions& o)
       : steps("steps", true, {o.most_line_bytes, o.most_file_bytes, o.tail_bytes}),
-        spans("spans", false, {o.most_line_bytes, o.most_file_bytes, o.tail_bytes}),
+        spans("spans", false, {o.most_line_bytes, o.most_file_bytes, o.tail_bytes, o.most_detailed}),
         samples("samples", true, {o.most_line_bytes, o.most_file_bytes, o.tail_bytes}),
         metrics("metrics", true, {o.most_line_bytes, o.most_file_bytes, o.tail_bytes}),
         events("events", false, {o.most_line_bytes, std::min(o.most_file_bytes, kMostEventFile), o.tail_bytes}) {}

@@ -110,6 +110,28 @@ TEST_F(RunReaderTest, AFolderIsReadAsItWasWritten) {
   EXPECT_FALSE(r.poll(kNow + 1));
 }
 
+// A reader keeps the newest steps in detail, and parses no others: they are most of a long run's bytes.
+TEST_F(RunReaderTest, OnlyTheNewestStepsInDetailAreRead) {
+  write_facts("a");
+  const auto spans = [](std::uint64_t number) { return to_line(SpansRow{number, 1, kNow, {{Activity::kGather, 1, 3, 4}}}) + "\n"; };
+  append("spans.0-0.jsonl", "no row\n" + spans(1));
+  append("spans.0-1.jsonl", std::string(600'000, 'x') + "\n" + spans(2));
+  append("spans.0-2.jsonl", spans(3) + spans(4));
+  auto r = reader({.most_detailed = 3});
+  r.poll(kNow);
+  const auto steps = [&] {
+    Numbers out;
+    for (const auto& row : r.run().processes.at(0).spans.rows) out.push_back(row.step);
+    return out;
+  };
+  EXPECT_EQ(steps(), (Numbers{2, 3, 4}));
+  EXPECT_EQ(r.run().processes[0].skipped_lines, 0u);
+  append("spans.0-2.jsonl", spans(5));
+  append("spans.0-3.jsonl", spans(6));
+  r.poll(kNow + 10'000'000);
+  EXPECT_EQ(steps(), (Numbers{4, 5, 6}));
+}
+
 TEST_F(RunReaderTest, TheRecordOfTheEndDecidesBeforeTheLastBeatIsOld) {
   write_facts("a");
   write_live(kNow);

@@ -127,7 +127,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
   gang.order = s.turn.next_order++;
   s.actors.request(spec, gang.spec.job);
   s.gangs.request(spec.id, std::move(gang));
-  s.queue.entries.push_back(waiting(s, s.gangs.at(spec.id)));
+  s.queue.add(waiting(s, s.gangs.at(spec.id)));
   place_pending(s);
   explain_newcomer(s);
   end_without_room(s, spec);

@@ -78,6 +78,8 @@ class ClusterState {
 
   // Aborts if resources taken and free do not add up to a node's total, or if rows contradict each other. For tests and the simulation.
   void check_invariants() const;
+  // How often events so far have visited an entry of the queue. For tests.
+  std::uint64_t num_visits() const { return parts_.queue.num_visits; }
 
  private:
   Parts parts_;

@@ -113,7 +113,7 @@ actors::ClusterStatus ClusterState::status() const {
   for (const auto& [id, w] : parts_.workers) out.num_workers += w.row.state != WorkerState::kExited;
   for (const auto& [id, a] : parts_.actors) out.num_actors += a.state != ActorState::kDead && !actors::is_function_worker(a);
   for (const auto& [id, j] : parts_.jobs) out.num_jobs += j.row.state == JobState::kRunning;
-  out.num_pending = static_cast<std::uint32_t>(parts_.queue.entries.size());
+  out.num_pending = static_cast<std::uint32_t>(parts_.queue.size());
   out.pending = summed_reasons(parts_);
   out.num_set_aside = static_cast<std::uint32_t>(set_aside_.size());
   for (const auto& row : set_aside_) {
@@ -152,7 +152,7 @@ std::vector<actors::MetricFamily> ClusterState::metrics() const {
       [](const rows::Group& g) { return to_string(g.row.state); }, "PENDING", "CREATED", "RESCHEDULING", "REMOVED");
   out.push_back(
       FamilyOf(MetricKind::kGauge, "shoal_pending_demands", "Actors (gangs as one), jobs and placement groups that wait for room.")
-          .add(static_cast<double>(parts_.queue.entries.size())));
+          .add(static_cast<double>(parts_.queue.size())));
   FamilyOf total(MetricKind::kGauge, "shoal_resources", "What a node offers; memory in bytes.");
   FamilyOf used(MetricKind::kGauge, "shoal_resources_used", "What of it is taken by actors, tasks, jobs and placement groups.");
   for (const auto& [id, n] : parts_.nodes) {
@@ -271,12 +271,13 @@ void ClusterState::check_invariants() const {
     const auto a = parts_.actors.find(who);
     SHOAL_CHECK(a != parts_.actors.end() && a->second.state != ActorState::kDead, "a name stands for an actor that is gone");
   }
-  for (const auto& p : parts_.queue.entries) {
+  for (const auto& p : parts_.queue.entries()) {
     SHOAL_CHECK(p.group  ? parts_.groups.contains(p.group)
                 : p.gang ? parts_.gangs.contains(p.gang)
                          : parts_.jobs.contains(p.job),
                 "a pending entry has no gang, group or job");
   }
+  SHOAL_CHECK(parts_.queue.adds_up(), "the queue's counters do not fit its entries");
 }
 
 std::set<std::string> ClusterState::mentioned(const std::set<std::string>& packages) const {

@@ -60,7 +60,7 @@ bool restart_actor(Parts& s, ActorId id, const Worker& worker, std::int32_t shel
         s.turn.now + std::min<runtime::Duration>(options.first_pause * (1 << std::min(early_deaths - 2, 10)), options.longest_pause);
   }
   s.actors.restart(id, cause);
-  s.queue.entries.push_back(again);
+  s.queue.add(again);
   s.turn.act(NotifyActor{row});
   return true;
 }

@@ -76,10 +76,14 @@ void set_reason(Parts& s, const Pending& p, const std::string& why) {
   }
 }
 
+const std::string& reason_in_row(const Parts& s, const Pending& p) {
+  return p.group ? s.groups.at(p.group).row.pending_reason
+         : p.job ? s.jobs.at(p.job).row.pending_reason
+                 : s.actors.at(s.gangs.at(p.gang).spec.actors[0].id).pending_reason;
+}
+
 std::string known_reason(const Parts& s, const Pending& p) {
-  const std::string& known = p.group ? s.groups.at(p.group).row.pending_reason
-                             : p.job ? s.jobs.at(p.job).row.pending_reason
-                                     : s.actors.at(s.gangs.at(p.gang).spec.actors[0].id).pending_reason;
+  const std::string& known = reason_in_row(s, p);
   return known.empty() ? "not explained yet" : known;
 }
 
@@ -107,7 +111,7 @@ std::string why(const Parts& s, const Pending& p) {
   constexpr std::size_t kMax = actors::RowBounds::kMaxText;
   if (held_up(s, p)) {
     return fmt::format("waits its turn: what is free is kept for {}, which has waited for long",
-                       utf8_prefix(s.queue.window->name, kMax / 2));
+                       utf8_prefix(s.queue.window()->name, kMax / 2));
   }
   const std::string wished = p.gang ? s.nodes.unschedulable(s.gangs.at(p.gang).spec.where) : "";
   if (!wished.empty()) return wished;
@@ -125,11 +129,11 @@ std::vector<std::string> summed_reasons(const Parts& s) {
   std::vector<std::size_t> alike;
   std::map<std::string, std::size_t> index;
   std::size_t others = 0;
-  GangId before{};
+  std::uint64_t before = 0;
   std::string reason;
   int num_searches = 0;
-  for (const auto& p : s.queue.entries) {
-    if (!p.like || p.like != before) reason = ++num_searches <= kMaxSearches ? why(s, p) : known_reason(s, p);
+  for (const auto& p : s.queue.entries()) {
+    if (p.like == 0 || p.like != before) reason = ++num_searches <= kMaxSearches ? why(s, p) : known_reason(s, p);
     before = p.like;
     std::string text = name_of(s, p) + ": " + reason;
     const auto known = index.find(text);
@@ -153,30 +157,36 @@ std::vector<std::string> summed_reasons(const Parts& s) {
 
 // Equal entries are explained once, others a few per tick.
 void explain_pending(Parts& s) {
-  GangId before{};
+  std::uint64_t before = 0;
   std::string reason;
   s.queue.num_searches = 0;
-  for (auto& p : s.queue.entries) {
+  std::size_t num_warned = s.queue.num_warned();
+  for (std::size_t i = num_warned; i < s.queue.size(); ++i) {
+    ++s.queue.num_visits;
+    Pending& p = s.queue.at(i);
+    if (i == num_warned && p.shown == Pending::Shown::kWarning) ++num_warned;
     const bool warns = s.turn.now - p.since >= s.turn.options.warn_after;
     if (p.shown == Pending::Shown::kWarning || s.turn.now < p.not_before || (p.shown == Pending::Shown::kReason && !warns)) continue;
-    if (!p.like || p.like != before) {
+    if (p.like == 0 || p.like != before) {
       if (++s.queue.num_searches > kMaxSearches) break;
       reason = why(s, p);
     }
     before = p.like;
     p.shown = warns ? Pending::Shown::kWarning : Pending::Shown::kReason;
+    if (i == num_warned && warns) ++num_warned;
     set_reason(s, p, reason);
     if (warns) warn(s, p, reason);
   }
+  s.queue.set_num_warned(num_warned);
 }
 
 void explain_newcomer(Parts& s) {
-  auto& entries = s.queue.entries;
-  if (entries.empty() || entries.back().shown != Pending::Shown::kNothing) return;
-  Pending& p = entries.back();
-  const Pending* const before = p.like && entries.size() > 1 ? &entries[entries.size() - 2] : nullptr;
+  const std::size_t size = s.queue.size();
+  if (size == 0 || s.queue.at(size - 1).shown != Pending::Shown::kNothing) return;
+  Pending& p = s.queue.at(size - 1);
+  const Pending* const before = p.like != 0 && size > 1 ? &s.queue.at(size - 2) : nullptr;
   if (before != nullptr && before->like == p.like && before->shown != Pending::Shown::kNothing) {
-    set_reason(s, p, s.actors.at(s.gangs.at(before->gang).spec.actors[0].id).pending_reason);
+    set_reason(s, p, reason_in_row(s, *before));
   } else if (s.queue.num_searches < kMaxSearches) {
     ++s.queue.num_searches;
     set_reason(s, p, why(s, p));

@@ -26,7 +26,7 @@ Result<void> on(Parts& s, const GroupRequested& event) {
   if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
   SHOAL_OK(s.groups.request(spec, s.turn.next_order));
   ++s.turn.next_order;
-  s.queue.entries.push_back({{}, {}, spec.id, s.turn.now});
+  s.queue.add({{}, {}, spec.id, s.turn.now});
   place_pending(s);
   explain_newcomer(s);
   return {};

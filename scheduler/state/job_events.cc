@@ -46,7 +46,7 @@ Result<JobId> on(Parts& s, const JobSubmitted& event) {
   }
   const auto id = s.turn.random.id<JobId>();
   s.jobs.add_submitted(id, spec, wanted, s.turn.next_order++);
-  s.queue.entries.push_back({{}, id, {}, s.turn.now});
+  s.queue.add(waiting(s, s.jobs.at(id)));
   place_pending(s);
   explain_newcomer(s);
   return id;
@@ -69,9 +69,9 @@ void on(Parts& s, const PortNotRequested& event) {
   const auto it = s.jobs.find(event.job);
   if (it == s.jobs.end() || it->second.row.state != JobState::kPending) return;
   give_back_places(s, event.job);
-  Pending again{{}, event.job, {}, s.turn.now};
-  again.not_before = s.turn.now + s.turn.options.first_pause;  // waits a moment, since the connection to the node may be about to break
-  s.queue.entries.push_back(again);
+  Pending again = waiting(s, it->second);
+  again.not_before = s.turn.now + s.turn.options.first_pause;  // the connection to the node may be about to break
+  s.queue.add(again);
   place_pending(s);
 }
 

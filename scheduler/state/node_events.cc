@@ -64,7 +64,11 @@ void lose_bundles(Parts& s, NodeId node) {
       s.nodes.free(node) += bundle.free;
       s.shares.gives(group.row.job, bundle.size);
     }
-    if (!waited) s.queue.entries.push_back({{}, {}, id, s.turn.now});
+    if (waited) {
+      s.queue.search_again();  // the group asks for more now, and maybe on other nodes
+    } else {
+      s.queue.add({{}, {}, id, s.turn.now});
+    }
     s.turn.act(NotifyGroup{group.row});
   }
 }
@@ -72,7 +76,7 @@ void lose_bundles(Parts& s, NodeId node) {
 // Gangs that are bound to this node and still wait can never be placed.
 void end_bound_to(Parts& s, NodeId node) {
   const Error gone = resource_exhausted("its required node was lost").with_reason("Unschedulable");
-  for (const auto& p : std::deque<Pending>(s.queue.entries)) {
+  for (const auto& p : std::deque<Pending>(s.queue.entries())) {
     const auto gang = s.gangs.find(p.gang);
     if (gang == s.gangs.end() || gang->second.spec.where.node != node || gang->second.spec.where.soft) continue;
     end_actor(s, gang->second.spec.actors[0].id, gone);
@@ -107,12 +111,12 @@ void move_actors(Parts& s, NodeId node) {
 }
 
 void drain_nodes(Parts& s) {
-  for (const auto& [id, node] : s.nodes) {
-    if (node.row.state == NodeState::kDead || node.row.scheduling() != NodeScheduling::kDraining || node.leave_sent) continue;
+  for (const NodeId id : s.nodes.withheld()) {
+    const rows::Node& node = s.nodes.at(id);
+    if (node.row.scheduling() != NodeScheduling::kDraining || node.leave_sent) continue;
     move_actors(s, id);
-    const bool busy = std::any_of(s.workers.begin(), s.workers.end(), [&, node_id = id](const auto& w) {
-      return w.second.row.node == node_id && w.second.row.state != WorkerState::kExited;
-    });
+    const bool busy = std::any_of(s.workers.begin(), s.workers.end(),
+                                  [&](const auto& w) { return w.second.row.node == id && w.second.row.state != WorkerState::kExited; });
     if (busy && s.turn.now < node.drain_until) continue;
     s.nodes.set_leave_sent(id);
     s.turn.act(EndNodeOn{id});
@@ -193,8 +197,7 @@ void on(Parts& s, const Tick&) {
   while (const auto job = s.jobs.take_unattached(now)) on(s, DriverGone{*job});
   drain_nodes(s);
   check_windows(s);
-  const auto rested = [&](const Pending& p) { return p.not_before != runtime::TimePoint() && p.not_before <= now; };
-  if (std::ranges::any_of(s.queue.entries, rested)) place_pending(s);
+  if (s.queue.any_rested(now)) place_pending(s);
   explain_pending(s);
 }
 

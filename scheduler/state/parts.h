@@ -4,9 +4,11 @@
 // something that ended. queue.h chooses the next entry, and placing.h gives it room. Each of these uses later ones only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,14 +72,14 @@ struct Pending {
   runtime::TimePoint since;
   Shown shown = Shown::kNothing;
   runtime::TimePoint not_before{};
-  GangId like{};               // for gangs: the first of consecutive gangs with equal requests; none: the gang waits in a placement group
-  JobId gang_job{};            // for gangs: the gang's job
+  std::uint64_t like = 0;  // the same for consecutive gangs or jobs with equal requests; 0: the entry is a placement group or waits in one
+  JobId gang_job{};        // for gangs: the gang's job
   std::uint64_t tried_at = 0;  // ResourceIndex::growth() of the last attempt; retried once it has grown
   int windows = 0;             // number of windows that this entry has had (Window)
   runtime::TimePoint rests_until{};
 
   // Returns true for a gang that waits for room in its placement group.
-  bool waits_in_group() const { return gang && !like; }
+  bool waits_in_group() const { return gang && like == 0; }
   bool same_as(const Pending& other) const { return gang == other.gang && job == other.job && group == other.group; }
 };
 
@@ -89,11 +91,96 @@ struct Window {
   runtime::TimePoint until;
 };
 
-struct Queue {
-  std::deque<Pending> entries;
-  std::optional<Window> window;
-  int num_searches = 0;  // searches of all nodes since the last tick, to explain entries
-  bool put_off = false;  // place_after() is under way, so place_pending() does nothing
+// The entries in the order of arrival. The queue knows which of them the next tick or round of turns has to visit, so that entries which
+// only wait cost nothing.
+class Queue {
+ public:
+  const std::deque<Pending>& entries() const { return entries_; }
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
+  // An entry, for a change of what its turns, its windows and its reasons leave.
+  Pending& at(std::size_t index) { return entries_[index]; }
+  void add(Pending entry) {
+    if (entry.not_before != runtime::TimePoint()) rests_.insert(entry.not_before);
+    if (entry.waits_in_group()) ++num_in_groups_;
+    entries_.push_back(std::move(entry));
+  }
+  // Drops the entries for which `drops` returns true. It is called once for each entry, in their order.
+  template <class Drops>
+  void drop(const Drops& drops) {
+    std::size_t index = 0, num_warned = num_warned_, num_tried = num_tried_;
+    const auto num_dropped = std::erase_if(entries_, [&](const Pending& entry) {
+      const bool out = drops(entry);
+      if (out && index < num_warned_) --num_warned;
+      if (out && index < num_tried_) --num_tried;
+      if (out && entry.waits_in_group()) --num_in_groups_;
+      ++index;
+      return out;
+    });
+    num_warned_ = num_warned;
+    num_tried_ = num_tried;
+    if (num_dropped > 0) search_again();
+  }
+
+  // ---- turns
+  // Returns true once the rest of an entry (not_before) has ended.
+  bool any_rested(runtime::TimePoint now) const { return !rests_.empty() && *rests_.begin() <= now; }
+  // The first entry that may have a turn. Those before it had one at this growth of the nodes' room (ResourceIndex::growth), or are held
+  // up.
+  std::size_t begin_round(runtime::TimePoint now, std::uint64_t growth) {
+    if (any_rested(now) || num_in_groups_ > 0 || growth != tried_growth_) num_tried_ = 0;
+    rests_.erase(rests_.begin(), rests_.upper_bound(now));
+    tried_growth_ = growth;
+    return std::exchange(num_tried_, entries_.size());
+  }
+
+  // ---- reasons
+  // The number of first entries about which users have been warned, so that nothing is left to explain.
+  std::size_t num_warned() const { return num_warned_; }
+  void set_num_warned(std::size_t num) { num_warned_ = num; }
+
+  // ---- windows
+  const std::optional<Window>& window() const { return window_; }
+  void open_window(Window window) { window_ = std::move(window); }
+  void close_window() {
+    window_.reset();
+    num_tried_ = 0;  // entries that it has held up
+    search_again();
+  }
+  // A search of all entries for one that needs a window found none. Until `next` it would find none again, unless an entry goes or the
+  // nodes' capacity changes.
+  void searched(runtime::TimePoint next, std::uint64_t capacity_changes) { searched_ = {next, capacity_changes}; }
+  void search_again() { searched_.reset(); }
+  bool needs_search(runtime::TimePoint now, std::uint64_t capacity_changes) const {
+    return !searched_ || now >= searched_->next || searched_->capacity_changes != capacity_changes;
+  }
+
+  // Returns false if what this class knows about the entries contradicts them. For tests and the simulation.
+  bool adds_up() const {
+    return num_tried_ <= size() && num_warned_ <= size() &&
+           num_in_groups_ == static_cast<std::size_t>(std::ranges::count_if(entries_, &Pending::waits_in_group)) &&
+           std::all_of(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(num_warned_),
+                       [](const Pending& p) { return p.shown == Pending::Shown::kWarning; });
+  }
+
+  int num_searches = 0;          // searches of all nodes since the last tick, to explain entries
+  bool put_off = false;          // place_after() is under way, so place_pending() does nothing
+  std::uint64_t num_visits = 0;  // visits of entries by ticks and rounds of turns
+
+ private:
+  struct Searched {
+    runtime::TimePoint next;
+    std::uint64_t capacity_changes;
+  };
+
+  std::deque<Pending> entries_;
+  std::size_t num_in_groups_ = 0;
+  std::multiset<runtime::TimePoint> rests_;  // ends of rests; some of their entries may have gone
+  std::size_t num_tried_ = 0;                // first entries that need no turn while the room has not grown since tried_growth_
+  std::uint64_t tried_growth_ = 0;
+  std::size_t num_warned_ = 0;
+  std::optional<Window> window_;
+  std::optional<Searched> searched_;
 };
 
 struct Parts {

@@ -39,33 +39,32 @@ runtime::Duration window_length(const StateOptions& options, const Pending& p) {
 // One round of turns. Returns true if a placement group was placed: then another round is due, since gangs in the group may have had their
 // turn before it.
 bool place_pending_once(Parts& s) {
-  std::deque<Pending> all = std::exchange(s.queue.entries, {});
+  const std::size_t size = s.queue.size(), first = s.queue.begin_round(s.turn.now, s.nodes.index().growth());
+  s.queue.num_visits += size - first;
   FairShareQueue fair_share_queue(s.shares, s.nodes.index().all());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Pending& p = all[i];
+  for (std::size_t i = first; i < size; ++i) {
+    const Pending& p = s.queue.at(i);
     if (s.turn.now >= p.not_before && (p.waits_in_group() || p.tried_at != s.nodes.index().growth()) && !held_up(s, p))
       fair_share_queue.add(job_of(s, p), i);
   }
-  std::vector<bool> placed(all.size());
+  std::vector<bool> placed(size);
   bool placed_group = false, any = false;
-  std::set<GangId> full;  // `like` of entries that did not fit
+  std::set<std::uint64_t> full;  // `like` of entries that did not fit
   while (const auto next = fair_share_queue.next()) {
-    Pending& p = all[*next];
+    Pending& p = s.queue.at(*next);
     if (!full.contains(p.like) && place_one(s, p)) {
       placed[*next] = any = true;
       placed_group |= static_cast<bool>(p.group);
-      if (s.queue.window && s.queue.window->whose.same_as(p)) s.queue.window.reset();
+      if (s.queue.window() && s.queue.window()->whose.same_as(p)) s.queue.close_window();
     } else {
       p.tried_at = s.nodes.index().growth();
-      if (p.like) full.insert(p.like);
+      if (p.like != 0) full.insert(p.like);
     }
   }
   if (any) {
     std::size_t i = 0;
-    std::erase_if(all, [&](const Pending&) { return placed[i++]; });
+    s.queue.drop([&](const Pending&) { return placed[i++]; });
   }
-  for (auto& p : s.queue.entries) all.push_back(p);  // keeps entries that placing would add; today it adds none
-  s.queue.entries = std::move(all);
   return placed_group;
 }
 
@@ -78,57 +77,73 @@ void place_pending(Parts& s) {
 }
 
 void check_windows(Parts& s) {
-  auto& entries = s.queue.entries;
-  auto& window = s.queue.window;
+  const auto& entries = s.queue.entries();
+  const auto& window = s.queue.window();
   const auto now = s.turn.now;
   const auto& options = s.turn.options;
   if (window) {
     const auto it = std::find_if(entries.begin(), entries.end(), [&](const Pending& p) { return window->whose.same_as(p); });
     if (it != entries.end() && now < window->until) return;
     if (it != entries.end()) {
-      const auto length = window_length(options, *it);
-      it->rests_until = now + std::max<runtime::Duration>(options.patience, 2 * length);
-      ++it->windows;
+      Pending& p = s.queue.at(static_cast<std::size_t>(it - entries.begin()));
+      p.rests_until = now + std::max<runtime::Duration>(options.patience, 2 * window_length(options, p));
+      ++p.windows;
     }
-    window.reset();
+    s.queue.close_window();
     place_pending(s);
   }
+  const std::uint64_t capacity_changes = s.nodes.index().capacity_changes();
+  if (!s.queue.needs_search(now, capacity_changes)) return;
   int num_searches = 0;
-  GangId like{};  // `like` of the last entry that could never fit
+  std::uint64_t like = 0;              // the `like` of the last entry that could never fit
+  auto next = now + options.patience;  // an entry that comes from now on does not need a window before
   for (const auto& p : entries) {
-    if (now - p.since < options.patience || now < p.rests_until || now < p.not_before || p.waits_in_group()) continue;
-    if (p.like && p.like == like) continue;
-    if (++num_searches > kMaxPendingSearches) return;
+    ++s.queue.num_visits;
+    if (p.waits_in_group()) continue;
+    if (const auto due = std::max({p.since + options.patience, p.rests_until, p.not_before}); now < due) {
+      next = std::min(next, due);
+      continue;
+    }
+    if (p.like != 0 && p.like == like) continue;
+    if (++num_searches > kMaxPendingSearches) break;
     if (!fits(s, p, s.nodes.index().capacity())) {
       like = p.like;
       continue;
     }
-    window = Window{p, wants_of(s, p), name_of(s, p), now + window_length(options, p)};
-    return;
+    return s.queue.open_window({p, wants_of(s, p), name_of(s, p), now + window_length(options, p)});
   }
+  s.queue.searched(next, capacity_changes);
 }
 
 Pending waiting(const Parts& s, const Gang& gang) {
   Pending out{gang.spec.id, {}, {}, s.turn.now};
   out.gang_job = gang.spec.job;
   if (gang.spec.where.group) return out;  // ResourceIndex does not track room in groups
-  const auto& entries = s.queue.entries;
-  const Gang* const last = !entries.empty() && entries.back().like ? &s.gangs.at(entries.back().gang) : nullptr;
-  const bool alike = last != nullptr && gang.wants == last->wants && gang.spec.where == last->spec.where;
-  out.like = alike ? entries.back().like : gang.spec.id;
+  const Pending* const last = s.queue.empty() ? nullptr : &s.queue.entries().back();
+  const Gang* const before = last != nullptr && last->gang && last->like != 0 ? &s.gangs.at(last->gang) : nullptr;
+  const bool alike = before != nullptr && gang.wants == before->wants && gang.spec.where == before->spec.where;
+  out.like = alike ? last->like : gang.spec.id.value;
+  return out;
+}
+
+Pending waiting(const Parts& s, const rows::Job& job) {
+  Pending out{{}, job.row.id, {}, s.turn.now};
+  const Pending* const last = s.queue.empty() ? nullptr : &s.queue.entries().back();
+  const bool alike = last != nullptr && last->job && s.jobs.at(last->job).wants == job.wants;
+  out.like = alike ? last->like : job.row.id.value;
   return out;
 }
 
 void drop_gang(Queue& queue, GangId gang) {
-  std::erase_if(queue.entries, [&](const Pending& p) { return p.gang && p.gang == gang; });
+  queue.drop([&](const Pending& p) { return p.gang && p.gang == gang; });
 }
 
 void drop_group(Queue& queue, GroupId group) {
-  std::erase_if(queue.entries, [&](const Pending& p) { return p.group == group; });
+  queue.drop([&](const Pending& p) { return p.group == group; });
 }
 
 void drop_job(Parts& s, JobId job) {
-  std::erase_if(s.queue.entries, [&](const Pending& p) {
+  s.queue.drop([&](const Pending& p) {
     return p.job == job || (p.gang && s.gangs.at(p.gang).spec.job == job) || (p.group && s.groups.at(p.group).row.job == job);
   });
 }
@@ -140,7 +155,7 @@ std::string name_of(const Parts& s, const Pending& p) {
 }
 
 bool held_up(const Parts& s, const Pending& p) {
-  const auto& window = s.queue.window;
+  const auto& window = s.queue.window();
   if (!window || window->whose.same_as(p) || p.waits_in_group()) return false;
   const auto theirs = wants_of(s, p);
   const auto needs = [&](const std::string& name) {
@@ -155,7 +170,7 @@ bool held_up(const Parts& s, const Pending& p) {
 }
 
 bool wanted_back(const Parts& s, JobId job) {
-  if (s.queue.entries.empty()) return false;
+  if (s.queue.empty()) return false;
   NodeResources lent = s.nodes.index().free();
   bool lends = false;
   for (const auto& [id, w] : s.workers) {
@@ -169,7 +184,7 @@ bool wanted_back(const Parts& s, JobId job) {
   if (!lends) return false;
   const double ours = s.shares.dominant(job, s.nodes.index().all());
   int num_searches = 0;
-  return std::any_of(s.queue.entries.begin(), s.queue.entries.end(), [&](const Pending& p) {
+  return std::ranges::any_of(s.queue.entries(), [&](const Pending& p) {
     if (p.waits_in_group() || s.turn.now < p.not_before || num_searches == kMaxPendingSearches) return false;
     const JobId theirs = job_of(s, p);
     if (theirs != job && s.shares.dominant(theirs, s.nodes.index().all()) >= ours) return false;

@@ -23,8 +23,9 @@ void place_after(Parts& s, const End& end) {
 // Opens and closes windows.
 void check_windows(Parts& s);
 
-// A gang's entry for the end of the queue.
+// The entry of a gang or a submitted job for the end of the queue.
 Pending waiting(const Parts& s, const rows::Gang& gang);
+Pending waiting(const Parts& s, const rows::Job& job);
 void drop_gang(Queue& queue, GangId gang);
 void drop_group(Queue& queue, GroupId group);
 // Drops all entries of a job.

@@ -126,7 +126,9 @@ void restore_queue(Parts& s) {
     if (state == ActorState::kPending || state == ActorState::kRestarting) queue[gang.order] = {id, {}, {}, s.turn.now};
     if (!gang.spec.name.empty() && s.actors.living(first) != nullptr) s.actors.set_name(gang.spec.name_space, gang.spec.name, first);
   }
-  for (const auto& [order, p] : queue) s.queue.entries.push_back(p.gang ? waiting(s, s.gangs.at(p.gang)) : p);
+  for (const auto& [order, p] : queue) {
+    s.queue.add(p.gang ? waiting(s, s.gangs.at(p.gang)) : p.job ? waiting(s, s.jobs.at(p.job)) : p);
+  }
 }
 
 void restore_jobs(Parts& s) {

@@ -57,6 +57,49 @@ TEST_F(ScaleTest, TheStatusSumsWhatWaits) {
   EXPECT_TRUE(status->pending[100].starts_with("101 others")) << status->pending[100];
 }
 
+// 30,000 entries that wait cost a tick nothing once they are explained, and known to need no window.
+TEST(IdleTest, ATickVisitsNoEntryThatOnlyWaits) {
+  using namespace std::chrono_literals;
+  runtime::SeededRandom random{1};
+  ClusterState state({}, random);
+  runtime::TimePoint now{1h};
+  state.advance(now, 1);
+  state.restore(many_rows({.node_state = actors::NodeState::kDead, .job_state = actors::JobState::kPending}));
+  ASSERT_EQ(state.status().num_pending, kActors + kJobs);
+  actors::RegisterNode node;
+  node.id = NodeId{kNodes + 1};
+  node.host = "127.0.0.1";
+  node.resources = Resources::from_amounts({{"CPU", 1}}).value();
+  ASSERT_TRUE(state.step(NodeJoined{node}));
+  const auto ticks = [&](runtime::Duration time) {
+    const auto before = state.num_visits();
+    for (const auto end = now + time; now < end;) {
+      now += 200ms;
+      state.advance(now, 1);
+      state.step(NodeBeat{node.id});
+      state.step(Tick{});
+    }
+    return state.num_visits() - before;
+  };
+  ticks(40s);
+  const auto* const last = state.actor(ActorId{kActors});
+  EXPECT_NE(last->pending_reason.find("absent"), std::string::npos) << last->pending_reason;
+  EXPECT_NE(state.job(JobId{kJobs})->pending_reason.find("absent"), std::string::npos);
+  EXPECT_EQ(ticks(15s), 0u);
+  ticks(10s);  // with a search for an entry that needs a window, of which one is due per `patience`
+  EXPECT_EQ(ticks(15s), 0u);
+
+  actors::GangSpec newcomer;
+  newcomer.id = GangId{kActors + 1};
+  newcomer.job = state.step(DriverJoined{{"script.py", 100, {}}});
+  newcomer.actors = {{ActorId{kActors + 1}, "Trainer", Resources::from_amounts({{"absent", 1}}).value()}};
+  const auto before = state.num_visits();
+  ASSERT_TRUE(state.step(GangRequested{newcomer}));
+  EXPECT_EQ(state.num_visits() - before, 1u);
+  EXPECT_EQ(ticks(5s), 5u);  // until it has waited for a second, and its job is warned
+  EXPECT_EQ(state.actor(ActorId{kActors + 1})->pending_reason, state.actor(ActorId{1})->pending_reason);
+}
+
 TEST_F(ScaleTest, SumsOverNodesLeaveOutNamesOfSingleNodesFirst) {
   const auto sums = from_bytes<actors::ClusterStatus>(to_bytes(state_.resources({}))).value();
   EXPECT_EQ(sums.total.units("CPU"), static_cast<std::int64_t>(64 * kNodes) * Resources::kUnit);

@@ -17,8 +17,7 @@ void drop_entries(Parts& s, const Created& created) {
   }
   const std::set<JobId> jobs(created.jobs.begin(), created.jobs.end());
   const std::set<GroupId> groups(created.groups.begin(), created.groups.end());
-  std::erase_if(s.queue.entries,
-                [&](const Pending& p) { return gangs.contains(p.gang) || jobs.contains(p.job) || groups.contains(p.group); });
+  s.queue.drop([&](const Pending& p) { return gangs.contains(p.gang) || jobs.contains(p.job) || groups.contains(p.group); });
 }
 
 void undo_start(Parts& s, WorkerId worker, const Error& why, Undone& out) {

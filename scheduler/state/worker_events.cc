@@ -113,7 +113,7 @@ Result<void> on(Parts& s, const WorkerResumes& event) {
   const Worker* const w = s.workers.living(event.worker);
   if (w == nullptr) return fail(not_found("no running process " + to_string(event.worker)));
   if (w->lent == 0) return {};
-  const bool for_others = !w->group && (s.queue.window || wanted_back(s, w->row.job));
+  const bool for_others = !w->group && (s.queue.window() || wanted_back(s, w->row.job));
   if (for_others || source(s, *w).units("CPU") < w->lent) return fail(resource_exhausted("other processes have its CPUs"));
   on(s, WorkerBlocked{event.worker, false});
   return {};

@@ -41,15 +41,15 @@ ROWS = {
     ],
     "look": [
         Row("CPU of the head that three people who look cost", "%", "three people", CORE, goal=("<=", 1)),
-        Row("  all of it meanwhile, with 30,000 actors and jobs that wait", "%", "three look", CORE),
+        Row("  all of it meanwhile, with 30,000 actors and jobs that wait", "%", "three look", CORE, goal=("<=", 1)),
         Row("  while nobody looks", "%", "nobody looks", CORE),
         Row("CPU of `shoal dashboard --run` while three look at the run", "%", "three look at the run", CORE, goal=("<=", 1)),
     ],
     "week": [
         Row("folder of a week of steps, 8 ranks", "MB", "week", FOLDER, goal=("<=", 1)),
-        Row("`shoal show` of it", "s", "show", SECOND),
+        Row("`shoal show` of it", "s", "show", SECOND, goal=("<=", 1)),
         Row("first paint of it", "s", "first paint of a week", SECOND, goal=("<=", 1)),
-        Row("until its charts are there", "s", "charts of a week", SECOND),
+        Row("until its charts are there", "s", "charts of a week", SECOND, goal=("<=", 1)),
     ],
 }
 
@@ -188,6 +188,7 @@ def _looked_at(report: Report, url: str, name: str, third: str, pid: int, second
 def _three_look(report: Report, command: Command, cluster, url: str, name: str, options) -> None:
     head = cluster.pid("head")
     say("bench dashboard: nobody looks, then three people do")
+    wait_until(lambda: _percent(head, 1) < 2, 300, "the end of the head's explanations of what waits")
     idle = _percent(head, options.seconds)
     looked_at = _looked_at(report, url, name, "actors", head, options.seconds)
     report.add("nobody looks", idle)

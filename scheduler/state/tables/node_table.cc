@@ -44,6 +44,11 @@ bool NodeTable::beat(NodeId id, runtime::TimePoint now) {
   return true;
 }
 
+void NodeTable::die(NodeId id) {
+  edit(id).row.state = NodeState::kDead;
+  withheld_.erase(id);
+}
+
 void NodeTable::lose_connection(NodeId id) {
   if (contains(id)) scratch(id).link = Link::kAway;
 }
@@ -58,6 +63,11 @@ Result<void> NodeTable::schedule(const actors::SetNodeScheduling& wish, runtime:
   node.row.cordoned = wish.scheduling != NodeScheduling::kSchedulable;
   node.row.drain_until_unix_ms = wish.scheduling == NodeScheduling::kDraining ? unix_ms + deadline.count() : 0;
   node.drain_until = now + deadline;
+  if (node.row.cordoned) {
+    withheld_.insert(wish.node);
+  } else {
+    withheld_.erase(wish.node);
+  }
   return {};
 }
 
@@ -71,10 +81,14 @@ runtime::Duration NodeTable::tick(runtime::TimePoint now, runtime::Duration long
   return still;
 }
 
-std::vector<NodeId> NodeTable::silent(runtime::TimePoint now, runtime::Duration timeout) const {
+std::vector<NodeId> NodeTable::silent(runtime::TimePoint now, runtime::Duration timeout) {
   std::vector<NodeId> out;
+  if (now - oldest_beat_ <= timeout) return out;
+  oldest_beat_ = now;
   for (const auto& [id, node] : *this) {
-    if (node.row.state == NodeState::kAlive && now - node.last_beat > timeout) out.push_back(id);
+    if (node.row.state != NodeState::kAlive) continue;
+    oldest_beat_ = std::min(oldest_beat_, node.last_beat);
+    if (now - node.last_beat > timeout) out.push_back(id);
   }
   return out;
 }
@@ -88,6 +102,7 @@ void NodeTable::restored(runtime::TimePoint now, std::int64_t unix_ms) {
     n.link = n.row.state == NodeState::kAlive ? Link::kAway : Link::kConnected;
     // The wall clock is the only one that two heads share.
     n.drain_until = now + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms));
+    if (n.row.state == NodeState::kAlive && n.row.scheduling() != NodeScheduling::kSchedulable) withheld_.insert(id);
   }
 }
 
@@ -131,10 +146,9 @@ std::string NodeTable::unschedulable(const actors::Where& where) const {
 
 std::string NodeTable::unschedulable() const {
   std::size_t cordoned = 0, draining = 0;
-  for (const auto& [id, n] : *this) {
-    if (n.row.state == NodeState::kDead) continue;
-    cordoned += n.row.scheduling() == NodeScheduling::kCordoned;
-    draining += n.row.scheduling() == NodeScheduling::kDraining;
+  for (const NodeId id : withheld_) {
+    const bool drains = at(id).row.scheduling() == NodeScheduling::kDraining;
+    ++(drains ? draining : cordoned);
   }
   std::string out;
   const auto say = [&](std::size_t count, const char* what) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,14 +42,18 @@ class NodeTable : public Table<NodeId, rows::Node> {
   // Returns true for the heartbeat that ends kReporting. Ignores unknown nodes.
   bool beat(NodeId id, runtime::TimePoint now);
   void lose_connection(NodeId id);
-  void die(NodeId id) { edit(id).row.state = actors::NodeState::kDead; }
+  void die(NodeId id);
   // Returns NotFound for an unknown or dead node, InvalidArgument if the node was asked to leave already.
   Result<void> schedule(const actors::SetNodeScheduling& wish, runtime::TimePoint now, std::int64_t unix_ms);
   void set_leave_sent(NodeId id) { scratch(id).leave_sent = true; }
   // Called on every tick. If the last call is longer ago than `longest`, this head stood still (a slow disk, a slow machine), and
   // heartbeats may be unread. The excess, which it returns, does not count as a node's silence.
   runtime::Duration tick(runtime::TimePoint now, runtime::Duration longest);
-  std::vector<NodeId> silent(runtime::TimePoint now, runtime::Duration timeout) const;
+  // The living nodes without a heartbeat for longer than `timeout`. Visits nodes only when the earliest of their heartbeats has become so
+  // old.
+  std::vector<NodeId> silent(runtime::TimePoint now, runtime::Duration timeout);
+  // The living nodes that are cordoned or draining.
+  const std::set<NodeId>& withheld() const { return withheld_; }
   // Computes the part of each restored row that is not stored (rows.h). Nodes are away until they join again.
   void restored(runtime::TimePoint now, std::int64_t unix_ms);
 
@@ -71,6 +76,8 @@ class NodeTable : public Table<NodeId, rows::Node> {
  private:
   mutable ResourceIndex index_;
   std::optional<runtime::TimePoint> last_tick_;
+  runtime::TimePoint oldest_beat_{};  // no living node's last heartbeat is older
+  std::set<NodeId> withheld_;
 };
 
 }  // namespace shoal::scheduler

@@ -21,6 +21,7 @@ void ResourceIndex::refresh(NodeId id, const rows::Node& node) {
   if (!indexed) return forget(id);
   if (capacity_.try_emplace(id, node.row.total).second) {  // a node's total never changes
     ++growth_;
+    ++capacity_changes_;
     all_ += node.row.total;
   }
   if (!takes_work(node)) return takes_no_work(id);
@@ -62,6 +63,7 @@ void ResourceIndex::forget(NodeId id) {
   if (const auto it = capacity_.find(id); it != capacity_.end()) {
     all_ -= it->second;
     capacity_.erase(it);
+    ++capacity_changes_;
     ++growth_;  // gangs that preferred this node may go to another one now
   }
   takes_no_work(id);

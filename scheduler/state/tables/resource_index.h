@@ -37,6 +37,8 @@ class ResourceIndex {
   const ResourceSums& all() const { return all_; }
   // A counter that grows whenever an entry of the queue that did not fit may fit now. While it is unchanged, such entries need no new look.
   std::uint64_t growth() const { return growth_; }
+  // A counter that grows whenever capacity() changes.
+  std::uint64_t capacity_changes() const { return capacity_changes_; }
 
  private:
   void refresh(NodeId id, const rows::Node& node);
@@ -48,7 +50,7 @@ class ResourceIndex {
   std::set<std::pair<std::size_t, NodeId>> by_workers_;
   std::map<NodeId, std::size_t> ranked_;  // the number of processes of each node in by_workers_
   ResourceSums all_;
-  std::uint64_t growth_ = 1;
+  std::uint64_t growth_ = 1, capacity_changes_ = 1;
 };
 
 }  // namespace shoal::scheduler
