@@ -3,7 +3,7 @@
 The cases are a slice of those of ``fsdp_devices_test``, and failures of the program. Each compares its results with plain training, and
 fails if no mark orders two uses of memory. ``SHOAL_SEEDS`` (``./dev test --all``) takes all cases on 1, 2 and 4 ranks, with a seed per 500,
 of which 4 ranks run each tenth. The ranks start once for all seeds, and only the first seed is compared with other programs: the others
-have its bits. ``SHOAL_SEED`` replays one seed, with all cases.
+have its bits. ``SHOAL_SEED=24`` replays one seed, ``24-60`` a range, with all cases.
 """
 
 import functools
@@ -29,7 +29,8 @@ import shoal.fsdp
 WHOLE = "SHOAL_SEEDS" in os.environ or "SHOAL_SEED" in os.environ
 WORLDS = (1, 2, 4) if WHOLE else (2,)
 if "SHOAL_SEED" in os.environ:
-    SEEDS = [int(os.environ["SHOAL_SEED"])]
+    first, _, last = os.environ["SHOAL_SEED"].partition("-")
+    SEEDS = list(range(int(first), int(last or first) + 1))
 else:
     SEEDS = list(range(max(1, int(os.environ["SHOAL_SEEDS"]) // 500) if WHOLE else 1))
 case = Cases()
