@@ -1,5 +1,7 @@
 // Runs a hand-written step graph on one rank, over the same units, arenas, gate, reducer and AdamW that fully_shard's hooks use. The
-// graph's Progress decides what runs next, no step machine (docs/decisions/a-graph-has-its-own-machine.md).
+// graph's Progress decides what runs next, no step machine. A graph states each unshard and reduction, which the machine would derive once
+// more from autograd's events. Its lanes run at the same time, and the machine's actions one after another
+// (docs/decisions/a-graph-has-its-own-machine.md).
 //
 // The compute lane is the caller's thread: it calls the user's forward, backward and loss, and updates this rank's rows. The communication
 // lane is a thread for the time of a step, because its nodes wait for other ranks. So unshard(u+1) runs while forward(u) computes.

@@ -13,7 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+# Cases that name no others take these.
 STEPS = 3
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 
 
 class Cases(dict):
@@ -88,6 +90,11 @@ class Seen:
         self._copies.clear()
         return self._values
 
+    @property
+    def own(self):
+        """This rank's parts of the results, which needs no other rank."""
+        return self._values | {n: v.to_local() if isinstance(v, DTensor) else v for n, v in self._copies.items()}
+
     def parameters(self, model, what=""):
         for name, p in model.named_parameters():
             self.see(f"{what}parameter {name}", p)
@@ -107,10 +114,10 @@ def loss_of(api, model, step, micro=0):
     return out / len(ranks)
 
 
-def train(api, model, optimizer=None, steps=STEPS, between=lambda model: None, loss=loss_of):
+def train(api, model, optimizer=None, steps=None, between=lambda model: None, loss=loss_of):
     seen = Seen()
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(steps):
+    optimizer = optimizer or OPTIMIZER(model.parameters())
+    for step in range(steps or STEPS):
         value = loss(api, model, step)
         value.backward()
         mean = value.detach().clone()

@@ -2,9 +2,10 @@
 
 import functools
 
+import compared_runs
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, loss_of, rank, run_cases, sharded, train, world
+from compared_runs import Cases, Net, Seen, batch, loss_of, rank, run_cases, sharded, train, world
 from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -102,7 +103,7 @@ def pipelined(api, schedule, stages_per_rank):
     )
     optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=1e-2)
     seen = Seen()
-    for step in range(STEPS):
+    for step in range(compared_runs.STEPS):
         generator = torch.Generator().manual_seed(10 * step + rank() // 2)
         x, target = torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
         losses = []

@@ -1,8 +1,9 @@
 """Parameters that are tensor subclasses with extensions of all_gather, beside torch's FSDP2 and a plain process."""
 
+import compared_runs
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, rank, run_cases, sharded, train, world
+from compared_runs import Cases, Net, Seen, batch, rank, run_cases, sharded, train, world
 from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -172,7 +173,7 @@ def extensions_set_on_local_tensors_after_fully_shard(api):
     model = sharded(api, Net(width=12), reshard_after_forward=True)
     asked = _in_bf16(model)
     seen = train(api, model)
-    assert len(asked) > 8 * STEPS
+    assert len(asked) > 8 * compared_runs.STEPS
     assert asked.count(True) == 8
     return seen
 

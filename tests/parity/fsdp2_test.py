@@ -3,9 +3,10 @@
 Each case is written once and takes ``fully_shard`` as an argument. All cases of a world size share one run of ranks.
 """
 
+import compared_runs
 import pytest
 import torch
-from compared_runs import STEPS, Cases, Net, Seen, batch, full, loss_of, rank, run_cases, sharded, train, world
+from compared_runs import Cases, Net, Seen, batch, full, loss_of, rank, run_cases, sharded, train, world
 from launching.trained import check, worlds
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -306,7 +307,7 @@ def hooks_on_reduced_gradients(api):
     for module in (model, *model.blocks):
         module.set_all_reduce_hook(hook)
     seen = train(api, model)
-    assert calls == [(1, torch.float32)] * 4 * STEPS
+    assert calls == [(1, torch.float32)] * 4 * compared_runs.STEPS
     return seen
 
 
@@ -418,8 +419,8 @@ def communication_by_user_classes(api):
     model.blocks[1].set_custom_all_gather(Gather())
     model.blocks[1].set_custom_reduce_scatter(Scatter())
     seen = train(api, model)
-    assert calls.count("scatter") == STEPS
-    assert calls.count("gather") >= STEPS
+    assert calls.count("scatter") == compared_runs.STEPS
+    assert calls.count("gather") >= compared_runs.STEPS
     return seen
 
 

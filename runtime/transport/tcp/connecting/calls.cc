@@ -1,15 +1,12 @@
 #include "runtime/transport/tcp/connecting/calls.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
+#include <netdb.h>
 #include <netinet/tcp.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 
-#include <fmt/format.h>
+#include "runtime/net/socket/address.h"
 
 namespace shoal::runtime {
 
@@ -31,34 +28,10 @@ void set_up(int socket) {
   set(socket, IPPROTO_TCP, TCP_KEEPCNT, 127);  // the most that Linux takes: 13 s
 }
 
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-  int family() const { return storage.ss_family; }
-};
-
-// `host` is a numeric address, which RankAddress guarantees.
-SocketAddress socket_address(const std::string& host, std::uint16_t port) {
-  SocketAddress out;
-  if (auto* four = reinterpret_cast<sockaddr_in*>(&out.storage); inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
-    four->sin_family = AF_INET;
-    four->sin_port = htons(port);
-    out.length = sizeof *four;
-  } else if (auto* six = reinterpret_cast<sockaddr_in6*>(&out.storage); inet_pton(AF_INET6, host.c_str(), &six->sin6_addr) == 1) {
-    six->sin6_family = AF_INET6;
-    six->sin6_port = htons(port);
-    out.length = sizeof *six;
-  }
-  return out;
-}
-
-std::uint16_t bound_port(int socket) {
-  SocketAddress out;
-  out.length = sizeof out.storage;
-  (void)getsockname(socket, out.get(), &out.length);
-  return ntohs(out.family() == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&out.storage)->sin6_port
-                                        : reinterpret_cast<sockaddr_in*>(&out.storage)->sin_port);
+// `host` is a numeric address, which RankAddress guarantees. Another one gives an address without a family.
+Address numeric(const std::string& host, std::uint16_t port) {
+  const auto found = resolve(Endpoint::tcp(host, port), AI_NUMERICHOST);
+  return found && !found->empty() ? found->front() : Address();
 }
 
 bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
@@ -85,8 +58,7 @@ OutgoingCall::OutgoingCall(Poller& poller, const RankAddress& from, const RankAd
 }
 
 void OutgoingCall::start(const RankAddress& from) {
-  auto address = socket_address(to_.host, to_.port);
-  auto own = socket_address(from.host, 0);
+  const Address address = numeric(to_.host, to_.port), own = numeric(from.host, 0);
   auto socket = new_socket(address.family());
   if (!socket) {
     fail(socket.error());
@@ -206,13 +178,13 @@ Gate::~Gate() { poller_.forget(socket_.get(), *this); }
 
 Result<void> Gate::open(RankAddress& address) {
   token_ = address.token;
-  auto at = socket_address(address.host, 0);
+  const Address at = numeric(address.host, 0);
   SHOAL_TRY(socket_, new_socket(at.family()));
   if (::bind(socket_.get(), at.get(), at.length) != 0) {
     return fail(from_errno(errno, "listening on " + address.host).with_hint("--interface takes an interface or an address of this host"));
   }
   if (::listen(socket_.get(), kBacklog) != 0) return fail(from_errno(errno, "listening on " + address.host));
-  address.port = bound_port(socket_.get());
+  address.port = bound_address(socket_.get()).port();
   poller_.add(socket_.get(), *this);
   return {};
 }
