@@ -70,7 +70,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(c["width"], c["heads"]) for _ in range(c["layers"]))
         self.norm, self.head = nn.LayerNorm(c["width"]), nn.Linear(c["width"], 256, bias=False)
         g = torch.Generator().manual_seed(c["seed"])
-        for name, p in self.named_parameters():  # so that every rank has the same initial values
+        for name, p in self.named_parameters():  # from one generator, so that every rank has the same initial values
             if p.dim() == 2:
                 last = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * c["layers"]) if last else 0.02, generator=g)
@@ -98,7 +98,7 @@ def read_stdlib() -> tuple[bytes, bytes]:
 
 
 class Windows(Dataset):
-    """The text in pieces of ``context`` bytes; each predicts the byte after every one of its own."""
+    """The text in pieces of ``context`` bytes, each with the byte behind it: the model predicts the next byte for every byte of a piece."""
 
     def __init__(self, text: bytes, context: int):
         self.bytes, self.context = torch.frombuffer(bytearray(text), dtype=torch.uint8), context
@@ -196,7 +196,8 @@ def train(c: dict) -> dict:
     loader, held_out = read_data(c)
 
     def step(windows: torch.Tensor, state: State) -> None:
-        """Runs again if a worker dies within it. So all that changes is in ``state``, and the report comes last."""
+        """One step, which runs again if a worker dies during it. ``state`` has all that changes, so that it is restored before. The report
+        comes last, so that it is made once."""
         metrics = state.history.validate(state.step - 1, model, held_out, c)
         set_learning_rate(optimizer, state.step, c)
         loss = loss_of(model, windows)
@@ -341,7 +342,7 @@ def draw(path: Path, ours: dict, reference: dict | None, workers: str, changes: 
 
 def largest_difference(ours: dict, reference: dict) -> float:
     """The largest relative difference, over all training and held-out losses."""
-    theirs = dict(reference["validation"])  # a resumed run has one more, from the step at which it was interrupted
+    theirs = dict(reference["validation"])  # after --resume, `ours` also has the loss at the last step of the run before
     pairs = [(loss, theirs[step]) for step, loss in ours["validation"] if step in theirs]
     pairs += zip(ours["loss"], reference["loss"], strict=True)
     return max(abs(a - b) / abs(b) for a, b in pairs)
@@ -357,7 +358,7 @@ def lost_and_repeated(history: list[dict]) -> tuple[int, int]:
 
 
 def arguments() -> tuple[argparse.Namespace, str]:
-    """Returns the arguments, and those that a resumed run must repeat."""
+    """Returns the arguments, and the command line's words that a resumed run must repeat."""
 
     class OneSentence(argparse.ArgumentParser):
         def error(self, message):

@@ -1,7 +1,7 @@
 """Old names of functions and classes in pickles that outlive a release.
 
-The head's store has the handles of named actors and the creation specs of detached ones. C++ programs write ``_handle._foreign``
-(actors/api/context/launch.cc). ``pickle`` finds a module by ``sys.modules``.
+The head's store has the handles of named actors and the creation specs of detached ones. Pickles that C++
+programs make name ``_handle._foreign`` (actors/api/context/launch.cc). ``pickle`` finds modules in ``sys.modules``.
 """
 
 import sys

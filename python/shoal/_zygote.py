@@ -33,7 +33,7 @@ from shoal._worker.main import run as run_worker
 
 _SOCKET = 3
 _MAX_REQUEST = 1 << 20
-# Variables that torch's modules read once, at their import, but for those that torch reads later, or sets by itself.
+# Prefixes of variables that torch's modules read once, at their import. Torch reads those of _READ_LATER later, or sets them itself.
 _READ_AT_IMPORT = ("TORCH", "PYTORCH_", "AOT_", "ATEN_", "PARTITIONER_")
 _READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
 

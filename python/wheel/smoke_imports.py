@@ -1,6 +1,6 @@
 """Imports the installed package with the Python that runs this: each module for which the environment has what it needs.
 
-Modules that need torch cannot be imported here. Each name that a file imports from Python's own library is looked up, in these files, too.
+Modules that need torch cannot be imported here. In all files, theirs included, each name imported from Python's own library is looked up.
 """
 
 import ast

@@ -15,9 +15,9 @@ from shoal.exceptions import InvalidArgument, Unimplemented
 
 __all__ = ["ClusterOffer", "JobArguments", "check_address", "check_connection", "check_others", "check_system_config"]
 
-# Arguments of Ray's init that are Unimplemented here, with an alternative.
 _FEWER = "num_cpus= and memory= offer less than the machine has"
 _ETCD = "several heads over etcd keep the state when one of them ends: `shoal start --head --store etcd://..`"
+# Arguments of Ray's init that are Unimplemented here, with an alternative.
 _UNSUPPORTED = {
     "job_config": "namespace=, runtime_env= and logging_config= set what it holds",
     "enable_resource_isolation": _FEWER,
@@ -53,7 +53,7 @@ _NO_EFFECT = {  # settings of Ray's own processes that programs and tests use mo
 
 
 def check_others(given: dict[str, Any], known: Set[str]) -> None:
-    """Raises TypeError for arguments that Ray's init lacks, too, and Unimplemented for those that Shoal's lacks. ``known``: the
+    """Raises Unimplemented for arguments of Ray's init that Shoal's lacks, and TypeError for those that both lack. ``known``: the
     arguments of Shoal's init."""
     for name, value in given.items():
         if name not in _UNSUPPORTED and name not in _CHANGE_NOTHING:
@@ -144,7 +144,7 @@ class ClusterOffer(NamedTuple):
             raise TypeError(f"resources is a dict of amounts by name, not {type(resources).__name__}")
         out = {
             "CPU": given["num_cpus"] if "num_cpus" in given else _native.usable_cpus(),
-            **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # by default the node counts them
+            **({"GPU": given["num_gpus"]} if "num_gpus" in given else {}),  # by default the node counts the GPUs
             "memory": given["memory"] if "memory" in given else _native.machine_memory(),
             **{name: amount(f"resources[{name!r}]", wanted) for name, wanted in resources.items()},
         }

@@ -88,7 +88,7 @@ def available_resources() -> dict[str, float]:
 
 
 def _sums_of_nodes(column: str) -> dict[str, float]:
-    """The amounts of all nodes, row by row: the head's own sums leave out names in a large cluster."""
+    """Adds up the amounts in the nodes' rows: the head's own sums leave out some resources' names in a large cluster."""
     out: dict[str, float] = {}
     for row in _session().list("nodes"):
         for name, amount in row[column].items() if row["state"] != "DEAD" else ():

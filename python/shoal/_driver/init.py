@@ -51,7 +51,6 @@ def init(
 ) -> ClusterContext:
     """Connects this process to a cluster.
 
-
     ``address``: ``"HOST:PORT"`` or ``"unix:@NAME"`` of a running head. If the head is on another host, ``shoal start --address`` must
     have joined this host to the cluster before. Without an address, ``init`` joins the cluster of ``$SHOAL_ADDRESS``, else the one that
     this user started last on this host (``shoal start``). If there is none, it starts a private cluster, which ends with this process.

@@ -103,7 +103,7 @@ def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded(value: str) -> str:
-    """Returns the value of a variable with those that it refers to, as ``$NAME`` or ``${NAME}``; a missing ``${NAME}`` becomes ""."""
+    """Returns the value with variables filled in for ``$NAME`` and ``${NAME}``; a missing ``${NAME}`` becomes ""."""
     return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
 
 

@@ -206,7 +206,7 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
     own = os.path.join(os.environ["SHOAL_SESSION"], "files")
     if not sent:
         return cwd, path
-    if sent["store"] == own:  # this is the sender's host: packages that the sender itself has fetched must be kept in use as well
+    if sent["store"] == own:  # on the sender's host this process, too, locks the packages that the sender has fetched, so that they stay
         for root, package in sent["of"].items():
             if root == os.path.join(own, package[:24]):
                 _fetched(package, Path(own))
@@ -237,7 +237,7 @@ def settle(cwd: str, path: list[str]) -> tuple[str, list[str]]:
 
 
 def in_place(folder: str) -> bool:
-    """True if ``folder`` was named on this host and still exists."""
+    """True if this is the host of the process that named ``folder`` in the runtime_env, and the folder still exists."""
     sent = _sent()
     return os.path.isdir(folder) and folder in sent.get("of", {}) and sent["store"] == os.path.join(os.environ["SHOAL_SESSION"], "files")
 

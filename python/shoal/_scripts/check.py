@@ -101,7 +101,7 @@ def _one_class(source: Source, call: ast.Call) -> bool:
 
 
 def _has_units(source: Source, event: flow.Event, shards: list[flow.Event]) -> bool:
-    """True if the module is a unit among others, or a single layer, or the script does not show it."""
+    """True if the module is a unit among others or a single layer, or if the script may choose units by a policy."""
     related = (flow.inside(e.subject, event.subject) or flow.inside(event.subject, e.subject) for e in shards)
     if any(related) or "[" in event.subject:
         return True

@@ -52,7 +52,7 @@ class Sharding:
 
 
 def translate(work: Work, call: ast.Call) -> None:
-    """Replaces a call. Raises Untranslatable."""
+    """Replaces a call of FullyShardedDataParallel(..) by its translation. Raises Untranslatable."""
     sharding = _read(work, call)
     function = work.fsdp("fully_shard")
     statement = work.source.statement_of(call)
@@ -223,7 +223,7 @@ def _entry(work: Work, key: ast.expr, value: ast.expr, trouble: Untranslatable, 
 
 
 def value_of(work: Work, name: str, node: ast.expr, given: dict[str, ast.expr]) -> list[tuple[str, str]]:
-    """Returns fully_shard's arguments for one of FSDP1's. Raises Untranslatable."""
+    """Returns the arguments of fully_shard that replace FSDP1's argument ``name``. Raises Untranslatable."""
     code = work.edits.code(node)
     if name == "sharding_strategy":
         return _strategy(work, node, given)

@@ -18,7 +18,7 @@ _NO_OPTIMIZER = ("lr_scheduler", "clip_grad", "swa_utils")
 class Event:
     kind: str  # "shard", "optimizer", "prefetch"
     node: ast.Call
-    subject: str  # the module: equal texts are the same module, and a longer one with "." or "[" behind it is inside
+    subject: str  # the module's name; a longer name, with "." or "[" behind this one, is a module inside
     chosen: bool  # a switch of the program decides whether it happens
     parents_first: bool = False  # a loop over module.modules(), which begins with the parents
     entry: int = 0  # events in different entries, such as functions that other programs call, have no order
@@ -61,7 +61,7 @@ class _Walk:
         self.functions = {n.name: n for n in functions if not isinstance(source.parents[n], ast.ClassDef)}
         self.classes = {n.name: n for n in ast.walk(source.tree) if isinstance(n, ast.ClassDef)}
         self.entry = 0
-        self.attributes: dict[str, str] = {}  # those of `self` after the last call
+        self.attributes: dict[str, str] = {}  # the modules in attributes of `self` after the last call() of this class
         self.seen: set[ast.AST] = set()
         self.found: list[Event] = []
         self._frames = 0

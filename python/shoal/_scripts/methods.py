@@ -48,7 +48,7 @@ _METHODS = {
     "state_dict_type",
     "summon_full_params",
 }
-_ONLY_MODELS_HAVE = {"clip_grad_norm_", "summon_full_params"}  # DDP's models, or options, have the other names, too
+_ONLY_MODELS_HAVE = {"clip_grad_norm_", "summon_full_params"}  # the other _METHODS are also names of DDP's methods or of options
 _TYPES = {_CLASS: "FSDPModule", "fsdp:MixedPrecision": "MixedPrecisionPolicy"}
 # The advice for a name of FSDP1 that is not in _BY_HAND.
 _LEFT = "write it with FSDP2's methods, or keep FSDP1's class: shoal migrate --to fsdp1"

@@ -89,7 +89,7 @@ def _keep(source: Source, to: str, work: Work, wrong: list[Note]) -> Migration:
 
 
 def _qualified(work: Work) -> None:
-    """Takes FSDP2's names that are used through their module, such as torch.distributed.fsdp.fully_shard, from an import of their own."""
+    """Replaces qualified names of FSDP2, such as torch.distributed.fsdp.fully_shard, by plain names with an import."""
     for node in ast.walk(work.source.tree):
         if isinstance(node, ast.Attribute):
             name = work.source.name_of(node).removeprefix("fsdp:")

@@ -98,7 +98,7 @@ class Owners:
         return scope, source.code(node)
 
     def _base_with(self, kind: ast.ClassDef, code: str) -> ast.ClassDef:
-        """Returns the class of this file, itself or a base, in which an attribute of `self` is a model."""
+        """Returns the class that makes the attribute ``code`` of `self` a model: ``kind``, or a base of it in this file; else ``kind``."""
         seen = []
         while kind not in seen:
             if (kind, code) in self._models:
@@ -219,7 +219,7 @@ class Owners:
         return isinstance(node, ast.Constant) and node.value is None
 
     def _precedes(self, node: ast.AST, first: ast.AST) -> bool:
-        """True if a use in the same function is over before the model exists."""
+        """True if ``node`` is a use that runs before ``first`` makes the model, in the same function and not in a loop around both."""
         source = self._source
         if source.scope_of(node) is not source.scope_of(first) or (node.lineno, node.col_offset) >= (first.lineno, first.col_offset):
             return False

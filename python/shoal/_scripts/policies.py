@@ -35,8 +35,8 @@ _UNITS_BY_SIZE = '''def {name}(model, min_num_params):
 
 @dataclass(frozen=True)
 class Policy:
-    """The choice of the modules that become units. ``function`` is an expression for a function of the model that returns them, innermost
-    first. ``call`` returns the code that calls it for a model, or ``condition`` the code that tests one module: what a loop needs."""
+    """The choice of the modules that become units. ``function``: code of a function that returns a model's units, innermost first. For a
+    loop over the units, ``call(model)`` is code for all of them, or ``condition(module)`` is code that tests one module."""
 
     function: str
     call: Callable[[str], str] | None = None

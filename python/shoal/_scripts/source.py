@@ -251,7 +251,7 @@ class Source:
 
 
 class Edits:
-    """Replacements in a source's text. A replacement takes the place of those inside it."""
+    """Replacements in a source's text. A replacement drops earlier ones inside its span."""
 
     def __init__(self, source: Source):
         self._source = source

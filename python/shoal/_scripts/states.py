@@ -17,7 +17,7 @@ _GETTERS = {"optim_state_dict": None, "full_optim_state_dict": [_WHOLE], "sharde
 
 def translate(work: Work, models: set[str], owners: Owners) -> None:
     """Replaces contexts of `state_dict_type`, calls of `state_dict` and `load_state_dict` on wrapped models, and the methods for states of
-    optimizers. ``models`` are their names anywhere in the script."""
+    optimizers. ``models``: the expressions that are a wrapped model somewhere in the script."""
     source = work.source
     found = [n for n in ast.walk(source.tree) if isinstance(n, (ast.With, ast.AsyncWith))]
     contexts = [n for n in found if any(_is_context(work, item) for item in n.items)]
@@ -151,7 +151,7 @@ def _kept(work: Work, context: ast.With, comments: list[str]) -> str:
 
 
 def _call(work: Work, call: ast.Call, is_model: Callable[[ast.expr], bool], options: list[str]) -> bool:
-    """Replaces one call, if it is for states. Returns whether it was."""
+    """Replaces a call that gets or loads a state dict. Returns True if it was one."""
     source, name = work.source, work.source.name_of(call.func)
     if name.startswith(_CLASS + "."):
         return _method(work, call, name.rpartition(".")[2], options)

@@ -105,7 +105,7 @@ def _offload(work: Work, node: ast.expr) -> str | None:
 
 
 def _choice(work: Work, node: ast.expr, default: str, leaf: Callable[[ast.expr], str | None]) -> str | None:
-    """Translates an expression, both values of a conditional one. The value None means that the argument is left out."""
+    """Translates an expression; of a conditional expression, both values. Returns None if the argument is to be left out."""
     if isinstance(node, ast.IfExp):
         parts = [_choice(work, n, default, leaf) or f"{work.fsdp(default)}()" for n in (node.body, node.orelse)]
         return f"{operand(parts[0])} if {operand(work.edits.code(node.test))} else {operand(parts[1])}"

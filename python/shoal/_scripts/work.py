@@ -25,16 +25,16 @@ class Work:
     edits: Edits = field(init=False)
     notes: list[Note] = field(default_factory=list)
     blockers: list[Note] = field(default_factory=list)  # with any of these, the script keeps FSDP1's class
-    needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module, some as "name as other"; "fsdp" is FSDP2's
+    needs: dict[str, set[str]] = field(default_factory=dict)  # names to import, by module ("fsdp": that of FSDP2), some as "name as other"
     helpers: dict[str, str] = field(default_factory=dict)  # functions to add, by name
-    consumed: list[ast.Name] = field(default_factory=list)  # uses of variables that gave way to a translation of the value
-    shift: int = 0  # columns by which the present code moves to the left
+    consumed: list[ast.Name] = field(default_factory=list)  # uses of variables in whose place the value's translation stands now
+    shift: int = 0  # columns by which code that is translated now moves to the left
 
     def __post_init__(self) -> None:
         self.edits = Edits(self.source)
 
     def need(self, module: str, name: str) -> str:
-        """Imports a name, unless the module has it, and returns what it is called in this file. The module "" is for modules."""
+        """Imports a name, unless the script does so, and returns its name in this file. With the module "", ``name`` is itself a module."""
         wanted = f"fsdp:{name}" if module == "fsdp" else f"{module}.{name}" if module else name
         for local, dotted in self.source.top_names.items():
             if canonical(dotted) == wanted and self.source.bindings[local] == {wanted}:

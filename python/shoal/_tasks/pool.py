@@ -63,7 +63,7 @@ class _Pool:
         # Idle workers lend only CPUs. They return other resources by ending, when other jobs wait for them (wanted_back).
         lends = {name for name, amount in resources.items() if amount} == {"CPU"}
         self.native = _native.TaskPool(owner.session, owner.readiness, number, self.spread, lends)
-        # Time of the next search for nodes, whether a call came since the last one, and the nodes that it found.
+        # Time of the next search for nodes, whether a call came since the last search, and the nodes that the last search found.
         self._search_at, self._called, self._roomy = 0.0, False, []
         self.judges: dict[int, Retries] = {}  # rules of functions whose exceptions may have to be judged
         self.empty = True  # True if it had no workers when last served
@@ -211,7 +211,7 @@ class FunctionPool:
     NEEDED_S = 5.0  # time after which a worker with open calls reports that it is needed, to be asked again
     REQUEST_S = 0.1  # interval of requests for room while there is none
     AGAIN_S = 1.0  # pause before another attempt to end workers
-    LEASE_S = 0.25  # time for which a worker keeps requested resources, and interval of the checks
+    LEASE_S = 0.25  # time for which a worker keeps resources that other jobs request; interval of the checks for such requests
 
     def __init__(self):
         self.session, self.readiness = session(), _native.Readiness()
@@ -246,8 +246,8 @@ class FunctionPool:
         self._leaving.extend(map(_Leaving, workers))
 
     def end(self, pool: _Pool, workers: list[str]) -> None:
-        """Ends idle workers. A worker whose process exists is asked which actors it leaves, and see_off() waits for this report. The others
-        leave nothing."""
+        """Ends idle workers. A worker whose process exists is asked which actors it leaves, and see_off() waits for this report. Other
+        workers leave nothing."""
         for worker in workers:
             leaving = _Leaving(worker)
             with contextlib.suppress(Exception):  # the session is closed
@@ -279,7 +279,7 @@ class FunctionPool:
                 except NotFound:
                     pass  # ended long ago
                 except Exception:
-                    self._leaving.append(leaving)  # at the end of the list, so that the others come first
+                    self._leaving.append(leaving)  # moves it to the end of the list, so that other workers are ended first
                     self._again_at = time.monotonic() + self.AGAIN_S
                 self._leaving.remove(leaving)
 
@@ -322,7 +322,7 @@ class FunctionPool:
                         del self._pools[key], self._numbered[pool.number]
                     raise
                 finally:
-                    self._awake[pool] = None  # it has a worker now
+                    self._awake[pool] = None  # makes the thread serve the pool, which has a worker now
             if function.retries.judges_exceptions:
                 pool.judges[function.number] = function.retries
             function.pool = pool

@@ -29,7 +29,7 @@ class _Released(ActorExit):
 
 
 def _release(instance) -> object:
-    """Ends this actor: no process has a handle, except perhaps those to which the actor gave one of itself."""
+    """Ends this actor, to which no process has a counted handle any more. It lives on while handles that it gave away of itself exist."""
     if actor_ownership.may_end(running.actor_id, running.settings["class_name"]):
         raise _Released(0)
     if not running.settings["restarts"]:
@@ -39,8 +39,8 @@ def _release(instance) -> object:
 
 
 def _answer_survived(incoming) -> None:
-    """Answers the request to end, for an actor that still waits for handles that it gave away. It first rules out a restart: a restarted
-    actor would not be asked to end. If it dies earlier, the request fails, and the creator asks the restarted actor."""
+    """Answers the request to end, for an actor that still waits for handles that it gave away. This first rules out a restart, because a
+    restarted actor would not be asked to end. If the actor dies before that, the request fails, and the creator repeats it."""
     while True:
         try:
             state.session.leave()
@@ -62,7 +62,7 @@ def _hand_over(_, within: float) -> tuple | None:
         return None
     if functions is not None and not functions.hand_over(until):
         return None
-    session.send_last_metrics(LAST_METRICS_S)  # values that it has put are at its node already
+    session.send_last_metrics(LAST_METRICS_S)  # only metrics are sent, because the values that the worker has put are at its node already
     return actor_ownership.hand_over() if session.wait_calls(0.0) else None  # threads may have made calls meanwhile
 
 

@@ -38,7 +38,7 @@ def serve(session, early: deque, cls: type, creating: list[tuple]) -> int:
     creation, args, kwargs = creating.pop()
     concurrency = running.settings["concurrency"]
     runner = (_OnLoop if concurrency["async"] else _OnThreads)(session, {_DEFAULT: concurrency["max_concurrency"], **concurrency["groups"]})
-    running.runner = runner  # kept until the process ends, with its calls: one that is freed without an answer fails as Internal
+    running.runner = runner  # keeps unanswered calls until the process ends, because a call that is freed earlier fails as Internal
     running.unanswered.append(early)
     try:
         running.instance = runner.make(CallInfo(f"{cls.__name__}.__init__", None), cls, args, kwargs)
@@ -96,7 +96,7 @@ class _Runner:
             if running.ending is not None:
                 return
             running.ending = error
-            if not self._constructed:  # set_constructed raises it later
+            if not self._constructed:  # set_constructed() raises the error later
                 return
         if error.code is None or error.code != 0:
             self.end()
@@ -148,7 +148,7 @@ class _Runner:
             running.unanswered.append(incoming)
 
     def refuse_leaving(self, calls: Iterable[CallInfo]) -> None:
-        """Answers the calls that asked for the end while others run, because a running call may wait for one of them."""
+        """Answers the calls in which exit_actor() was called, while others run, because a running call may wait for one of them."""
         while running.leaving and not all(call.over for call in calls):
             self.refuse_late(running.leaving.pop())
 

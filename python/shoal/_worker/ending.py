@@ -60,7 +60,6 @@ def unless_left() -> None:
 def exit_actor() -> None:
     """Ends the actor that runs this: its constructor, a method, or a thread or task that one of them began.
 
-
     It raises an exception, which ends the call; the actor ends even if user code catches it. Running calls of an async or threaded actor
     finish first, without a time limit; a call that never ends keeps the actor until it is killed. Other tasks and threads are not waited
     for. Waiting and later calls fail with ActorDiedError. So does the calling call: at once if others run, otherwise when the actor has

@@ -76,7 +76,7 @@ class _Marked(io.TextIOWrapper):
         return self._mark(call.task_id, running.where) if self._at_start and call is not None else ""
 
     def _mark(self, task: str, name: str) -> str:
-        """Returns the mark to write first, or "" if it was written."""
+        """Returns the mark to write first. Returns "" if it was the last mark, or if user code has replaced the node's pipe."""
         if (task, name) == self._said or _file(self) != self._pipe:
             return ""
         self._said = task, name
@@ -141,7 +141,7 @@ def mark_output() -> None:
 
 
 def mark_beginning() -> None:
-    """Marks the start of this process's calls: earlier output belongs to no call. It is written even if no call prints through Python."""
+    """Marks the start of this process's calls: earlier output belongs to no call. Writes the mark even if no call prints through Python."""
     for stream in _streams:
         with contextlib.suppress(OSError, ValueError):  # the stream may be closed
             stream.begin()

@@ -1,5 +1,5 @@
-"""Values in transit through a graph. Small ones lie in a channel (``native/transport/channel.cc``), large ones in separate shared memory of
-the node, which the reader maps and releases."""
+"""Values in transit through a graph. Small ones lie in a channel (``python/native/transport/channel.cc``), large ones in separate shared
+memory of the node, which the reader maps and releases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SMALLEST = 256  # lowest limit, which fits a reference to a value in separate m
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory of a graph's channels, in the form that its processes open."""
+    """The description of the memory of a graph's channels, by which each process of the graph opens it."""
 
     name: str
     count: int
@@ -134,7 +134,7 @@ class Outgoing:
             write()
 
     def writes(self, senders: list[_native.Sender], value: Any) -> list[Callable[[], Any]]:
-        """Returns the functions that write it to each channel. If the value cannot be pickled, this raises and nothing is written."""
+        """Returns one function per channel, which writes the value. If the value cannot be pickled, this raises, and nothing is written."""
         if type(value) is Raised:
             return self._packed(senders, value.head, value.buffers, True)
         if senders and senders[0].takes(value):

@@ -31,13 +31,13 @@ from shoal.exceptions import InvalidArgument, RayCgraphCapacityExceeded, RayChan
 __all__ = ["CompiledDAG", "CompiledDAGFuture", "CompiledDAGRef"]
 
 _IN_FLIGHT = 10  # Ray's default
-_TEARDOWN_S = 30.0  # for running methods to return at a graph's end
-_CAUSE_S = 5.0  # until the cause of an actor's exit is known
+_TEARDOWN_S = 30.0  # maximum wait for running methods at a graph's end
+_CAUSE_S = 5.0  # maximum wait for the cause of a graph's end
 
 
 class _Running:
-    """The channels and actors' parts of a graph. It exists until the last actor has left, even without references to the graph. The
-    channels are unmapped with it, or before."""
+    """The channels and actors' parts of a graph. This object lives until the last actor has left, even if nothing refers to the graph any
+    more. The channels stay mapped until then, or until ``teardown``."""
 
     def __init__(self, layout: Layout, channels: _native.Channels | None):
         self.layout, self.channels = layout, channels  # channels: None after teardown
@@ -55,7 +55,7 @@ class _Running:
             when_ready(part, lambda part=part: self._on_left(part))
 
     def end(self, why: Exception) -> None:
-        """Ends the graph, from any thread and repeatedly; all that wait for it raise."""
+        """Ends the graph; all threads that wait for its values raise. Any thread may call this, repeatedly."""
         if self.forked:
             return
         with self._lock:
@@ -246,16 +246,16 @@ class CompiledDAG:
     # ---- executions
 
     def execute(self, /, *args, **kwargs) -> CompiledDAGRef | list[CompiledDAGRef]:
-        """Submits an execution. Raises RayCgraphCapacityExceeded when too many executions are in flight or not fetched. It waits for
-        those to whose results no reference is left."""
+        """Submits an execution. Raises RayCgraphCapacityExceeded when too many executions are in flight or not fetched. To make
+        room, it first waits for the oldest executions if nothing refers to their results any more."""
         if self._asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
         execution = self._submit(args, kwargs)
         return [CompiledDAGRef(execution, k) for k in self._picks] if self._returns_list else CompiledDAGRef(execution, 0)
 
     async def execute_async(self, /, *args, **kwargs) -> CompiledDAGFuture | list[CompiledDAGFuture]:
-        """The same for asyncio, on a graph compiled with ``enable_asyncio``. A result that has arrived counts as fetched, even if not
-        awaited."""
+        """As ``execute``, for asyncio, on a graph compiled with ``enable_asyncio``. A result that has arrived counts as fetched, even if it
+        is not awaited."""
         if not self._asyncio:
             raise ValueError("Use execute if enable_asyncio=False")
         loop = asyncio.get_running_loop()
@@ -412,7 +412,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _end_all() -> None:
-    """Ends all graphs when the session closes: all that wait for one raise."""
+    """Ends all graphs when the session closes, so that all threads that wait for their values raise."""
     for graph in tuple(_living):
         graph.end(RayChannelError("the session of this graph was closed"))
 

@@ -84,7 +84,7 @@ class Turn:
                 self._waiting.popleft().release()
                 return
             self._mine.release()
-            if not self._waiting or not self._mine.acquire(False):  # no new thread waits, or another one serves it
+            if not self._waiting or not self._mine.acquire(False):  # no thread waits, or another one took the lock and wakes it
                 return
 
 

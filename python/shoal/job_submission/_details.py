@@ -75,7 +75,7 @@ class JobDetails:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> JobDetails:
-        """Makes it from an answer of the HTTP interface."""
+        """Returns the details in an answer of the HTTP interface."""
         driver = {"id": row["job_id"], "node_ip_address": None, **row["driver_info"]} if row["driver_info"] else None
         typed = {"type": JobType(row["type"]), "status": JobStatus(row["status"]), "driver_info": DriverInfo(**driver) if driver else None}
         return cls(**{**{name: row.get(name) for name in cls.__dataclass_fields__}, **typed})

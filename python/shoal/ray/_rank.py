@@ -82,7 +82,7 @@ def _train(given: tuple[Callable, Any], environment: dict[str, str], use_gpu: bo
     loop, config = given
     value = loop() if config is None else loop(config)
     leave_all()
-    if dist.is_initialized():  # after an error the group stays: the others would fail by its end, and their errors could come first
+    if dist.is_initialized():  # not after an error: the group's end makes other ranks fail, and their errors could arrive before the cause
         dist.destroy_process_group()
     return value
 

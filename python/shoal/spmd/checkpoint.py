@@ -108,7 +108,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             if world().num_processes > 1:
                 if not t._box.is_written_locally:
                     raise InvalidArgument(f"{name} is a view with another memory layout than its base", hint="load into the base")
-                t._box.touch()  # called on every process, even if it reads no element
+                t._box.touch()  # on every process, even one that reads no element: views that are computed anew may communicate
             items += create_read_items_for_chunk_list(name, saved, [chunk for chunk, _ in self._parts[name].values()])
         return dataclasses.replace(plan, items=items)
 
@@ -125,8 +125,8 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 class CheckpointManager:
-    """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two. ``max_to_keep``: the limit beyond
-    which the oldest are deleted (0: unlimited). ``max_pending_async``: the limit of ``save_async`` writes in progress.
+    """Checkpoints of steps in the folder ``path``, one folder each. ``save_interval``: steps between two saves. ``max_to_keep``: the limit
+    beyond which the oldest are deleted (0: unlimited). ``max_pending_async``: the limit of ``save_async`` writes in progress.
     ``chkpt_on_preemption``: after SIGTERM the next step is saved, whatever its number. Needs a process group of the CPU; several processes
     have that of ``use_spmd``. Follows torch_xla.experimental.distributed_checkpoint.CheckpointManager. Raises
     AssertionErrors without a group, for wrong settings and for unknown steps."""

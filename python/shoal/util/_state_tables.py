@@ -62,8 +62,8 @@ def _over_http(http: Http, path: str) -> list[dict[str, Any]]:
 
 
 def _reported(what: str, filters: Any, address: str | None, timeout: float, raise_on_missing_output: bool) -> list[dict[str, Any]]:
-    """Returns rows that nodes and their processes report. If some do not answer, it raises Unavailable or warns. It also warns of ended
-    calls that are kept no more, if the filters may choose such."""
+    """Returns rows that nodes and their processes report. If a process does not answer, this raises Unavailable or warns. It also warns if
+    the filters may choose ended calls, of which a process keeps only the last ones."""
     rows, missing, forgotten = _answered(what, address, timeout)
     if missing and raise_on_missing_output:
         raise _incomplete(what, missing)
@@ -193,7 +193,7 @@ def get_task(id: str, address: str | None = None, timeout: float = TIMEOUT_S, _e
 def summarize_tasks(
     address: str | None = None, timeout: float = TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
-    """Counts tasks by function or method and by state. Warns if ended ones are kept no more, as `list_tasks`."""
+    """Counts tasks by function or method and by state. Warns if processes no longer keep all ended ones, as `list_tasks` does."""
     del _explain
     rows = list_tasks(address, None, 1 << 30, timeout, False, raise_on_missing_output)
     summary: dict[str, dict[str, Any]] = {}
@@ -240,7 +240,7 @@ def summarize_actors(
     address: str | None = None, timeout: float = TIMEOUT_S, raise_on_missing_output: bool = True, _explain: bool = False
 ) -> dict[str, Any]:
     """Counts actors by class and by state."""
-    del raise_on_missing_output, _explain  # the head has all actors
+    del raise_on_missing_output, _explain  # no output can be missing, because the head has all actors
     rows = list_actors(address, limit=1 << 30, timeout=timeout)
     summary = {
         name: {"class_name": name, "state_counts": dict(Counter(r.state for r in rows if r.class_name == name))}

@@ -40,7 +40,7 @@ class _Process:
         for args, kwargs in items:
             try:
                 out.append((False, function(*args, **kwargs)))
-            except SystemExit as error:  # ends neither this process nor the one that takes the result
+            except SystemExit as error:  # returned as a TaskError, which ends neither this process nor the one that takes the result
                 text, where = "".join(traceback.format_exception(error)), getattr(function, "__name__", repr(function))
                 out.append((True, TaskError(error, text, where, os.getpid())))
             except Exception as error:
@@ -60,7 +60,7 @@ class AsyncResult:
             if not refs and callback is not None:
                 callback([])
 
-    def _one_is_there(self) -> None:  # in the pools' thread, one after the other
+    def _one_is_there(self) -> None:  # called by the one thread of all pools, so without a lock
         self._left -= 1
         if self._left:
             return
@@ -116,8 +116,8 @@ def _value(item: tuple[bool, Any]) -> Any:
 
 class Pool:
     """A pool of ``processes`` actors (default: one per CPU of the cluster), made with ``ray_remote_args``. By default they
-    request no CPU, as in Ray. ``initializer`` runs first in each. After ``maxtasksperchild`` chunks of calls, or after its death, a new
-    actor replaces it. A function's SystemExit is an exception of its call.
+    request no CPU, as in Ray. ``initializer`` runs first in each. A new actor replaces one that has run ``maxtasksperchild``
+    chunks of calls, or has died. A function's SystemExit is an exception of its call.
     ``ray_address``: the address for ``init``, if the process is not connected. ValueError for more processes than CPUs."""
 
     def __init__(

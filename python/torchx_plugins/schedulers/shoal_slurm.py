@@ -254,7 +254,7 @@ def _of_torchrun(words: list[str], role: str) -> tuple[dict[str, str], list[str]
 
 
 def _export(role: Role, name: str, value: str) -> str:
-    """The line by which the script sets a variable. The job's number is known only there."""
+    """The script's line that sets a variable. The shell inserts the job's number, which Slurm assigns after the script is written."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"role {role.name} has a variable {name!r} in its env: a name has letters, digits and _, and begins with no digit")
     for macro in (macros.replica_id, macros.rank0_env):

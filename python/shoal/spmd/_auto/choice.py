@@ -131,7 +131,7 @@ def _meshes() -> list[Mesh]:
 
 
 class _Choosing:
-    """A context in which module calls choose no specs: that of a call that has chosen them, or of the recording of a step."""
+    """Within this context, module calls choose no specs: it surrounds an outermost call, and the recording of a step."""
 
     depth = 0
 

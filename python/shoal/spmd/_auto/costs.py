@@ -139,7 +139,7 @@ class Prices:
             of = Kind(func, tuple(leaves), tree, tuple(places), inputs, tuple(values), written, is_view(func), 0.0)
             price = self._price(of, [a.sharding for a in given])
             prices.append(price)
-            for c in price.collectives:  # charged to the operator's argument that it reshards; to none for results of steps
+            for c in price.collectives:  # a cost of the argument that it reshards; of no argument if it reshards or sums a step's result
                 whose = next((k for k, a in enumerate(arrays) if c.argument is not None and a is given[c.argument]), None)
                 collectives.append(replace(c, argument=whose, result=None))
             outs = [

@@ -125,7 +125,7 @@ class Problem:
     # ---- search ----
 
     def search(self, budget: float, other: tuple[Problem, Choice] | None) -> Choice:
-        """Returns the fastest choice within the budget, or the one with the smallest peak that was found. ``other``: a choice of another
+        """Returns the fastest choice within the budget; if none is found, the one with the smallest peak. ``other``: a choice of another
         mesh, at which the search starts, too."""
 
         def within(c: Choice) -> tuple[float, float, float]:
@@ -158,8 +158,8 @@ class Problem:
                 yield [[(i, c)] for c in range(len(d.candidates))]
 
     def _double(self) -> Iterator[list[list[tuple[int, int]]]]:
-        """Yields changes of two consecutive matrices that are split over the same axes, so that one's result is split as the other needs
-        it."""
+        """Yields joint changes of two nearby matrices, each pair split over the same axes: alone, either change would cost a reshard of the
+        activations between the matrices."""
         matrices = [i for i, d in enumerate(self.decisions) if not d.is_input and len(d.shape) > 1 and len(d.candidates) > 1]
         for at, i in enumerate(matrices):
             for j in matrices[at + 1 : at + 3]:

@@ -34,7 +34,7 @@ Position = tuple[CodeType, int] | None  # code of the program, and the offset of
 _ITEMS = 200  # least size of a batch, but _FEW while the ranks are idle
 _FEW = 32
 _UNDER_WAY = 8  # the most batches that are sent and not answered
-_AGREE_S = 5.0  # how long the other ranks may take to fail, too, after a rank's failure
+_AGREE_S = 5.0  # how long the other ranks may run after a rank's failure, until their waits are ended
 
 
 class _Batch:
@@ -56,7 +56,7 @@ class Controller:
         self._cause: BaseException | None = None
         self._operators: dict[int, str] = {}  # by number of a template: the operator's name
         self._lines: list[str] | None = None  # the program's line of each operator, while operators are timed
-        self._collected: list[tuple[float, float, int]] = []  # by batch: when its collection began and ended, and its items
+        self._collected: list[tuple[float, float, int]] = []  # by batch: begin and end of its collection, and its number of items
         self._since = 0.0
 
     @property
@@ -169,7 +169,7 @@ class Controller:
         failed: dict[int, Failure] = {}
         waiting, aborted = list(batch.refs), False
         while waiting:
-            # After a failure the other ranks may wait for the failed one in an operator: then their waits are ended.
+            # After a failure, other ranks may wait in an operator for the failed rank. abort() ends such waits.
             ready, waiting = wait(waiting, timeout=_AGREE_S if failed else None)
             if not ready:
                 rank, aborted = min(failed), True

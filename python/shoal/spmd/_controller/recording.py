@@ -54,8 +54,8 @@ class _Function(Operator):
         self.scalars = tuple(scalars[a.name] for a in func._schema.arguments if not a.kwarg_only)
         self.keyword_scalars = scalars
         self.counted = self.name in _COUNTED
-        # True if shapes and constants determine whether the operator draws; for others, such as poisson, values determine how much is
-        # drawn.
+        # True if shapes and constants determine whether the operator draws, so that a plan can state it. For others, such as poisson,
+        # values determine how much is drawn.
         self.drawn_by_key = self.counted or self.name.startswith(_ATTENTION)
         self.dynamic = any(tag in func.tags for tag in _DYNAMIC)
         self.composite = consists_of_others(func)
@@ -136,7 +136,7 @@ class Recorder(Controller):
                 call.key.append(name)
                 self._walk(call, a, f.keyword_scalars[name])
             if call.host:
-                del a  # check_devices counts the references to arguments, of which this would be one more
+                del a  # `a` is a reference to the last argument, and check_devices counts the references to arguments
                 targets = f.written_by(args, kwargs)
                 if not in_backward():
                     check_devices(func, args, tree_leaves((args, kwargs)), targets)
@@ -240,7 +240,7 @@ class Recorder(Controller):
         plan = _Plan(self._templates)
         self._templates += 1
         if f.indexes:  # computed here: each new index needs a plan, and a question to the ranks for each would be slow
-            with contextlib.suppress(Exception):  # an error is left to the ranks
+            with contextlib.suppress(Exception):  # the ranks run the operator as well, and report its error
                 plan.kind, plan.results = self._viewed(f, args, kwargs)
                 plan.new = len(plan.results)
         positional = [self._tree(a, f.scalars[i]) for i, a in enumerate(args)]
@@ -317,7 +317,7 @@ class Recorder(Controller):
     # ---- values of the host
 
     def adopt(self, t: Tensor) -> RemoteBox:
-        """Sends a tensor of this process to the ranks."""
+        """Moves the value of a tensor of this process to the ranks, which hold it from now on."""
         old: Box = t._box
         box = self._put(old.array.gathered(), pace=False)
         if len(old.array.sharding.devices) == world().num_devices:

@@ -45,9 +45,9 @@ class RemoteBox:
     def __init__(self, recorder: Controller, number: int, meta: Meta, is_view: bool = False, sharding: Sharding | None = None):
         self.recorder, self.number, self._array, self.is_view = recorder, number, meta, is_view
         self._mark: Sharding | None = None
-        self._sharding = sharding  # unknown if None; that of a view changes with its base
+        self._sharding = sharding  # ``None`` if unknown here, as for a view, whose sharding changes with its base
         self.at: Position = None  # position in the program of the operator that made this sharding
-        self.base: tuple[Position, Any] | None = None  # ``at`` and ``base`` of the base, for a view
+        self.base: tuple[Position, Any] | None = None  # for a view: ``at`` and ``base`` of the box that it is a view of
         self._held: tuple[Sharding, dict[int, weakref.ref]] | None = None
         self.strides: tuple[int, ...] | None = None
 

@@ -4,7 +4,7 @@ An item of a batch is
 - a number: the tensor is freed;
 - ``(template, numbers, values, first, random)``: an operator. The template has the constant arguments; tensors are given by number, and
   changing arguments by value. New result tensors are numbered from ``first``;
-- ``("template", number, operator, positional, keyword, results)``, before its first operator;
+- ``("template", number, operator, positional, keyword, results)``, sent before the first operator that uses the template;
   ``("lay", number, parts, devices)``: another sharding; ``("mark", number, parts or None, devices)``; ``("yield", number)``;
   ``("put", number, value)``; ``("make", number, operator, arguments, keyword arguments)``; ``("modes", *modes of torch)``;
   ``("forget_templates",)``, ``("forget_replicated",)``, ``("trace",)``;

@@ -52,7 +52,7 @@ def begin(workers: int) -> None:
     try:
         ranks = create_gang(Rank, workers, resources={"CPU": 1.0}, torch=True, refuse_infeasible=True, env=env, name="spmd")
     except ResourceExhausted as error:
-        if state.cluster is not None:  # no further node will join a private cluster
+        if state.cluster is not None:  # a private cluster gets no further node, so waiting does not help
             error.hint = f"CPUs are logical: begin with shoal.init(num_cpus={workers})"
         raise
     given = environments(get([rank.place.remote() for rank in ranks]))

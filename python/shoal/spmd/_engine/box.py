@@ -73,7 +73,7 @@ class Box:
         self._written += 1  # makes views recompute their arrays, which are in the old memory
 
     def before_write(self) -> None:
-        """To be called before an operator changes the local tensors in place."""
+        """To be called before an operator changes the local tensors in place: an EngineBox, of an FSDP unit, opens a write window."""
         if self.base is not None:
             self.base.before_write()
 
@@ -118,8 +118,8 @@ class Box:
         self.base.carry_over()
 
     def _carry_over_by_parts(self, origins: dict[int, int]) -> None:
-        """Copies this view's local tensors back to the base's. They are copies, because reshape copies memory that has gaps. The copying
-        needs no communication, because memory may have gaps on some processes only."""
+        """Copies this view's local tensors back to the base's: reshape has copied local tensors whose memory has gaps. This must not
+        communicate, because memory may have gaps on some processes only, and the others do not get here."""
         func, args, kwargs, index = self._view
         below = self.base.array
         if func in execution.RESOLVED:  # conjugate and negative are their own inverses

@@ -45,7 +45,7 @@ def forget_replicated_ops() -> None:
 class Result:
     """The results of an operator. ``values``: per result an Array, or another value. ``aliases``: local results are views of local
     arguments. ``origins``: for each part of the result, by position, the position of the first argument's part from which it came. It is
-    None if arguments were resharded or are whole."""
+    None if arguments were resharded, or if the operator ran by steps."""
 
     def __init__(self, values: list[Any], aliases: bool, as_list: bool, origins: dict[int, int] | None = None):
         self.values, self.aliases, self.as_list, self.origins = values, aliases, as_list, origins
@@ -64,11 +64,11 @@ class Cell:
 class Sum:
     """The combination of cells' results by ``combine``. ``order``: for each position that this process holds, the cells to combine, in
     order. A cell is (process, index): the index counts the results that the process sends to this one, or this process's own cells.
-    ``sends``: by process, the indices of this process's cells that the other one needs."""
+    ``sends``: by receiving process, the indices of this process's cells that it needs."""
 
     order: dict[int, list[tuple[int, int]]]
     sends: list[list[int]]
-    receives: list[list[int]]  # by process: the positions for which this process gets results from the other one
+    receives: list[list[int]]  # by sending process: the positions for which this process gets its results
     of_all: bool  # each process has one cell, in the order of processes, and all get the sum
     combine: str
 
@@ -83,7 +83,8 @@ class Output:
 
 @dataclass
 class Prepared:
-    """The plan of running an operator on arguments with given shardings. If ``cells`` is None it runs on whole tensors, or by ``steps``."""
+    """The plan of running an operator on arguments with given shardings. If ``cells`` is None, the operator runs on whole
+    tensors, or by ``steps``."""
 
     inputs: list[Sharding]
     cells: list[Cell] | None
@@ -245,7 +246,7 @@ def _prepare(func: Any, flat: list[Any], form: Form, arrays: list[Array], target
 
 
 def _out_sizes(plan: Plan, k: int, arrays: Sequence[Array]) -> tuple[int | None, ...]:
-    """Returns the sizes of a result's dimensions, by their labels. A size of None is that of the local result, whose dimension is whole."""
+    """Returns the sizes of a result's dimensions, by their labels. ``None`` stands for the local result's size, of a whole dimension."""
     labels = plan.outputs[k] or ()
     if k < len(plan.out_shapes):
         return tuple(plan.out_shapes[k])

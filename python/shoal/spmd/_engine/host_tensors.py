@@ -24,7 +24,8 @@ TAKES_HOST = {
 
 def check_devices(func: Any, args: tuple, flat: list[Any], targets: list[torch.Tensor]) -> None:
     """Raises for a host tensor that the program mixes with device tensors. As with CUDA, indices may lie on the host, and zero-dimensional
-    tensors for pointwise operators. Tensors that torch's C++ code made are accepted. Processes compare all accepted ones."""
+    tensors for pointwise operators. Tensors that torch's C++ code made are accepted. Raises DivergedError for an accepted tensor
+    that differs between processes."""
     for a in flat:
         if isinstance(a, Tensor) or not isinstance(a, torch.Tensor):
             continue

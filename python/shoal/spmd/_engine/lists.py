@@ -25,8 +25,8 @@ def arrays_of(flat: list[Any], targets: list[torch.Tensor]) -> tuple[list[Any], 
 
 
 def run_together(func: Any, args: tuple, kwargs: dict, targets: list[torch.Tensor]) -> Any:
-    """Runs an operator on lists of tensors in one call. It requires one part of each tensor on this process, and one sharding per place of
-    the lists. Returns NotImplemented otherwise."""
+    """Runs an operator on lists of tensors in one call. It requires one part of each tensor on this process, and equal shardings at each
+    place of the lists. Returns NotImplemented otherwise."""
     if registry.find(func) is not registry.pointwise:
         return NotImplemented
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]

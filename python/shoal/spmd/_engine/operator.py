@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# The form of arguments: None or the length of a list per positional argument, then names and the same for keyword arguments.
+# The form of arguments: per positional one the length of its list, or None for no list; the keywords; the same per keyword argument.
 Form = tuple[tuple[int | None, ...], tuple[str, ...], tuple[int | None, ...]]
 
 

@@ -22,8 +22,8 @@ _dispatch: Callable[[Any, tuple, dict], Any]
 
 
 def dispatch_by(function: Callable[[Any, tuple, dict], Any]) -> None:
-    """Sets the function that runs operators on device tensors. Its module imports this one for the class Tensor, so this one cannot import
-    it."""
+    """Sets the function that runs operators on device tensors. An import of the function here would be circular, because its module imports
+    the class Tensor."""
     global _dispatch
     _dispatch = function
 

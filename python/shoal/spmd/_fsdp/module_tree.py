@@ -18,7 +18,7 @@ _number = count()
 
 
 class ModuleTree:
-    """The modules inside ``root``, as a cached list. The next call notices a replaced, added or removed module anywhere."""
+    """The modules inside ``root``, as a cached list. Each call of ``modules`` notices replaced, added and removed modules at any depth."""
 
     def __init__(self, root: nn.Module):
         self._root = root
@@ -38,8 +38,8 @@ class ModuleTree:
         return list(chain.from_iterable([m._modules.items() for m in self._modules]))
 
     def number(self) -> int:
-        """Returns a number for the classes and attributes on which a forward depends. Equal facts have equal numbers, unless 256 others
-        came between: then the unit is tested again."""
+        """Returns a number for the classes and attributes on which a forward depends. Equal facts have equal numbers, unless 256 other
+        facts came in between; then the unit is tested again."""
         modules = self.modules()
         if self._facts is None or not self._facts.hold(modules):
             self._facts = _Facts(modules)

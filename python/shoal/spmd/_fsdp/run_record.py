@@ -55,7 +55,7 @@ def _before_forward(module: nn.Module, args: Any) -> None:
         if not _calls.begun:
             _calls.units = _units_of(module) if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1 else {}
         name = _calls.units.get(id(module))
-        # The whole model is under way, too. With two units under way, this one is inside the second, and counts as a part of it.
+        # One unit under way is the whole model. A second one contains this module, whose time then counts as a part of that unit's.
         inner = sum(number is not None for number in _calls.begun) > 1
         if name is not None and not inner and (opened := telemetry(opens=True)) is not None:
             number = unit_number(opened, name)

@@ -118,7 +118,7 @@ class Unit:
         self._plans: dict[Any, Way | None] = {}  # by kind of call: how it runs on rows; None: operator by operator
         self._again: set[Any] = set()  # kinds of calls whose first test changed modules: they get a second one
         self._changed = False  # the last test changed attributes of modules
-        self._never = False  # True: its training forward does not work by rows; nested units may
+        self._never = False  # True: the training forward of this module does not work by rows; those of nested units may
         self.reason: str | None = None  # why the last call that ran operator by operator did so
         originals: dict[tuple[int, str], nn.Parameter] = {}
         plain: dict[int, nn.Parameter] = {}
@@ -322,7 +322,7 @@ class Unit:
         inner = ResultsRecorder(torch.Tensor)
         inner.note(local)
         try:
-            # Hides this trial's saved tensors from a checkpoint around the module, which counts those that its forward saves.
+            # Hides this trial's saved tensors from torch.utils.checkpoint around the module, which counts the tensors that a forward saves.
             unseen = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t)
             args, kwargs = tree_unflatten([t.clone() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in local], tree)
             local.clear()

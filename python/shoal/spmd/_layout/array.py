@@ -106,7 +106,7 @@ def note(what: str) -> None:
 
 
 def _assembled(cut: tuple[slice, ...], pieces: list[tuple[Piece, torch.Tensor]], dtype: torch.dtype, order: list[int]) -> torch.Tensor:
-    """Returns a tensor whose dimensions lie in memory in this order, outermost first."""
+    """Joins the pieces of one part into a tensor whose dimensions lie in memory in this order, outermost first."""
     shape = tuple(c.stop - c.start for c in cut)
     assembled = torch.empty([shape[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
     for piece, value in pieces:

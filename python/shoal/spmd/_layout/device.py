@@ -9,7 +9,7 @@ torch.utils.rename_privateuse1_backend("xla")
 
 
 class _Stream:
-    """A stream of the device. Its waits return at once, because operators have run."""
+    """A stream of the device. Its waits do nothing: an operator has run, or is recorded, when its call returns."""
 
     device_type, device_index, stream_id = "xla", 0, 0
 

@@ -94,7 +94,7 @@ class World:
     # Operations in which all processes take part; a single process has nothing to do in most.
 
     def travel(self, sent: list[list[torch.Tensor]], expected: list[list[tuple[int, ...]]], dtype: torch.dtype, label: str) -> list[list]:
-        """Sends ``sent[i]`` to process i. Returns, by process, the tensors of these shapes that it has sent."""
+        """Sends the tensors ``sent[i]`` to process i. Returns the tensors from process i, of the shapes ``expected[i]``, as entry i."""
         raise NotImplementedError
 
     def all_reduce(self, value: torch.Tensor, label: str) -> torch.Tensor:

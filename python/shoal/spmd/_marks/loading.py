@@ -102,8 +102,8 @@ def placed_on_device(batch: Any, sharding: InputSharding, loaded: list[Loaded] |
 
 
 def verify(loaded: list[Loaded] | None, end: str | None = None) -> None:
-    """Compares the loaded batch, or the reason for the lack of one; every process must call it. Raises DivergedError on all processes if
-    they differ."""
+    """Compares the batches that all processes have loaded, and why a process has none (``end``). Every process must call it. Raises
+    DivergedError on all processes if these differ."""
     if not world().verifies:
         return
     found = world().passed((end, loaded))

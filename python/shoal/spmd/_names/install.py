@@ -91,7 +91,7 @@ class Metadata(metadata.Distribution):
 
 class _Finder(metadata.DistributionFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raises an error for a module of torch_xla that Shoal lacks. The others never get here, because install() has registered them."""
+        """Raises an error for a module of torch_xla that Shoal lacks. Other modules never get here: install() has registered them."""
         name = name.removeprefix("shoal.spmd.")  # `from torch_xla import a` uses the name of the replacing module
         if not name.startswith("torch_xla."):
             return

@@ -29,7 +29,7 @@ class Plan:
     outputs: list[Labels | None]
     out_shapes: list[tuple[int, ...]] = field(default_factory=list)  # for operators that take the size of their result
     combine: str | None = None  # a name in COMBINED, for parts along labels that an output lacks
-    # position of the argument with the result's size (or its first dimension), which each part replaces by its own
+    # position of the argument that states the result's size (or its first dimension), in whose place each part gets its own size
     size_argument: int | None = None
     nonempty: bool = False  # True if the operator fails on a part without elements
 
@@ -64,7 +64,7 @@ class Grid:
             [self.columns.get(label, zeros) if label is not None else zeros for label in labels],
             self.num_devices,
         )
-        assert found is not None  # a part of a grid in which every combination has equally many devices
+        assert found is not None  # each cell has equally many devices, and so has each combination of some labels' parts
         return found
 
     def cells(self) -> list[dict[Label, int]]:
