@@ -137,7 +137,7 @@ class Gang:
         return t.tolist()
 
     def agree(self, own: int) -> int:
-        """Returns the maximum of the workers' words. Raises InvalidArgument on all of them if they have drawn different batches so far.
+        """Returns the maximum of the workers' ``own``. Raises InvalidArgument on all of them if they have drawn different batches so far.
 
         A training of a fixed size starts no node for this: there the workers compare only once ``sum`` has connected them."""
         if self.size == 1 or self._communicator is None:

@@ -158,7 +158,7 @@ def begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend
     store = GuardedStore(inner, guard)
     store.set(f"shoal/{rank}", "")
     store.wait([f"shoal/{other}" for other in range(size)], limit)
-    ranks.forget_names()  # those of the store before: a new worker counts from the begin, too
+    ranks.forget_names()  # the counts belong to the former store, and new workers count from 1, too
     c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 

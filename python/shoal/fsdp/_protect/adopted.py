@@ -54,7 +54,7 @@ class AdoptedRank:
         self._native.settle(committed)
 
     def release(self) -> None:
-        """Frees the record at the node: rows and states have new owners. Tensors of it stay valid while they live."""
+        """Frees the record at the node: rows and states have new owners. Tensors over its memory stay valid."""
         self._actor.release(self._native)
 
     def arrays(self) -> list[AdoptedArray]:

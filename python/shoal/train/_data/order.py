@@ -51,7 +51,7 @@ class Order:
             if callable(getattr(s, "set_epoch", None)):
                 s.set_epoch(self._epoch)
         named = [self._loader.generator, *(getattr(s, "generator", None) for s in samplers)]
-        alike = [g for g in named if isinstance(g, torch.Generator)]  # seeded alike, as in positions of former releases
+        alike = [g for g in named if isinstance(g, torch.Generator)]  # get the seed itself, on which positions of former releases depend
         held = _generators_in([*alike, self._loader.generator, *samplers], self._loader.dataset)
         apart = _Apart(mixed(self._seed, self._epoch), held, {id(g) for g in alike})
         with apart:
