@@ -118,7 +118,7 @@ def form_communicator(
     at once, even if its process has the store: no rank needs the store any more to open its communicator."""
     native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, watch=watch, **more)
     try:
-        if native.transport == "shm":  # networks connect all ranks when they begin
+        if native.transport == "shm":  # a network has connected all ranks by now; in shared memory some may be missing
             Exchange(name, len(ranks), rank, store, timeout, watch)("made", b"")
         native.barrier(("the group is formed", 0, 0.0, False)).wait()
     except BaseException:

@@ -193,7 +193,7 @@ class Checkpoints:
 
 
 def _name_newest(path: str) -> None:
-    """Writes the path into the folder of ``shoal run``, whose record of the end names it."""
+    """Writes the path into the folder of ``shoal run``, so that its record of the run's end names the newest checkpoint."""
     if not (folder := variable("SHOAL_RUN_FOLDER")):
         return
     file = Path(folder, "checkpoint")

@@ -31,7 +31,7 @@ _BODY = 1  # distinguishes the seeds of the loop's body from those of the sample
 
 class Gang:
     """``rank`` and ``size``: this worker's rank among those that train together, and their number. ``worker`` is None in a process that
-    no Trainer has started. The constructor only builds."""
+    no Trainer has started. The constructor only builds the gang: ``enter`` joins the training."""
 
     def __init__(self, state: State, worker: Worker | None):
         self._state, self._worker = state, worker

@@ -99,7 +99,7 @@ class _Loop:
             )
         self._loader = state.loader = loader
         self._state = state
-        self._relative = epochs is None and max_steps is None  # it ends with the current epoch
+        self._relative = epochs is None and max_steps is None  # the loop ends with the current epoch
         self._until = state.epoch + 1 if self._relative else epochs
         self._max_steps = max_steps
         self._feeder: Feeder | None = None

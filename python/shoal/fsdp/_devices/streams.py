@@ -77,7 +77,7 @@ class WorkMark:
                 self._then()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
+        """Calls ``call`` once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
         reduce_scatter."""
         try:
             self._work.get_future().add_done_callback(lambda _: call())
@@ -202,7 +202,7 @@ class Transfers:
         which would delay the packing of the next gather. In backward it is freed at once, as in FSDP2.
         """
         if self.streams.asynchronous:
-            return  # the host has unpacked it
+            return  # the host has unpacked the buffer already
         before, self._read = self._read, None
         read = (self.streams.mark(), buffer)
         if torch._C._current_graph_task_id() == -1:

@@ -222,7 +222,7 @@ class Root:
         self._wait_for_reads()
 
     def _wait_for_reads(self) -> None:
-        """Waits on the host until devices have copied its rows, so that the program may write to them."""
+        """Waits on the host until devices have copied the rows in its memory, so that the program may write to them."""
         if any(u.reads_host_rows for u in self.units):
             for t in self.transfers:
                 t.wait_for_reads()

@@ -58,7 +58,7 @@ class AdoptedRank:
         self._actor.release(self._native)
 
     def arrays(self) -> list[AdoptedArray]:
-        """Every array of the shard; after ``settle`` of the committed step. If "step" is 0, the states have no meaning."""
+        """Returns every array of the shard. To be called after ``settle``. If "step" is 0, the states have no meaning."""
         return [
             AdoptedArray(name, unit, parameter, *piece, values.view(getattr(torch, dtype)))
             for name, unit, parameter, dtype, piece, values in self._native.arrays

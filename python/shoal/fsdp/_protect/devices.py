@@ -57,7 +57,7 @@ class ProtectionOfDevices(Protection):
         self.host_copy.wait()
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # ``wait`` raises it for callers who need to know
+        with contextlib.suppress(Exception):  # ``wait`` itself raises the error of a step, for callers who need to know
             self.wait()
         super().end()
         self._steps_on_devices._host_copy = None

@@ -269,7 +269,7 @@ class HostCopy:
         return [nullcontext(), streams.reduce, streams.replicas, *map(streams.on, of_hooks)]
 
     def order_writes(self) -> None:
-        """Later work of the present stream may write to the gradients of the last step, which are on their way to the host."""
+        """Makes later work of the present stream wait until the last step's gradients are on the host: it may write to them."""
         self._copied.wait()
 
     def spoil(self) -> None:

@@ -87,7 +87,7 @@ class Run:
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(self._members, self._ended, self._dead, self._interrupted, self._reply, self._refuse, self._record)
         self._on_report = self._reports.add
-        self._draining: frozenset[str] = frozenset()  # nodes
+        self._draining: frozenset[str] = frozenset()  # ids of nodes that drain
 
     # ---- for other threads ----
 
