@@ -192,7 +192,7 @@ class Step {
     perform_recovered([&] { return machine_.begin_pass(); });
   }
 
-  // For events before which the remains of a pass that an exception has left are cleared away.
+  // Performs an event. Before it, clears away what is left of a backward pass that an exception has ended.
   template <class F>
   void perform_recovered(F&& event) {
     if (machine_.pass() == StepMachine::Pass::kLeft) perform(machine_.recover());

@@ -39,7 +39,7 @@ StepGraph expected(const std::vector<std::string>& units, const std::vector<std:
   for (const auto& [begin, unit] : forward) boundaries.push_back({false, begin, unit});
   fsdp::PlanOptions plan;
   plan.prefetch.depth = prefetch;
-  plan.min_part = 1;  // a unit's compute time between its children is unknown
+  plan.min_part = 1;  // no node for a unit's compute between its children, whose time is unknown
   return fsdp::Plan::from_trace(units, fsdp::expected_trace(boundaries, reshard), plan).graph();
 }
 

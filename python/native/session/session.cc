@@ -70,7 +70,7 @@ void PySession::close(const std::string& failure) {
   if (!ended) return;
   users_->ending = true;
   users_->left.wait(lock, [this] { return users_->count == own_uses; });
-  // A wait of this thread still has to end; otherwise no wait is ended, because the session's own closing waits.
+  // If this thread is inside a wait, that wait still has to end. Otherwise waits are allowed again: the session's own closing needs them.
   users_->ending = own_uses > 0;
   if (due) due->incoming.taken.forget();
   if (taken) taken->taken.forget();

@@ -25,7 +25,7 @@ struct Cancels {
   void note(actors::CallKey call, actors::CancelHow how);
   bool has(actors::CallKey call) const;
 
-  static constexpr std::size_t kMaxCalls = 4096;  // the oldest have long been answered
+  static constexpr std::size_t kMaxCalls = 4096;  // beyond it the oldest calls are forgotten, which have long been answered
   std::deque<actors::CallKey> calls;
   std::vector<actors::CallKey> unreported;  // if `reports`, the cancelled calls that take_cancelled has not returned yet
   bool reports = false;

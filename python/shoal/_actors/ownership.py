@@ -273,7 +273,8 @@ class ActorOwnership:
             del actors[0]
 
     def _watch(self, session: _native.Session, actor: _Owned) -> None:
-        """Waits until an object that is never put is freed. The fetch names no owner, because the owner may be gone."""
+        """Waits for the end of the actor's lifetime token: the fetch of an object without a value fails when the object is freed. The fetch
+        names no owner, because the owner may be gone."""
         object_id, place = actor.token
         ref = ObjectRef(session.fetch(object_id, "0" * 16 + place[16:]))
         when_ready(ref, lambda: self._freed(session, actor, ref))

@@ -27,12 +27,12 @@ def run_command(main: Callable[..., int], *arguments: object) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_gone():
-            raise  # another connection
+            raise  # another connection broke, not stdout
         _drop_output()
         code = _NO_READER
     except OSError as error:
         if error.errno not in _FULL or _takes_output():
-            raise  # another file
+            raise  # the error is about another file, not stdout
         _drop_output()
         hint = "free the disk, or write to another file"
         print_error(ResourceExhausted(f"stdout did not take the whole output: {error.strerror}", hint=hint), False)

@@ -62,13 +62,13 @@ class ImportWatch:
             return
 
         def run_and_check(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)  # the loader's own again
+            loader.__dict__.pop("exec_module", None)  # restores the loader's own method
             run(module)
             # Modules that this one imports have ended before, so the first module after which the driver runs started it.
             if not self.found and driver_started():
                 self.found = f"the import of {name}"
 
-        with contextlib.suppress(AttributeError):  # a loader without a place for it is not followed
+        with contextlib.suppress(AttributeError):  # a loader that refuses the attribute is not followed
             loader.exec_module = run_and_check
 
 

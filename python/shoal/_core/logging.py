@@ -33,7 +33,7 @@ class LoggingConfig:
     def __post_init__(self):
         if self.encoding not in ("TEXT", "JSON"):
             raise ValueError(f"a log's encoding is 'TEXT' or 'JSON', not {self.encoding!r}")
-        logging.Handler().setLevel(self.log_level)  # raises ValueError, TypeError
+        logging.Handler().setLevel(self.log_level)  # checks the level: raises ValueError or TypeError
         attributes = self.additional_log_standard_attrs
         unknown = [a for a in attributes if a not in _PLAIN] if isinstance(attributes, (list, tuple)) else [attributes]
         if unknown:

@@ -91,7 +91,7 @@ def close(failure: str = "") -> None:
         return
     session, cluster = state.session, state.cluster
     try:
-        for end in reversed([*state.ending]):  # some take themselves off the list
+        for end in reversed([*state.ending]):  # a copy, because some functions remove themselves from the list
             with contextlib.suppress(Exception):
                 end()
         state.forget()

@@ -16,7 +16,7 @@ from shoal._core.masks import masked
 from shoal._core.variables import variable
 from shoal._printable import say
 
-_MARK = "made-by-shoal"  # a file in each folder that may be removed
+_MARK = "made-by-shoal"  # only folders with a file of this name may be removed
 _KEPT_RUNS = 50
 _LONG_AGO_S = 86400
 

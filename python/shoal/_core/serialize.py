@@ -264,8 +264,8 @@ Snapshot = tuple[bytes, list[bytes]]
 
 
 def snapshot(value: Any, what: str) -> Snapshot:
-    """Returns what ``loads`` makes a copy of the value from, as it is now: its later changes have no effect. In it, tensors of devices
-    are in the host's memory. ``what``: as for ``pack``."""
+    """Pickles the value as it is now. ``loads`` makes copies from the result, without later changes of the value. Tensors of devices come
+    back in the host's memory. ``what``: as for ``pack``."""
     head, buffers, _ = pack(value, _HostPickler, what)
     return head, [bytes(buffer) for buffer in buffers]
 

@@ -15,7 +15,7 @@ class Signature(NamedTuple):
     least: int
     most: int
     positional: tuple[str, ...]
-    required: int  # the number of required ones among these
+    required: int  # how many of ``positional`` are required
     only_positional: int
     any_positional: bool
     keywords: tuple[str, ...]

@@ -26,7 +26,7 @@ from shoal._printable import say
 from shoal.exceptions import InvalidArgument
 
 Activity = _native.Activity
-_MOST_IN_ROW = 3  # a verdict needs no more
+_MOST_IN_ROW = 3  # events for a number that stays NaN or infinite; the verdicts on a run need no more
 
 
 @dataclass
@@ -56,7 +56,7 @@ def telemetry(opens: bool = False) -> _native.Telemetry | None:
 
 
 def may_record() -> bool:
-    """Returns True if this process has a run's folder, and SHOAL_RECORD is not off. A wrong value is reported by what opens a record."""
+    """Returns True if this process has a run's folder, and SHOAL_RECORD is not off. ``open_telemetry`` reports a wrong value."""
     with contextlib.suppress(InvalidArgument):
         return bool(variable("SHOAL_RUN_FOLDER")) and switch("SHOAL_RECORD", True)
     return True
@@ -75,7 +75,7 @@ def open_telemetry(folder: str, role: str, fit: str = "", obeys: bool = False) -
             int(variable("LOCAL_RANK", 0)),
             socket.gethostname(),
             _device(),
-            [] if process.is_worker else masked_arguments(getattr(sys, "argv", [])),  # a worker has its zygote's
+            [] if process.is_worker else masked_arguments(getattr(sys, "argv", [])),  # a worker's arguments would be those of its zygote
         )
     except Exception as error:
         with contextlib.suppress(Exception):  # such as a closed stderr
@@ -209,13 +209,13 @@ def waiting(activity: Activity = Activity.SYNC) -> Iterator[None]:
 
 
 def begin_batch() -> None:
-    """A loop over batches draws its next one: the step of the batch before ends."""
+    """Called when a loop over batches draws its next batch: the step of the batch before ends."""
     if (opened := telemetry()) is not None:
         opened.begin_batch()
 
 
 def number_step(number: int) -> None:
-    """The step under way has this number, that of the State."""
+    """Gives the step under way the number that it has in the State."""
     with contextlib.suppress(Exception):  # the program may set the State's to anything
         if (opened := telemetry()) is not None:
             opened.step = number - 1

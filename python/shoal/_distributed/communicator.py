@@ -45,7 +45,7 @@ class Exchange:
         return [self._get(f"{prefix}/{r}", r, began) for r in range(self._world_size)]
 
     def check(self) -> None:
-        """Raises an error if the store knows that one of the ranks is gone, or if it is gone itself."""
+        """Raises an error if the store knows that one of the ranks is gone, or if the store itself is gone."""
         self._store.check([f"shoal/exchange/{self._name}"])
 
     def _get(self, key: str, rank: int, began: float) -> bytes:
@@ -53,7 +53,7 @@ class Exchange:
         while not self._store.check([key]):
             if self._watch is not None:
                 self._watch()
-            with contextlib.suppress(RuntimeError):  # it is not there yet
+            with contextlib.suppress(RuntimeError):  # the key is not there yet
                 self._store.wait([key], timedelta(seconds=min(0.5, self._timeout)))
             now = time.monotonic()
             if now > warn_at:
@@ -118,7 +118,7 @@ def form_communicator(
     at once, even if its process has the store: no rank needs the store any more to open its communicator."""
     native = make_communicator(name, ranks, rank, shares, store=store, timeout=timeout, watch=watch, **more)
     try:
-        if native.transport == "shm":  # networks connect all ranks when they begin
+        if native.transport == "shm":  # a network has connected all ranks by now; in shared memory some may be missing
             Exchange(name, len(ranks), rank, store, timeout, watch)("made", b"")
         native.barrier(("the group is formed", 0, 0.0, False)).wait()
     except BaseException:

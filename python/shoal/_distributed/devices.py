@@ -29,7 +29,7 @@ class Offer:
 
     host: int  # ranks of one number share memory
     device: str  # the device's identity, the same in every process; empty if it cannot be used
-    no_cuda: str = ""  # why not; empty: it can
+    no_cuda: str = ""  # why CUDA cannot be used; empty: it can
     no_nccl: str = ""
     no_kernels: str = ""  # why this build cannot compute on it
     visible: Sequence[str] = ()  # the identities of all devices that the rank's process sees
@@ -112,7 +112,7 @@ class CudaStreams:
 
 
 class Pending:
-    """An operation under way. It keeps its tensors until the current stream is ordered behind it."""
+    """An operation under way. It keeps its tensors until the current stream waits for it."""
 
     def __init__(self, group: DeviceGroup, work: _native.Work, tensors: tuple[torch.Tensor, ...]):
         self._group, self._work, self._tensors = group, work, tensors
@@ -125,7 +125,7 @@ class Pending:
 
 
 class DeviceGroup:
-    """Ranks with a device each. Operations run in the order of the calls, behind the work that the current stream has at the call."""
+    """Ranks with a device each. Operations run in the order of the calls, after the work that the current stream has at the call."""
 
     def __init__(self, native: _native.Communicator, streams: Streams):
         self.native, self.streams = native, streams
@@ -183,7 +183,7 @@ def offer_of(number: int, host: int) -> Offer:
 
 
 def open_group(ranks: tuple[int, ...], rank: int, device: torch.device, default: str = "") -> tuple[DeviceGroup | None, Choice]:
-    """Returns the group of these ranks, of which this process is ``ranks[rank]``, or None where torch's process group has to do. All of
+    """Returns the group of these ranks, of which this process is ``ranks[rank]``, or None where torch's process group is used. All of
     them call it. ``default``: as in ``choose``."""
     host = attach(ranks)
     name = gang_name("devices", ranks, rank)

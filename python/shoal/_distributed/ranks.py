@@ -31,8 +31,8 @@ WARN_AFTER = 5.0
 # The transport between hosts: "tcp", "tls" (TCP with encryption), "ucx", for collectives also "gloo". Empty: UCX on hosts with RDMA, else
 # TCP.
 TRANSPORT = os.environ.get("SHOAL_TRANSPORT", "")
-# Seconds after which a host that answers nothing is lost; 0: the transport's own limit. Where the head reports lost nodes, a rank can wait
-# until it does: a link that comes back earlier costs no more than that wait.
+# Seconds after which a host that answers nothing is lost; 0: the transport's own limit. Where the head reports lost nodes, the
+# limit is longer than the head's: a link that comes back before the head's report then costs only a wait.
 unanswered_s = 0.0
 # True in an actor of Ray: Ray kills the children of the actor's process, and the node must not end before the other ranks have left it.
 detaches_node = False
@@ -140,7 +140,7 @@ class Host:
     ranks: tuple[int, ...]
     shared: bool  # True if these are all ranks of the mesh
     host_of_rank: tuple[int, ...]  # by position in the mesh: the rank's host, numbered from 0 without gaps
-    place_as: tuple[int, int]  # index and number of this rank among those of its head, for a native ShardActor
+    place_as: tuple[int, int]  # for a native ShardActor: this rank's position among the ranks at its head, and how many these are
 
 
 def attach(ranks: tuple[int, ...], me: int | None = None, store: dist.Store | None = None) -> Host:

@@ -284,8 +284,8 @@ def when_gone(worker: str, callback: Callable[[], None]) -> None:
 
 
 class _Awaited:
-    """Callbacks by the numbers under which a Readiness reports their references. The thread that sleeps on its descriptor cannot serve
-    connections; hand_over assigns another one."""
+    """Callbacks by the numbers under which a Readiness reports their references. A thread that sleeps on the Readiness cannot
+    serve connections; ``_hand_over`` leaves them to another thread."""
 
     def __init__(self):
         self.readiness = _native.Readiness()
@@ -415,7 +415,7 @@ def when_ready(ref: ObjectRef, callback: Callable[[], None]) -> None:
 
 
 def when_ready_for_pools(ref: ObjectRef, callback: Callable[[], None]) -> None:
-    """The same in the thread that runs users' callbacks of ``util.multiprocessing``."""
+    """As ``when_ready``, in the thread that runs users' callbacks of ``util.multiprocessing``."""
     _for_pools.get().add(ref, callback)
 
 

@@ -63,7 +63,7 @@ def get(object_refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None =
     refs = object_refs  # Ray's name of the argument
     if timeout is None and type(refs) is ObjectRef and refs._ref.ready:  # the fast path
         return load(refs)
-    timeout = None if timeout is None or timeout == -1 else number("timeout", timeout)  # after the fast path
+    timeout = None if timeout is None or timeout == -1 else number("timeout", timeout)  # checked here, to keep the path above fast
     single = isinstance(refs, ObjectRef)
     if not single and isinstance(refs, ResultRef):
         return refs.get(timeout)

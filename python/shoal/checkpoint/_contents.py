@@ -24,8 +24,8 @@ class Contents:
     """``tensors``: by name, the parameters as the optimizer holds them, and persistent buffers; ``tied``: further name -> name of tied
     tensors. ``by_rank``: the names of what may differ by rank, such as running means: a module's buffers and extra state, and of a
     module's state dict all tensors that are no ``Parameter``. Rank 0's are saved. ``extra``: by name, a module's extra state as
-    JSON, with names instead of its ``extra_tensors``. ``setters``: by the same names, the functions that take it back. ``inner``: takes
-    what the model's wrappers add out of a name."""
+    JSON, with names instead of its ``extra_tensors``. ``setters``: by the same names, the functions that take it back. ``inner``: removes
+    from a name what the model's wrappers add."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
 
 
 def _inner_names(model: nn.Module) -> Callable[[str], str]:
-    """Returns the function that takes the parts out of a name that the model's wrappers add. So models load each other's checkpoints,
+    """Returns the function that removes from a name the parts that the model's wrappers add. So models load each other's checkpoints,
     wrapped or not."""
     wrapping = (nn.parallel.DistributedDataParallel, nn.parallel.DataParallel)
     added = [_unwrapped(f"{name}.module" if name else "module") for name, m in model.named_modules() if isinstance(m, wrapping)]
@@ -155,7 +155,7 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def decode(value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Returns what ``extra`` has as JSON. Raises KeyError for a tensor that is not in ``tensors``, and ValueError for other JSON."""
+    """Returns the value whose JSON ``_encode`` made. Raises KeyError for a tensor that is not in ``tensors``, ValueError for other JSON."""
     ((kind, of),) = value.items()
     if kind == "tensor":
         return tensors[of]

@@ -178,7 +178,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Waits until no other process that calls this writes here. Does nothing where folders cannot be locked, as on NFS."""
+        """Waits until no other process is inside of this context for this path. Does nothing where folders cannot be locked, as on NFS."""
         self._expect_folder()
         fd = None
         while fd is None:  # again if a deletion came first
@@ -198,14 +198,14 @@ class LocalStore:
 
     def begin(self, token: str) -> None:
         self._expect_folder()
-        if not _make_folders(self.path):  # the program made it, or a save that was killed before its sync
+        if not _make_folders(self.path):  # the folder exists, but perhaps only in the cache: its maker may not have synced it
             with contextlib.suppress(PermissionError):  # a folder in which this process may only look up names
                 disk.sync_folder(os.fspath(self.path.parent))
         for left in sorted(self.path.iterdir()):  # by a save that did not finish
             if _is_of_a_save(left):
                 aside = self._saving(secrets.token_hex(8))
-                with contextlib.suppress(FileNotFoundError):  # such a rank 0 has deleted it meanwhile
-                    disk.move(os.fspath(left), os.fspath(aside))  # from here on, a rank 0 that the others have given up cannot commit
+                with contextlib.suppress(FileNotFoundError):  # a rank 0 that the others have given up has deleted it meanwhile
+                    disk.move(os.fspath(left), os.fspath(aside))  # from here on, that rank 0 cannot commit
                     _remove_tree(aside)
         disk.make_folder(os.fspath(self._saving(token)))
 
@@ -247,7 +247,7 @@ class LocalStore:
             _remove_tree(self.path / folder)
 
     def _names(self, folder: str) -> bool:
-        """The manifest there names the folder, or cannot be read."""
+        """True if the present manifest names this folder, or cannot be read."""
         try:
             return _manifest.parse_manifest(self.read(_manifest.FILE, _manifest.MAX_BYTES), str(self)).folder == folder
         except (ShoalError, OSError, OverflowError):

@@ -152,7 +152,7 @@ def _to_dcp(folder: Path, manifest: Manifest, reader: Reader, max_shard_bytes: i
     planner = _Planner(manifest, reader)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*single process", UserWarning)  # which is what this is
+            warnings.filterwarnings("ignore", ".*single process", UserWarning)  # a save by a single process is intended
             dcp.save(others, storage_writer=dcp.FileSystemWriter(folder, thread_count=1), planner=planner, no_dist=True)
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))

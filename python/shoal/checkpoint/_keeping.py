@@ -58,7 +58,7 @@ class Checkpoints:
                 raise InvalidArgument(text)
         self._folder, self._keep, self._best, self._mode, self._keep_best = folder, keep, best, mode, keep_best
         self._every, self._last, self._warns = every, -1, on_error == "warn"
-        self._later: set[int] = set()  # the steps after one that was loaded by its number
+        self._later: set[int] = set()  # steps after the one that ``load`` went back to; the next save may delete them
         self._preemption = Preemption() if on_preemption else None
 
     def path(self, step: int) -> str:
@@ -168,7 +168,7 @@ class Checkpoints:
 
     def _sweep(self, step: int) -> None:
         """Deletes what is left of saves that were killed, so that it takes no space of the next one's."""
-        with contextlib.suppress(Exception):  # it fails no save; packages of fsspec raise errors of their own
+        with contextlib.suppress(Exception):  # a failed deletion fails no save; packages of fsspec raise errors of their own
             for other, is_complete in sorted(self._found().items()):
                 if not is_complete and other != step:
                     open_store(self.path(other)).remove()
@@ -193,11 +193,11 @@ class Checkpoints:
 
 
 def _name_newest(path: str) -> None:
-    """Writes the path into the folder of ``shoal run``, whose record of the end names it."""
+    """Writes the path into the folder of ``shoal run``, so that its record of the run's end names the newest checkpoint."""
     if not (folder := variable("SHOAL_RUN_FOLDER")):
         return
     file = Path(folder, "checkpoint")
     half = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # it fails no save
+    with contextlib.suppress(OSError):  # a failed write here fails no save
         half.write_text(path if "://" in path else os.path.abspath(path))
         half.replace(file)

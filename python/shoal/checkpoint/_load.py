@@ -123,7 +123,7 @@ class _Loading:
             # The first releases saved an extra state that is a tensor among the model's tensors.
             of_tensors = {n: {"tensor": n} for n in self.contents.extra if n in manifest.tensors}
             manifest = replace(manifest, extra={**of_tensors, **manifest.extra})
-            # The folder is named by the tensors' hashes, or by a random number.
+            # The folder's name differs for other tensors: it has their hashes, or a random number.
             self.identity = json.dumps([manifest.folder, manifest.world_size, manifest.info, manifest.state], sort_keys=True)
         self.manifest = manifest
         _check_extra(manifest, self.path)

@@ -140,7 +140,7 @@ def forget_group(group: dist.ProcessGroup) -> None:
 def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
     """Returns this rank's parts of a tensor, each with its offset in the whole. Parts without elements are left out.
 
-    Raises Unimplemented for placements whose parts are no parts of the value.
+    Raises Unimplemented for a Partial placement, whose local tensors still have to be added up.
     """
     if hasattr(t, "local_shards"):  # the ShardedTensor of FSDP1's state dicts
         found = [(s.tensor, tuple(s.metadata.shard_offsets)) for s in t.local_shards()]
@@ -160,7 +160,7 @@ def parts_of(t: torch.Tensor, name: str) -> list[tuple[torch.Tensor, tuple[int, 
 
 @lru_cache(maxsize=4096)  # a step waits for a save's plan, and a model's tensors share few shapes
 def _place(shape: torch.Size, mesh: DeviceMesh, placements: tuple, at: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """``at``: this rank's coordinate. Meshes of the same ranks are equal, and this process may have been another rank of an earlier one."""
+    """``at``: this rank's coordinate, only as a key of the cache: this process may have been another rank of an earlier, equal mesh."""
     return compute_local_shape_and_global_offset(shape, mesh, placements)
 
 

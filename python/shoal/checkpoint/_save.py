@@ -38,7 +38,7 @@ def write(
 
     def begin() -> str:
         nonlocal own, store
-        store = open_store(path)  # here: one rank alone may lack the package for it
+        store = open_store(path)  # inside of ``agree``, because one rank alone may lack the package for it
         if ranks.rank != 0:
             return ""
         with writing(path):

@@ -228,7 +228,7 @@ def _begin_save(
     except Exception as error:
         if ranks.size == 1:
             raise
-        plan = error  # the other ranks wait in the thread's collectives
+        plan = error  # raised in the thread's collectives, where the other ranks wait
     _current = PendingSave(path, plan, snapshot, ranks, begin, about)
     return _current
 
@@ -263,7 +263,7 @@ def abandon() -> None:
     raised: the checkpoint before remains, and the next save waits for the thread. An earlier error of the save stays for the next one."""
     if _current is not None:
         _current.abandon()
-        settle_all()  # the values are written, and move to other ranks
+        settle_all()  # the snapshot must be complete before the recovery writes and moves the values
 
 
 def print_error(first: bool) -> None:

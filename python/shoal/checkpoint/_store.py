@@ -80,7 +80,7 @@ class RemoteStore:
 
     def begin(self, token: str) -> None:
         used = ""
-        with contextlib.suppress(NotFound, DataLoss):  # no folder is in use; another error leaves that open
+        with contextlib.suppress(NotFound, DataLoss):  # then no folder is in use; other errors are raised, because a folder may be
             used = read_manifest(self).folder
         self._drop(used, self.list())
         self._fs.makedirs(self._root, exist_ok=True)

@@ -214,7 +214,7 @@ def _transfers(timelines: Sequence[Timeline], first: int, begin: float, end: flo
 
 
 def _with_transfers(perfetto: str, transfers: Sequence[Node]) -> str:
-    """Adds them to the process of the measured times, which comes last."""
+    """Adds the transfers to the trace, in the process with the measured times: the one with the highest pid."""
     trace = json.loads(perfetto)
     events = trace["traceEvents"]
     process = max((e["pid"] for e in events), default=0)

@@ -79,7 +79,7 @@ class GraphWorker:
         return whole
 
     def send(self, graph: bytes, optimizer: dict[str, float], offload_folder: str) -> None:
-        """Receives the graph that later steps run, with the options of its updates."""
+        """Called when the driver sends the graph: later steps run it, with these options for its updates."""
         self._runner = _native.StepRunner.make(
             self._model, graph, **optimizer, offload_folder=offload_folder, telemetry=telemetry.telemetry()
         )

@@ -38,7 +38,7 @@ def set_keep_unsharded_storage(self: Sharded, keep: bool, *, recurse: bool = Tru
 
 def set_manual_backward_finalization(self: Sharded, enabled: bool) -> None:
     """True: a backward pass that reduces ends with ``finalize_backward``. Raises RuntimeError on a module that is not the root, inside a
-    backward pass, and before a pass is finalized."""
+    backward pass, and while a pass still has to be finalized."""
     state = self._get_fsdp_state()
     if state.root is None:
         state.lazy_init(preliminary=True)
@@ -75,7 +75,7 @@ def finalize_backward(self: Sharded, *, async_op: bool = False) -> GradientReduc
 
 
 def refuse_unknown(cls: type) -> None:
-    """Refuses by name the methods of torch's ``FSDPModule`` that ``cls`` does not define: torch's would find none of its own state."""
+    """Refuses by name the methods of torch's ``FSDPModule`` that ``cls`` does not define: torch's would not find its state."""
     for name, value in vars(torch_fsdp.FSDPModule).items():
         if isinstance(value, FunctionType) and name not in vars(cls) and not name.startswith("_"):
             setattr(cls, name, _refusing(name))

@@ -16,7 +16,7 @@ _NOTHING = nullcontext()
 
 
 def recorded() -> bool:
-    """True while somebody records ranges. Without a profiler this is all that they cost."""
+    """True while somebody records ranges. Without a profiler, a range costs only this check."""
     return profiler._is_profiler_enabled or _NVTX
 
 

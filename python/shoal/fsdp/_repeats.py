@@ -54,7 +54,7 @@ class Repeats:
         self._state.settings.before_pass = None
 
     def serve(self, after_pass: Callable[[], None]) -> None:
-        """Repeats the last batch until no rank has another one. ``after_pass``: called behind each pass that reduces gradients."""
+        """Repeats the last batch until no rank has another one. ``after_pass``: called after each pass that reduces gradients."""
         self._leave_program()
         for p in (p for s in map(state_of, self._model.modules()) if s is not None for u in s.units for p in u.parameters):
             p.gradient.keep(1.0)  # a repeat sets ``grad`` to zeros, which must not reach gradients that no pass has reduced
@@ -108,12 +108,12 @@ class Repeats:
         self._unstepped |= any(r.reduces for r in self._rules)
 
     def stepped(self, *_: Any) -> None:
-        """An optimizer has used the gradients, or a GradScaler has skipped its step."""
+        """Called when an optimizer has used the gradients, or a GradScaler has skipped its step."""
         self._unstepped = False
 
     def _agree(self, phase: _Phase, samples: int = 0, wrong: bool = False) -> _Phase:
-        """Returns the phase of the ranks with batches. This rank takes their rules. Raises InvalidArgument on all ranks if they differ, or
-        if a rank has no batch to repeat."""
+        """Returns the phase of the ranks with batches. This rank adopts their rules. Raises InvalidArgument on all ranks if they
+        differ, or if a rank has no batch to repeat."""
         settings, mesh, has = self._state.settings, self._state.data.mesh, phase is not _Phase.NONE
         rules = [has and bool(getattr(r, name)) for r in self._rules for name in _RULES]
         unable = not has and self._batch is None

@@ -377,12 +377,12 @@ class Ranks:
         """Ends the ranks and releases their resources. The driver's end does the same."""
         try:
             self._close_records()
-        finally:  # Ctrl-C ends the wait for their records
+        finally:  # also if Ctrl-C ends the wait in ``_close_records``
             for w in self._workers:
                 kill(w)
 
     def _close_records(self) -> None:
-        """A rank that is killed could not record its end. One that does not answer is left as it is."""
+        """Lets the ranks complete their records before they are killed. The record of a rank that does not answer stays incomplete."""
         if self._record is None:
             return
         with contextlib.suppress(Exception):
@@ -397,7 +397,7 @@ class Ranks:
 
 
 _CLOSE_S = 2.0
-_recorded: weakref.WeakSet[Ranks] = weakref.WeakSet()  # those that a run's folder shows
+_recorded: weakref.WeakSet[Ranks] = weakref.WeakSet()  # placed models whose steps are recorded in a run's folder
 
 
 def _close_records() -> None:

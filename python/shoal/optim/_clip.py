@@ -170,7 +170,7 @@ def _sums_by_rows(parameters: list[torch.Tensor], order: float, device: torch.de
             _power_sums_of_rows(_laid_out(p), dim, order, mine)
     if mesh.size() > 1:
         dist.all_reduce(rows, group=mesh.get_group())  # exact: one rank has a row, and the others add 0
-    once = order if math.isinf(order) else 1.0  # the sums are not negative: their sum, or the extreme one
+    once = order if math.isinf(order) else 1.0  # order 1 adds up these sums, none of which is negative
     none = math.inf if order == -math.inf else 0.0
     if _by_operators(device):
         missing = torch.full((), none, dtype=torch.float64, device=device)

@@ -78,7 +78,7 @@ class Fused:
         self._host_copy: Any = None  # shoal.fsdp's HostCopy of protected parameters on devices, which repeats each step
         self._protection: Any = None  # shoal.fsdp's Protection: states and gradients lie in its record, which also makes the updates
         self._recorded: list[tuple[list[tuple[torch.Tensor, _Shard]], float]] = []  # arguments of _written, until the record is run
-        self._uncounted: list[torch.Tensor] = []  # in that step: counters of parameters without rows on this rank
+        self._uncounted: list[torch.Tensor] = []  # in the recorded step: counters of parameters without rows on this rank
 
     @staticmethod
     def check_options(options: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ class Fused:
             self._uncounted.append(step)
 
     def _end_recorded(self) -> None:
-        """Called once the recorded step is made."""
+        """Called once the recorded step is made: counts and finishes what it has updated."""
         for step in self._uncounted:
             step += 1
         recorded, self._recorded, self._uncounted = self._recorded, [], []
@@ -202,7 +202,7 @@ class Fused:
             self._finish(shards, scale)
 
     def _record(self) -> dict[str, Any]:
-        """The kernels' option under protection, whose model is on the CPU: the record gets the updates, and makes them later."""
+        """The kernels' option under protection: they only add their updates to the record, which makes them later. On the CPU only."""
         return {} if self._protection is None else {"into": self._protection.record}
 
     def _num_states(self, p: torch.Tensor, group: dict[str, Any]) -> int:
@@ -301,7 +301,7 @@ class Fused:
         has_master = self._has_master(p, group)
         if values.numel() == 0:
             if has_master:
-                self._master(p, values)  # all ranks have the same states
+                self._master(p, values)  # a rank without rows has the same states as the others
             return None
         shard = self._shards.get(id(p))
         if shard is None or has_master is not (shard.copy is not None) or shard.stale(values, state, keys):

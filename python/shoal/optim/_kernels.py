@@ -21,7 +21,7 @@ class Kernels(Protocol):
     """Updates of rows of the same dtypes. ``options``: those of a group, and ``grad_scale``."""
 
     def adam(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
-        """Counts the rows' steps up, too."""
+        """Also increments the step of each row."""
 
     def sgd(self, dtypes: tuple[str, ...], rows: Sequence[_native.UpdateRow], **options: Any) -> None:
         """``first``, an option: the momentum of these rows becomes the gradient."""

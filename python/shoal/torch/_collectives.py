@@ -264,7 +264,7 @@ class Collectives(dist.ProcessGroup):
         return self._ended(started, call, buffer, [t], back)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: object = None) -> dist.Work:
-        """Puts the inputs of all ranks, of one size, behind each other into ``output``. An input may be its part of the output."""
+        """Puts the inputs of all ranks, of one size, one after the other into ``output``. An input may be its part of the output."""
         if not input.is_cpu:
             return self.elsewhere(input.device)._allgather_base(output, input, opts or AllgatherOptions())
         native, call = self._begin(opts or AllgatherOptions())

@@ -25,7 +25,7 @@ _Gather = getattr(_fsdp_api, "AllGather", object)
 _Scatter = getattr(_fsdp_api, "ReduceScatter", object)
 
 _MOST_BYTES = 4 << 30  # size limit of a group's shared buffers together
-_MOST_BUFFERS = 62  # bits of the mask
+_MOST_BUFFERS = 62  # each has a bit in the mask on which the ranks agree
 _LEAST_BYTES = 4 << 10  # smaller tensors go through the group's ordinary collectives
 
 
@@ -120,7 +120,7 @@ class AllGather(_Shared, _Gather):
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns memory for the gathered tensor, not initialised; all ranks have the same."""
+        """Returns memory for the gathered tensor, not initialised: the same memory on all ranks."""
         return self._allocate(size, dtype, device, whole=True)
 
     def __call__(

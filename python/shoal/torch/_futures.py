@@ -105,7 +105,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Ends the turn of this thread, if it takes one inside. An interrupt may come anywhere there."""
+        """A block in which this thread may take its turn. The end of the block ends the turn, also after an interrupt anywhere inside."""
         try:
             yield
         finally:
@@ -124,7 +124,7 @@ class Turns:
                         return
                     future, call = self._waiting.popleft()
                     self.runner = threading.get_ident()
-                with contextlib.suppress(BaseException):  # the future has it
+                with contextlib.suppress(BaseException):  # the future keeps the error
                     _settle(future)
                     call()
             del future, call  # no reference to the last tensors while the thread sleeps

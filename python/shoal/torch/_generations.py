@@ -31,7 +31,7 @@ class Generations(Messages):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str, formed: bool):
         self._timeout = timeout
-        self._changing = threading.Lock()  # the generation changes under it; threads of callbacks read it
+        self._changing = threading.Lock()  # held while the generation changes, because threads of callbacks read the generation
         self._count_anew()
         native = self._form(store, rank, size, name) if formed else Unformed()
         if not formed:
@@ -42,7 +42,7 @@ class Generations(Messages):
     def _count_anew(self) -> None:
         """Begins the counts that make names. Members of a generation have the same, whatever generations they were in before."""
         self._windows, self._splits, self._barriers = itertools.count(), itertools.count(), 0
-        self._generation: object | None = object()  # one for each; None for a group that was left
+        self._generation: object | None = object()  # a new object for each generation; None for a group that was left
         self._unformed: ShoalError | None = None  # why there is no communicator of callbacks in this generation
 
     def _form(self, store: dist.Store, rank: int, size: int, name: str) -> _native.Communicator:

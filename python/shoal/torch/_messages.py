@@ -115,8 +115,8 @@ class Messages(Collectives):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits until every rank has called it, at most for ``timeout``, by default the group's.
 
-        Then every rank raises ``DeadlineExceeded``, which names the first missing rank, or with ``wait_all_ranks`` all of them. The group
-        stays usable.
+        After that time every rank raises ``DeadlineExceeded``, which names the first missing rank, or with ``wait_all_ranks`` all of them.
+        The group stays usable.
         """
         limit = (timeout or self._timeout).total_seconds()
         self._barriers += 1

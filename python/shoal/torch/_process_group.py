@@ -180,7 +180,7 @@ class ProcessGroup(Windows):
     def abort(self) -> None:
         """Ends pending and later operations on every rank with an error."""
         why = f"rank {self._rank} aborted the process group {self._group_name}"
-        self._native.abort(why)  # first: callbacks' communicator looks at it once it is among the channels
+        self._native.abort(why)  # first: a new communicator of callbacks checks this one once it is a channel
         for native in tuple(self._channels.values()):
             native.abort(why)
         for group in self._elsewhere.values():
@@ -224,7 +224,7 @@ def create(options: object, _: object = None) -> ProcessGroup:
     return group
 
 
-_functional = torch.library.Library("_c10d_functional", "IMPL")  # ends its operators with itself
+_functional = torch.library.Library("_c10d_functional", "IMPL")  # its operators last as long as this object
 
 
 def _all_gather_into_tensor_out(input: torch.Tensor, group_size: int, group_name: object, *, out: torch.Tensor) -> torch.Tensor:

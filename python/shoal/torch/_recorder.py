@@ -199,7 +199,7 @@ class Recorder:
             return
         try:
             path = self.write(f"{prefix}{_rank()}")
-        except Exception as why:  # the operation's error goes on
+        except Exception as why:  # the program gets the operation's error, not this one
             say(f"shoal: the flight recorder's dump cannot be written: {why}")
         else:
             say(f"shoal: an operation has failed; {path} has the latest ones of this rank, for torchfrtrace")

@@ -117,7 +117,7 @@ def _adjacent(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory]:
-    """Returns one memory with the elements of all tensors behind each other, and the owner of that memory."""
+    """Returns one memory with the elements of all tensors, one after the other, and the owner of that memory."""
     if not tensors:
         return None, NO_MEMORY
     if _adjacent(tensors):
@@ -127,7 +127,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory]:
 
 
 def joined_to_write(tensors: Sequence[torch.Tensor]) -> tuple[object, Memory, Callable[[], None] | None]:
-    """Returns one memory for the elements of all tensors behind each other, and its owner.
+    """Returns one memory for the elements of all tensors, one after the other, and its owner.
 
     Its third result is a function that copies the elements from there to the tensors, or None where the tensors have that memory.
     """

@@ -18,7 +18,7 @@ from shoal.exceptions import TaskError
 from shoal.train._ranks import Place, own_place
 from shoal.train._worker import Role, RunAgain, Worker, WorkerLeaves
 
-_UNANSWERED_S = 8.0  # the head counts a node as dead after 5 s without a heartbeat, and the driver learns of it then
+_UNANSWERED_S = 8.0  # longer than the 5 s after which the head reports a node without heartbeats as dead to the driver
 
 
 class TrainWorker:
@@ -72,7 +72,7 @@ class TrainWorker:
                     traceback.print_exception(error)
                 try:
                     leave_all()
-                except Exception as failed:  # such as that of a save, which workers that stay have as well
+                except Exception as failed:  # such as the error of a save, which the workers that stay raise
                     traceback.print_exception(failed)
                 _end_process_group(dist)
                 return None

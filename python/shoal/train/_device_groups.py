@@ -18,7 +18,7 @@ def groups_of_devices() -> list[Any]:
     """The backends for CUDA devices of this process's groups, the latest group first."""
     c10d, found = dist.distributed_c10d, []
     for group in reversed(list(c10d._world.pg_map)):
-        with contextlib.suppress(RuntimeError):  # a group of CPUs
+        with contextlib.suppress(RuntimeError):  # a group of CPUs has no such backend
             found.append(group._get_backend(torch.device("cuda")))
     return found
 

@@ -59,7 +59,7 @@ class ElasticGang(Gang):
         self._record = Record(state, worker)
         self._random: Any = None  # states of the generators for the loop that runs again
         self._num_reports = 0  # reports made before the loop that runs again
-        self._backend = _backend() if dist.is_initialized() else None  # the next group has it; a loop may end this one
+        self._backend = _backend() if dist.is_initialized() else None  # kept for the next group, because a loop may end the present one
         self._store = worker.store  # the present process group's
         self._next_store: Any = None  # this worker's own, in which the next generation can meet
 
@@ -127,13 +127,13 @@ class ElasticGang(Gang):
         self._record.mark(opens)
         if self._next is None:
             return False
-        if self._joining:  # the others are behind this boundary already
+        if self._joining:  # a newcomer's first boundary: the others have passed it already, with the change
             self._joining = False
             return False
         if not self._unstepped.allows_change(bool(self._next._ref.ready), self.agree, prints=self.rank == 0):
             return False
         self._change(get(self._next))
-        self._record.mark()  # the new generation's record has none yet
+        self._record.mark()  # the new generation's record has no mark yet
         return True
 
     # ---- a change of the workers ----
@@ -157,7 +157,7 @@ class ElasticGang(Gang):
         self.hand_on()
 
     def hand_on(self) -> None:
-        """The loop that runs again takes over the state of this one."""
+        """Called when this loop ends and runs again: keeps this gang for the next loop, which takes over its state."""
         if self._worker.predecessor is None:
             self._random = random_states()  # the loop that runs again sets seeds
         self._worker.predecessor, self.repeats = self, False
@@ -175,7 +175,7 @@ class ElasticGang(Gang):
                     return self._recover(error, phases)
                 except WorkerLost:
                     raise
-                except Exception as again:  # another one has died
+                except Exception as again:  # another worker has died
                     if again is error:
                         raise
                     error = again
@@ -195,7 +195,7 @@ class ElasticGang(Gang):
             if refused.reason == "Left":
                 self._leave()
             raise
-        if transition.newcomers and transition.again:  # they would train while the others' loops build their models anew
+        if transition.newcomers and transition.again:  # newcomers would train while the others' loops build their models anew
             raise WorkerLost(
                 f"worker {transition.change.died[0]} is lost, and a loop that runs again cannot go on with fewer workers than the minimum",
                 hint="write the step as a function for shoal.train.run, or allow fewer workers: num_workers=(minimum, maximum)",
@@ -223,7 +223,7 @@ class ElasticGang(Gang):
             if aborts:
                 self.spoil_step()
                 abort(groups_of_devices())
-            dist.destroy_process_group()  # waits for kernels, which a death may still stop
+            dist.destroy_process_group()  # waits for kernels; if a death stops them, the guard still ends this wait
             if self._store.guard is not None:
                 self._store.guard.end()
 
@@ -289,7 +289,7 @@ class ElasticGang(Gang):
     def _meet(self, transition: Transition, phases: Phases) -> DeviceMesh:
         """Makes the process group of all workers that take part in the change, and the mesh of those that train afterwards. Raises
         Unavailable at once if one of them dies."""
-        if self._store.guard is not None and transition.union is None:  # the groups stay, and another guard answers for them
+        if self._store.guard is not None and transition.union is None:  # the groups stay, and the new guard takes over
             self._store.guard.end()
         guard = Guard(self._worker, transition.change.generation)
         for control in () if transition.recovers else save_controls:

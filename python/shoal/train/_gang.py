@@ -31,7 +31,7 @@ _BODY = 1  # distinguishes the seeds of the loop's body from those of the sample
 
 class Gang:
     """``rank`` and ``size``: this worker's rank among those that train together, and their number. ``worker`` is None in a process that
-    no Trainer has started. The constructor only builds."""
+    no Trainer has started. The constructor only builds the gang: ``enter`` joins the training."""
 
     def __init__(self, state: State, worker: Worker | None):
         self._state, self._worker = state, worker
@@ -137,7 +137,7 @@ class Gang:
         return t.tolist()
 
     def agree(self, own: int) -> int:
-        """Returns the maximum of the workers' words. Raises InvalidArgument on all of them if they have drawn different batches so far.
+        """Returns the maximum of the workers' ``own``. Raises InvalidArgument on all of them if they have drawn different batches so far.
 
         A training of a fixed size starts no node for this: there the workers compare only once ``sum`` has connected them."""
         if self.size == 1 or self._communicator is None:

@@ -47,7 +47,7 @@ class Guard:
             self._aborts.end()
 
     def check(self) -> None:
-        """Raises Unavailable if such a worker has died."""
+        """Raises Unavailable if one of the watched workers has died."""
         if self._dead._ref.ready:
             raise Unavailable("another worker has died while this one waited for it", reason="ActorDied")
 
@@ -151,14 +151,14 @@ def first_process_group(worker: Worker, backend: str) -> GuardedStore:
 
 def begin_process_group(own: dist.TCPStore, environment: dict[str, str], backend: str, guard: Guard, limit: timedelta) -> GuardedStore:
     """Makes the default process group of the workers that ``environment`` describes. ``own``: this worker's store, in which all meet if its
-    rank becomes 0. ``limit``: its wait for the others. Returns the group's store. Raises Unavailable if one of them dies."""
+    rank becomes 0. ``limit``: the longest wait for the others. Returns the group's store. Raises Unavailable if one of them dies."""
     os.environ.update(environment)
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     inner = own if rank == 0 else _reach((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])), guard, limit)
     store = GuardedStore(inner, guard)
     store.set(f"shoal/{rank}", "")
     store.wait([f"shoal/{other}" for other in range(size)], limit)
-    ranks.forget_names()  # those of the store before: a new worker counts from the begin, too
+    ranks.forget_names()  # the counts belong to the former store, and new workers count from 1, too
     c10d.init_process_group(backend, store=store, rank=rank, world_size=size)
     return store
 

@@ -103,7 +103,7 @@ class _GatedScheduler:
 
 
 def _gate_optimizer(optimizer: Optimizer, worker: Worker) -> None:
-    """Replaces ``step`` and ``zero_grad`` of one optimizer, as its schedulers do."""
+    """Replaces ``step`` and ``zero_grad`` of one optimizer by functions that take effect in last parts only."""
     if hasattr(optimizer.step, "_shoal_gate"):
         return
     ref = weakref.ref(optimizer)  # the optimizer holds its gates, and has to end without the garbage collector

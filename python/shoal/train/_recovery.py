@@ -52,7 +52,7 @@ class Words:
     records: list[tuple[int, int, int]] = field(default_factory=list)  # as committed_step takes them
     num_reports: int = 0
     marks: dict[int, Marked] = field(default_factory=dict)  # by optimizer steps before
-    present: Any = None  # its progress where it has stopped
+    present: Any = None  # the survivor's progress where it has stopped
 
 
 class Mark:
@@ -141,7 +141,7 @@ class Record:
         self._past: _Past | None = None
         self._begun = 0  # optimizer steps made before the present generation
         self._adopted: dict[int, AdoptedRank] = {}  # by rank, while the next generation may still go back to these
-        self._left_over: list[str] = []  # as in _Past, after that is forgotten
+        self._left_over: list[str] = []  # the ``left_over`` of a _Past that is forgotten
         self._held: list[AdoptedRank] = []  # replicas that dead ranks of this host have held
         self._marks: list[Mark] = []  # the last one, and on devices that of the step before, which may not count yet
         self._buffers: dict[str, torch.Tensor] = {}
@@ -161,7 +161,7 @@ class Record:
         self.forget_past()
 
     def moved(self, generation: int, before: OldMesh | None) -> None:
-        """The model is on the mesh of this generation."""
+        """Called when the model has moved to the mesh of this generation."""
         if self.protects:
             self._prepared = _Prepared(generation, before)
 
@@ -352,7 +352,7 @@ class Record:
         if mark is not None:
             mark.restore(self._state, chosen.progress)
             self._worker.num_reports = mark.marked.num_reports
-        else:  # this worker was cut off behind ``optimizer.step()``; others may have completed and reported the step
+        else:  # this worker was cut off after ``optimizer.step()``; others may have completed and reported the step
             furthest = max(everyone, key=lambda w: w.num_reports)
             if chosen is not None:  # another worker goes back to its mark
                 set_progress(self._state, chosen.progress)

@@ -118,7 +118,7 @@ class ScalingConfig:
 
     @property
     def replicated(self) -> bool:
-        """It survives the loss of a host, too."""
+        """The training also survives the loss of a host."""
         return self.protected and self.protect != "host"
 
     @property

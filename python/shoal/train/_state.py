@@ -69,7 +69,7 @@ class State:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continues at a saved position, with any number of workers. Call it on every worker, before :func:`steps`."""
-        missing = [name for name in POSITION if name not in saved and name != "drawn"]  # former releases saved none
+        missing = [name for name in POSITION if name not in saved and name != "drawn"]  # former releases did not save ``drawn``
         if missing:
             raise InvalidArgument(f"this is no state_dict of a State: it has no {', '.join(missing)}")
         for name, value in saved.get("objects", {}).items():

@@ -55,7 +55,7 @@ def run(
     A step can run again: if a worker of an elastic Trainer dies, the survivors stop their step. A step counts once every worker has
     recorded its part in ``optimizer.step()``. The survivors finish a step that counts. They run any other step again, with the same batch
     divided among them. So put everything that a step changes into ``state``: models, the optimizer, and other objects with a
-    ``state_dict``. Random number generators begin a repeated step in the state of its first attempt. A death may cut off the code behind
+    ``state_dict``. Random number generators begin a repeated step in the state of its first attempt. A death may cut off the code after
     ``optimizer.step()``. Call functions that need other workers before it, and ``report`` last.
     """
     loop = _Loop(loader, state, epochs, max_steps)
@@ -99,7 +99,7 @@ class _Loop:
             )
         self._loader = state.loader = loader
         self._state = state
-        self._relative = epochs is None and max_steps is None  # it ends with the current epoch
+        self._relative = epochs is None and max_steps is None  # the loop ends with the current epoch
         self._until = state.epoch + 1 if self._relative else epochs
         self._max_steps = max_steps
         self._feeder: Feeder | None = None

@@ -93,7 +93,7 @@ def _waits(p: torch.Tensor, used: dict[int, int]) -> bool:
 
 
 def _alive(ref: weakref.ref) -> torch.Tensor | None:
-    """Returns the gradient, or None if it has ended. As torch's own weak references, it fixes one that only C++ has kept meanwhile."""
+    """Returns the gradient, or None if it has ended. If only C++ has kept the gradient, repairs its Python object, as torch does."""
     g = ref()
     if hasattr(g, "_fix_weakref"):
         g._fix_weakref()
@@ -105,7 +105,7 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _is_incomplete(root: Root) -> bool:
-    """Returns True if gradients wait for a reduction, or a forward for its backward. A forward before the last step has none any more."""
+    """Returns True if gradients wait for a reduction, or a forward for its backward. One before the last step does not count."""
     if root.step.waits_for_finalize or any(p.gradient.kept for u in root.units for p in u.parameters):
         return True
     return not root.window_open and any(f.versions == root.versions() for f in root.forwards)

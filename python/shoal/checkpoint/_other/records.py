@@ -69,7 +69,7 @@ class _Machine:
             raise ValueError(f"{name} is no operation of plain data")
 
     def keep(self, name: str, arg: Any) -> bool:
-        """Memory operations."""
+        """Runs an operation of the pickle's memo, if it is one. Returns False otherwise."""
         if name in ("PROTO", "FRAME"):
             pass
         elif name == "MEMOIZE":
@@ -83,7 +83,7 @@ class _Machine:
         return True
 
     def group(self, name: str) -> bool:
-        """Tuples, lists, dicts and sets."""
+        """Runs an operation that makes a tuple, list, dict or set, if it is one. Returns False otherwise."""
         empty = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
         if name in empty:
             self.stack.append(empty[name]())
@@ -121,7 +121,7 @@ class _Machine:
         return True
 
     def make(self, name: str, arg: Any) -> bool:
-        """Classes, calls and state."""
+        """Runs an operation on a class, a call or its state, if it is one. Returns False otherwise."""
         if name == "GLOBAL":
             self.stack.append(Record(arg.replace(" ", ".")))
         elif name == "STACK_GLOBAL":

@@ -47,7 +47,7 @@ class _AllMarks:
             mark.wait()
 
     def then(self, call: Callable[[], None]) -> None:
-        self._marks[-1].then(call)  # a group's collectives end in order
+        self._marks[-1].then(call)  # the last mark, because a group's collectives end in order
 
 
 class Collectives:

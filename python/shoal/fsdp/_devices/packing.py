@@ -40,7 +40,7 @@ def owns_on(device: torch.device, parameters: Sequence[ShardedParameter]) -> lis
 
 
 def pack(parameters: Sequence[ShardedParameter], out: torch.Tensor) -> None:
-    """Writes this rank's slices to ``out``, one behind the other, in its dtype, each padded to the size of the first rank's."""
+    """Writes this rank's slices to ``out``, one after the other, in its dtype, each padded to the size of the first rank's."""
     sizes = [p.padded_shape.numel() for p in parameters]
     if any(p.own_shape != p.padded_shape for p in parameters):
         out.zero_()  # the padding

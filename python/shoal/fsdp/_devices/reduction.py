@@ -21,12 +21,12 @@ class Target(Protocol):
 
     data: DataMesh
     scale: float
-    leaves: list[int] | None  # by rank of the shards: its place in the tree of additions; None: any order
+    leaves: list[int] | None  # by shard: the place of its rank in the tree of additions; None: any order
     all_reduce_hook: Callable[[torch.Tensor], None] | None
     all_reduce_hook_stream: Any
 
     def accumulated(self, p: ShardedParameter) -> None:
-        """The parameter's ``grad`` has the result."""
+        """Called when the parameter's ``grad`` has the result."""
 
 
 class Reduction:
@@ -149,7 +149,7 @@ class Reduction:
             sums = PartialSums()
             for leaf, piece in zip(self._leaves, self._out.view(len(self._leaves), -1), strict=True):
                 sums.add(leaf, piece)
-            self._out = sums.take().clone()  # the gradients keep it, and not the pieces of all ranks
+            self._out = sums.take().clone()  # a copy, so that gradients do not keep the pieces of all ranks
             self._mark = self._transfers.streams.mark()
         self._leaves = None
 
@@ -166,7 +166,8 @@ class Reduction:
         for p, rows in zip(self.parameters, self._rows(self._out), strict=True):
             partial = p.gradient.take_partial()
             if partial is not None:
-                rows.add_(partial, alpha=1 / self._target.data.shards if self._averages else 1)  # a sum; ``rows`` may be a mean
+                # If NCCL averages, ``rows`` is a mean over the shards, but ``partial`` still a sum.
+                rows.add_(partial, alpha=1 / self._target.data.shards if self._averages else 1)
 
     def _accumulate(self, stream: AbstractContextManager) -> None:
         target, out = self._target, self._out

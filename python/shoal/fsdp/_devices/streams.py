@@ -77,7 +77,7 @@ class WorkMark:
                 self._then()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Calls once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
+        """Calls ``call`` once the collective has ended, in a thread of its backend; or after ``wait``, if its work has no future, as gloo's
         reduce_scatter."""
         try:
             self._work.get_future().add_done_callback(lambda _: call())
@@ -202,7 +202,7 @@ class Transfers:
         which would delay the packing of the next gather. In backward it is freed at once, as in FSDP2.
         """
         if self.streams.asynchronous:
-            return  # the host has unpacked it
+            return  # the host has unpacked the buffer already
         before, self._read = self._read, None
         read = (self.streams.mark(), buffer)
         if torch._C._current_graph_task_id() == -1:
@@ -227,11 +227,11 @@ class Transfers:
     # ---- the end of reductions ----
 
     def accumulated(self) -> None:
-        """The present stream has accumulated gradients."""
+        """Called when the present stream has accumulated gradients: ``finish`` makes later work wait for them."""
         self._reduced.append(self.streams.mark())
 
     def used(self, hook_stream: Any = None) -> None:
-        """The present stream has used accumulated gradients, whose memory returns to the pools of the streams that accumulated them."""
+        """Called when the present stream has used accumulated gradients: only then may other streams use their memory again."""
         if self.streams.asynchronous:
             return
         mark = self.streams.mark()
@@ -260,7 +260,7 @@ class Transfers:
         return out
 
     def copy_to_host(self, t: torch.Tensor, label: str = "step", model: int | None = None) -> torch.Tensor:
-        """Copies to pinned memory on the stream of copies. The caller waits there for the end, and keeps ``t`` until then."""
+        """Copies to pinned memory on the stream of copies. The caller waits for that stream, and keeps ``t`` until then."""
         if self.streams.asynchronous:
             return t.to("cpu")
         out = pinned_like(t)

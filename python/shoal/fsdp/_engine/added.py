@@ -72,7 +72,7 @@ class Added:
                 self._broadcast(p)
 
     def settle(self) -> None:
-        """Takes the present added parameters as known: all ranks have equal values of them."""
+        """Records the present added parameters as known, without a broadcast: all ranks have equal values of them already."""
         self._seen = _Registrations.count
         self._parameters = self._find()
 

@@ -33,7 +33,7 @@ _state = _Bootstrap()
 
 
 def add_in_rank_order() -> None:
-    """Makes later meshes on one host add gradients one rank after the other. ``shoal.spmd`` does so in one process, too."""
+    """Makes later meshes on one host add gradients one rank after the other, as ``shoal.spmd`` does in one process."""
     _state.in_rank_order = True
 
 
@@ -102,7 +102,7 @@ def leave_unused(actor: _native.ShardActor) -> None:
     if any(user.actor is actor for user in _state.users):
         return
     _leave(actor)
-    with contextlib.suppress(NotFound, Unavailable):  # the head has no row of it, or is away
+    with contextlib.suppress(NotFound, Unavailable):  # the head has no row of the actor, or is away
         state.session.kill(actor.id, False)
 
 

@@ -19,7 +19,7 @@ class Ends:
         self.on_computed = on_computed
         self.unseen = False  # no input of the running forward requires a gradient
         self._nodes: weakref.WeakSet = weakref.WeakSet()
-        self._endless: weakref.WeakSet = weakref.WeakSet()  # tokens of forwards without such a node
+        self._endless: weakref.WeakSet = weakref.WeakSet()  # tokens of forwards without a node in ``_nodes``
 
     def add(self, node) -> None:
         self._nodes.add(node)

@@ -70,7 +70,7 @@ class Gathered:
         self._shown = False
         self._gather: Gather | None = None  # under way
         self._smaller: dict[ShardedParameter, torch.Tensor] = {}  # rows on the smaller mesh
-        self._kept: Mark | None = None  # the mark after which these are complete; set between forward and backward only
+        self._kept: Mark | None = None  # the mark after which ``_smaller`` is complete; set between forward and backward only
         self._reductions: deque[_Reductions] = deque()  # under way, in the order in which they began
 
     # ---- the program's requests ----
@@ -155,7 +155,7 @@ class Gathered:
                     p.views.set_whole(p.own.data)  # .data has a version counter of its own
             if self._gather is not None:
                 self._gather.finish()
-            self._gather = None  # an interrupted wait leaves it under way
+            self._gather = None  # only now: after an exception in ``finish`` the gather is still under way
         self._drop_smaller()
         self._shown = True
 
@@ -288,7 +288,7 @@ class Gathered:
         return self._unit.state.settings.reduce_unused and whole is not None and whole.requires_grad
 
     def reduce_replicas(self) -> None:
-        """Begins the second part of the oldest reduction that is still among shards."""
+        """Begins the sum over replicas of the oldest reduction that has only summed over shards."""
         reductions = next(r for r in self._reductions if not r.among_replicas)
         reductions.among_replicas = True
         with lasting():
@@ -305,5 +305,5 @@ class Gathered:
         """Gives up the reductions under way, after an exception."""
         reductions, self._reductions = self._reductions, deque()
         for reduction in (one for group in reductions for one in group.each):
-            with suppress(Exception):  # the exception that ended the pass may be this one's
+            with suppress(Exception):  # the exception that ended the pass may be this reduction's
                 reduction.drop()

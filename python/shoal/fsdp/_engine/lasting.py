@@ -7,5 +7,5 @@ from weakref import WeakKeyDictionary
 from shoal import _native
 from shoal.fsdp._engine.state import State
 
-# By the model's first State.
+# Keyed by the first State of each model; None if its ranks share no memory for them.
 shared_arrays: WeakKeyDictionary[State, _native.SharedArrays | None] = WeakKeyDictionary()

@@ -15,7 +15,8 @@ class Reductions:
 
     def __init__(self, units_of: list[list[Unit]]):
         self._units_of = units_of  # by model
-        # By model: the reduced units that are not finished, in the order of their publications, with a presence per parameter.
+        # By model: the reduced units that are not finished, in the order of their publications; for each parameter
+        # True if some rank had a gradient.
         self._reduced: list[deque[tuple[int, list[bool]]]] = [deque() for _ in units_of]
         # parameters with post-accumulate-grad hooks that got a gradient in this pass, in order
         self._hooked: dict[ShardedParameter, None] = {}

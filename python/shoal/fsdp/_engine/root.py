@@ -70,7 +70,7 @@ class Root:
         self.preliminary = False  # created before the first forward, which may replace it by another root
         self.samples: int | None = None  # number of samples in this rank's batch if they weigh gradients, else None
         self.total_kept = 0.0  # samples of all ranks in passes whose gradients are not reduced yet
-        self._first_total: float | None = None  # those of the first of these passes
+        self._first_total: float | None = None  # samples of all ranks in the first of the passes in ``total_kept``
         self.rows_event: Any = None  # the program's event after which rows have their values; None: the present stream writes them
         self.samples_kept = 0  # samples of batches whose gradients are not reduced yet
         self.stepped = False  # an optimizer has stepped
@@ -222,7 +222,7 @@ class Root:
         self._wait_for_reads()
 
     def _wait_for_reads(self) -> None:
-        """Waits on the host until devices have copied its rows, so that the program may write to them."""
+        """Waits on the host until devices have copied the rows in its memory, so that the program may write to them."""
         if any(u.reads_host_rows for u in self.units):
             for t in self.transfers:
                 t.wait_for_reads()
@@ -246,7 +246,7 @@ class Root:
         self.step.reduce_kept(bool(self.forwards))
 
     def finalize_backward(self) -> None:
-        """Ends the backward pass that waits for it, or reduces the gradients that earlier passes kept. Collective."""
+        """Ends the backward pass that waits for this call, or reduces the gradients that earlier passes kept. Collective."""
         if not all(self.step.everywhere(s.index) for s in self.states):
             raise RuntimeError(
                 "finalize_backward does not support partial gradient reduction: enable all-reduce with set_requires_all_reduce(True)"
@@ -255,7 +255,7 @@ class Root:
         self.step.finalize(bool(self.forwards))
 
     def enter(self) -> None:
-        """A rank without a batch takes part in a step of the others."""
+        """Takes part in a step of the other ranks. Called on a rank without a batch."""
         self.step.enter(True, bool(self.forwards))
 
     def reset(self) -> None:
@@ -345,7 +345,7 @@ class Root:
             s.writes.forward_begins()
 
     def compare_whole(self, unit: int) -> None:
-        self._found = None  # a failed forward may have left one
+        self._found = None  # a failed forward may have left an error
         self._find([s.writes.forward_ends() for s in self._states(unit)])
 
     def close_rows(self, unit: int, why: str, again: bool) -> None:

@@ -233,7 +233,7 @@ class State:
             with around("unshard", self.name):
                 root.step.forward_begin(self.index, training, recomputed, self.is_root and bool(root.forwards))
         finally:
-            root.rows_event = None  # a later forward does not take an event of this one
+            root.rows_event = None  # the event orders the gathers of this forward only
         if self.is_root:
             if self.data.device.type != "cpu":  # as FSDP2's root
                 moved, moved_kwargs = _to_kwargs(args, kwargs, self.data.device, False)

@@ -63,7 +63,7 @@ class Unit:
         self.native = self.native_on(self.actor)
 
     def native_on(self, actor: _native.ShardActor, arena: str = "") -> _native.ShardedUnit:
-        """Makes this unit's engine part on the actor's mesh, in memory of its own or in the ``arena`` of the present one."""
+        """Makes this unit's engine part on the actor's mesh, in memory of its own or in the ``arena`` of its present part."""
         specs = [p.engine_spec() for p in self.parameters]
         return actor.add_unit(self.state.name, specs, self.state.settings.engine, arena, self.native if arena else None)
 

@@ -27,7 +27,7 @@ class ParameterGradient:
     def __init__(self, parameter: Slices, views: Views):
         self._parameter, self._views = parameter, views
         self._accumulated: torch.Tensor | None = None  # unreduced whole gradients, in the reduce dtype
-        self._parts = PartialSums()  # those of this batch's earlier parts, in the reduce dtype
+        self._parts = PartialSums()  # whole gradients of this batch's earlier parts, in the reduce dtype
         self._partial: torch.Tensor | None = None  # the sum of reductions within this replica that no full reduction has included yet
         self._has_partial = False
         self._buffer: torch.Tensor | None = None  # memory of gradients, reused when nothing else holds it
@@ -47,7 +47,7 @@ class ParameterGradient:
         return self.exists() or self.reducing or self._has_partial
 
     def move(self) -> None:
-        """Drops the reduced gradient and the memory for it, because this rank's rows become others."""
+        """Drops the reduced gradient and the memory for it, because this rank gets other rows."""
         self._views.sharded.grad = None
         self._partial, self._buffer = None, None
 

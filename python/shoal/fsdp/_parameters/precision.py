@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 # Dtypes that the engine treats as uint8, because it only moves their bytes.
 AS_BYTES = {getattr(torch, name): torch.uint8 for name in dir(torch) if name.startswith("float8_")}
-# Since torch 2.15 gradients are reduced in the dtype of their parameter if the policy has no reduce_dtype, before in its param_dtype.
+# True since torch 2.15: without a reduce_dtype, gradients are reduced in their parameter's own dtype. Earlier versions use param_dtype.
 _REDUCES_AS_STORED = hasattr(MixedPrecisionPolicy, "param_dtype_override_fn")
 
 

@@ -99,7 +99,7 @@ def _step(model: nn.Module, args: tuple, kwargs: dict) -> None:
     outputs = [t for t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
     if not outputs:
         return
-    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # outside of modules; their ``grad`` is restored
+    real = [(t, t.grad) for t in _leaves(outputs) if not isinstance(t, FakeTensor)]  # outside of modules: ``grad`` is restored
     try:
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
     finally:

@@ -54,11 +54,11 @@ class AdoptedRank:
         self._native.settle(committed)
 
     def release(self) -> None:
-        """Frees the record at the node: rows and states have new owners. Tensors of it stay valid while they live."""
+        """Frees the record at the node: rows and states have new owners. Tensors over its memory stay valid."""
         self._actor.release(self._native)
 
     def arrays(self) -> list[AdoptedArray]:
-        """Every array of the shard; after ``settle`` of the committed step. If "step" is 0, the states have no meaning."""
+        """Returns every array of the shard. To be called after ``settle``. If "step" is 0, the states have no meaning."""
         return [
             AdoptedArray(name, unit, parameter, *piece, values.view(getattr(torch, dtype)))
             for name, unit, parameter, dtype, piece, values in self._native.arrays

@@ -11,7 +11,7 @@ class Replicas:
 
     def __init__(self, actor: _native.ShardActor, model: _native.ShardedModel, record: _native.ProtectedShard, step: int):
         self._link = actor.replicate(model, record, buddies(actor.hosts))
-        self.stale = False  # states have changed otherwise than by an update
+        self.stale = False  # states have changed otherwise than by an update, so ``send_step`` has to send them
         self._link.send_contents(step)
 
     def send_contents(self, step: int) -> None:

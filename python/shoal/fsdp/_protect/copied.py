@@ -17,8 +17,8 @@ ROWS = "param"
 
 
 class CopiedStep:
-    """``arrays``: new values by the copy's parameter and the array's name. ``others``: by the copy's parameter, its states that are single
-    numbers, and the names of all others. They have arrived once ``await_all`` has returned."""
+    """The values that a step copies to the host. They have arrived once ``await_all`` has returned. ``arrays``: (parameter of the host's
+    copy, name, new values). ``others``: (that parameter, its states that are single numbers, the names of its other states)."""
 
     def __init__(self, moves: Transfers):
         self.arrays: list[tuple[torch.Tensor, str, torch.Tensor]] = []
@@ -34,7 +34,7 @@ class CopiedStep:
     def begin(
         cls, moves: Transfers, pairs: Iterable[tuple[ShardedParameter, ShardedParameter]], optimizer: Any, states: dict[int, StatesOf]
     ) -> CopiedStep:
-        """Begins to copy what the present stream leaves. ``states``: those that each parameter of the optimizer may have."""
+        """Begins to copy rows and states as the present stream's work leaves them. ``states``: the states that each parameter may have."""
         step = cls(moves)
         for p, q in pairs:
             step._model = p.state.root.number

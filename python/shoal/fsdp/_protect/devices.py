@@ -57,7 +57,7 @@ class ProtectionOfDevices(Protection):
         self.host_copy.wait()
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # ``wait`` raises it for callers who need to know
+        with contextlib.suppress(Exception):  # ``wait`` itself raises the error of a step, for callers who need to know
             self.wait()
         super().end()
         self._steps_on_devices._host_copy = None
@@ -77,18 +77,18 @@ class ProtectionOfDevices(Protection):
         self._on_devices.abandon_step()
 
     def join_step(self) -> None:
-        with contextlib.suppress(Exception):  # the death has ended that step's wait for other ranks
+        with contextlib.suppress(Exception):  # the death has ended the last step's wait for other ranks with an error
             self.wait()
         super().abandon_step()
 
     def _copies(self, optimizer: torch.optim.Optimizer) -> dict[int, StatesOf] | None:
-        """The states that are copied behind each step; None if the host repeats the step."""
+        """The states that are copied after each step; None if the host repeats the step."""
         return None
 
 
 class ProtectionByCopies(ProtectionOfDevices):
     """The protection of a model on devices whose update the host cannot repeat. A step copies rows and states to new arrays of the record,
-    and the recorded update copies these to their places. So each row has the device's bits, and those of one step."""
+    and the recorded update copies these to their places. So all rows have the device's bits, and all are of one step."""
 
     def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
         self._pending: CopiedStep | None = None

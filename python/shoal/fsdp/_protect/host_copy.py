@@ -58,14 +58,14 @@ class HostCopy:
         self._copies = {id(p.views.sharded): q for p, q in self.pairs}
         self._originals = list(optimizers)
         self._members = self._present_members()
-        self._versions: list[list[tuple[int, int, int]]] = []  # versions of the devices' rows and states behind the last step, by pair
+        self._versions: list[list[tuple[int, int, int]]] = []  # versions of the devices' rows and states after the last step, by pair
         self._spoiled = False  # an abort has left half a sum in gradients
         self._taken: list[torch.Tensor | None] = []  # gradients of the present step, by pair, on their way to the host
         self._sums = torch.empty(0)  # checksums of the devices' rows before the step, by pair
         self._copied = self._updated = REACHED  # marks: gradients are on the host; the devices' update is complete
         self.copies: dict[int, StatesOf] | None = None  # the states that steps copy, by id of a device's parameter; None: repeats steps
         self._step: CopiedStep | None = None  # the last step, if it is copied
-        self._stream: Any = None  # the program's stream at that step
+        self._stream: Any = None  # the program's stream during the last step
         self._repeating: threading.Thread | None = None
         self._error: BaseException | None = None
         # ``repeated_s``: seconds from an update on the devices to its repetition; ``waited_s``: those in which the program has waited.
@@ -269,7 +269,7 @@ class HostCopy:
         return [nullcontext(), streams.reduce, streams.replicas, *map(streams.on, of_hooks)]
 
     def order_writes(self) -> None:
-        """Later work of the present stream may write to the gradients of the last step, which are on their way to the host."""
+        """Makes later work of the present stream wait until the last step's gradients are on the host: it may write to them."""
         self._copied.wait()
 
     def spoil(self) -> None:
@@ -291,7 +291,7 @@ class HostCopy:
             self._versions = [self._versions_of(p) for p, _ in self.pairs]
 
     def _versions_of(self, p: ShardedParameter) -> list[tuple[int, int, int]]:
-        """Identity and versions of the rows and states of a parameter. An operator on a DTensor counts in the DTensor alone."""
+        """Identity and versions of the rows and states of a parameter. An operator on a DTensor raises only the version of the DTensor."""
         states = (o.state.get(p.views.sharded) or {} for o in self._originals)
         tensors = [p.own, p.views.sharded, *(t for state in states for t in state.values() if isinstance(t, torch.Tensor))]
         return [(local_of(t).data_ptr(), t._version, local_of(t)._version) for t in tensors]
@@ -315,14 +315,14 @@ class HostCopy:
         self._repeating.start()
 
     def _begin_copies(self, stream: AbstractContextManager) -> None:
-        # Before the copies: a write beside them then shows, and is copied once more.
+        # Read before the copies: so a write during a copy shows, and is copied once more.
         self._versions = [self._versions_of(p) for p, _ in self.pairs]
         with stream:
             self._step = CopiedStep.begin(self._transfers, self.pairs, self._originals[0], self.copies)
 
     def _await_copies(self) -> None:
         """Waits for the copies of a step. If the program has written to rows or states meanwhile, the copies may have parts of that write,
-        and are made again behind it."""
+        and are made again after it."""
         for count in range(1, _MOST_COPIES + 1):
             self._step.await_all()
             written = [p.name for (p, _), known in zip(self.pairs, self._versions, strict=True) if self._versions_of(p) != known]
@@ -396,8 +396,8 @@ class HostCopy:
 
 def _singles_on_devices(optimizer: torch.optim.Optimizer) -> dict[int, Container[str]]:
     """By the id of a parameter: its states that are single numbers on its device, as present states of its group show them. A newcomer has
-    no states: there a trial shows those of torch's own optimizers. The trial leaves out a program's own class, whose step may have effects
-    that protection would refuse: then only its counters are known."""
+    no states: there a trial shows those of torch's own optimizers. There is no trial of a program's own class, because its step may have
+    effects: of such a newcomer only the counters are known."""
     if isinstance(optimizer, Fused):
         return {}
     if not optimizer.state:

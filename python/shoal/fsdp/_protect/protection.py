@@ -39,7 +39,7 @@ class Protection:
 
     def __init__(self, root: Root, optimizer: Any, step: int, replicas: bool = False):
         self.root, self.optimizer, self.model = root, optimizer, root.models[0]
-        self._opened: list[Any] = []  # records of all ranks, after a death
+        self._opened: list[Any] = []  # records and replicas of other ranks that this rank has opened after a death
         self._homes: dict[tuple[int, str], torch.Tensor] = {}  # by id of the sharded parameter and name of the array
         self._gradients: dict[int, _GradientHome] = {}  # by id of the sharded parameter
         # The names of the records and replicas of other ranks at this node, if they exist.
@@ -119,7 +119,7 @@ class Protection:
         """Called once a death is known: waits until no thread works on this rank's step any more."""
 
     def follow_writes(self) -> None:
-        """Takes what the program has written since the last step otherwise than by its optimizer. On CPUs it lies in the record already."""
+        """On devices: copies to the host what the program has written since the last step otherwise than by its optimizer."""
 
     def stop_replicas(self) -> None:
         """Ends the transfers between this rank and its buddy. The replicas stay as they are."""
@@ -173,7 +173,7 @@ class Protection:
             self.replicas.send_contents(self.step)
 
     def new_state(self, p: torch.Tensor, name: str) -> torch.Tensor:
-        """The tensor in the record of a state that the optimizer makes anew: zeros."""
+        """Returns the place in the record of a state that the optimizer makes now, filled with zeros."""
         home = self.home(p, name)
         self._new_states.append((p, name))
         if self.replicas is not None and home.any():
@@ -352,7 +352,7 @@ def check_unprotected(root: Root) -> None:
 
 
 class _GradientHome:
-    """The memory of one parameter's gradient in the record, as a pool: it is taken unless something else holds the last gradient."""
+    """A pool with one buffer, a parameter's gradient in the record. While an earlier gradient is held there, ``take`` allocates."""
 
     def __init__(self, home: torch.Tensor):
         self._home, self._idle_uses = home, uses(home)
@@ -367,4 +367,4 @@ class _GradientHome:
         return uses(self._home) == self._idle_uses
 
     def put(self, buffer: torch.Tensor) -> None:
-        """The memory stays in the record."""
+        """Does nothing: the memory belongs to the record."""

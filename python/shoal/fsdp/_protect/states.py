@@ -154,7 +154,7 @@ def _holds(value: Any, seen: set[int]) -> str | None:
 def _content_of(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # its variable has no value yet
+    except ValueError:  # the cell's variable has no value yet
         return None
 
 

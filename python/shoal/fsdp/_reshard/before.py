@@ -10,7 +10,7 @@ from shoal.fsdp._reshard.memory import NewMesh, leave
 
 
 class OldMesh(Protocol):
-    """A model's mesh before a change: ``Before`` in arenas, and that on devices around it."""
+    """A model's mesh before a change: a ``Before``, or for a model on devices the ``_Before`` of devices.py, which has one."""
 
     leaves: bool  # this rank is not on the new mesh
 

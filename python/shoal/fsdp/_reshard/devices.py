@@ -81,7 +81,8 @@ def _begin(contents: Contents) -> None:
 
 
 def _copy_of(contents: Contents, request: Request) -> HostCopy:
-    """The copy that moves. One that a step record has protected is kept. After a death it has the values that count, and devices do not."""
+    """Returns the copy that moves, if possible the one that exists. After a death only that copy has the values of the last step that
+    counts: the devices' values may be of a step that does not."""
     root = contents.roots[0]
     kept: HostCopy | None = root.states[0].settings.host_copy
     if kept is not None and kept.serves(root, contents.optimizers):

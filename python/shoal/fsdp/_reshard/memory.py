@@ -37,7 +37,7 @@ class NewMesh:
 
     @classmethod
     def make(cls, contents: Contents, data: DataMesh, gang: str, arenas: list[str], shared: SharedStates | None) -> NewMesh:
-        """``arenas``: by unit, the key of an arena that it takes over with its values, or "". ``shared``: the states that it takes over."""
+        """``arenas``: by unit, the key of an arena that the mesh takes over with its values, or "". ``shared``: states to take over."""
         new = cls(data, place_actor(data.ranks, data.index, data.replicas, gang))
         try:
             for u, arena in zip(contents.units, arenas, strict=True):
@@ -114,7 +114,7 @@ class Ledger:
         self._taken_over = taken_over
         self._shared = {(unit, parameter, name): i for i, (unit, parameter, name, _) in enumerate(shared)}
         self._old_shards = old_shards
-        self._shards = [*([] if old_shard is None else [old_shard]), *adopted]  # those that this rank brings
+        self._shards = [*([] if old_shard is None else [old_shard]), *adopted]  # the old shards whose rows this rank has
         self._has_own = old_shard is not None
         # By id of a parameter: the positions of its unit and of itself, as records have them.
         self._places = {id(p): (u, i) for u, unit in enumerate(contents.units) for i, p in enumerate(unit.parameters)}

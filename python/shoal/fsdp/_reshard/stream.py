@@ -31,7 +31,7 @@ class OldShard:
 
 @dataclass
 class Entry:
-    """Tensors that are sharded alike. ``old`` and ``new``: this process's slices on each mesh, none where it has no place in it."""
+    """Tensors that are sharded alike. ``old`` and ``new``: this process's slices on each mesh, empty where it is not on the mesh."""
 
     name: str
     rows: int  # size of the sharded dim

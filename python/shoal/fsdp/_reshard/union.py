@@ -78,7 +78,7 @@ class Union:
         self.communicator.barrier(("reshard: all rows have arrived", 0, 0.0, False)).wait()
 
     def abort(self, error: BaseException) -> None:
-        """Ends the others' waits, whose error has this cause."""
+        """Ends the waits of the other participants, with an error that has this cause."""
         self.communicator.abort(f"rank {self.rank} could not move the model to another mesh: {error}")
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def stop_process(process: Process, seconds: float) -> bool:
         subprocess.run(
             [sys.executable, "-I", "-S", stop.__file__, str(fd), str(seconds)],
             pass_fds=[fd],
-            start_new_session=True,  # the node signals the groups of its workers
+            start_new_session=True,  # else a signal of the node to the process group of this worker would end it
             check=True,
         )
     finally:

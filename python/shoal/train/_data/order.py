@@ -51,7 +51,7 @@ class Order:
             if callable(getattr(s, "set_epoch", None)):
                 s.set_epoch(self._epoch)
         named = [self._loader.generator, *(getattr(s, "generator", None) for s in samplers)]
-        alike = [g for g in named if isinstance(g, torch.Generator)]  # seeded alike, as in positions of former releases
+        alike = [g for g in named if isinstance(g, torch.Generator)]  # get the seed itself, on which positions of former releases depend
         held = _generators_in([*alike, self._loader.generator, *samplers], self._loader.dataset)
         apart = _Apart(mixed(self._seed, self._epoch), held, {id(g) for g in alike})
         with apart:
@@ -137,8 +137,8 @@ def _name_of(loader: DataLoader) -> str:
 
 
 class _Apart:
-    """Runs a sampler's code with states of its own for the global generators and for those that it holds, seeded alike on every worker.
-    ``alike``: the ids of those that get the seed itself; each other one gets its own."""
+    """Runs a sampler's code with separate states of the global generators and of those that the sampler holds, seeded alike on every
+    worker. ``alike``: the ids of the generators that get the seed itself; the others get seeds of their own."""
 
     def __init__(self, seed: int, held: list[Any], alike: set[int]):
         self._held = held
@@ -207,7 +207,7 @@ def _generators_in(objects: Iterable[Any], dataset: Any) -> list[Any]:
     """Returns the generators that these objects can reach, in an order that is the same in every process. The dataset's are not among
     them: samples are drawn from it elsewhere."""
     found, queue = [], deque(o for o in objects if o is not None)
-    seen = {id(dataset): dataset}  # with the objects, so that no id is given away
+    seen = {id(dataset): dataset}  # keeps the objects, so that none of their ids is used again
     while queue and len(seen) < _MOST_OBJECTS:
         o = queue.popleft()
         if id(o) in seen:

@@ -40,7 +40,7 @@ class Reports:
         return self._last
 
     def add(self, call: Any, worker: int, generation: int, number: int, metrics: Metrics) -> None:
-        if number <= self._last:  # its step runs again
+        if number <= self._last:  # recorded already: its step runs again
             self._reply(call, None)
             return
         self._waiting.setdefault((generation, number), []).append((worker, call, metrics))

@@ -56,7 +56,7 @@ class _Entry:
     place: Place | None = None
     placed: ObjectRef | None = None
     run: ObjectRef | None = None
-    probe: ObjectRef | None = None  # a call that finds out if the worker is dead: the connection by which its result would come broke
+    probe: ObjectRef | None = None  # after the connection for ``run`` broke: a call that shows if the worker is dead
     open_call: Any = None  # the worker's call that waits for the next generation
 
 
@@ -76,7 +76,7 @@ class Run:
         self._places: dict[int, Place] = {}  # places of all workers so far, also of dead ones
         self._members = {1: membership.members}  # by generation
         self._unions: dict[int, tuple[int, ...]] = {}  # by generation: the workers that take part in the change to it
-        self._scale_calls: dict[int, Any] = {}  # those that wait, by request
+        self._scale_calls: dict[int, Any] = {}  # calls of ``scale`` that wait for their answer, by request
         self._paused: list[Pause] = []  # the workers' parts in the present change
         self._starting: dict[str, int] = {}  # new workers by their actors' ids, until they run or are found to wait for resources
         self._ended: set[int] = set()  # workers whose loop has ended
@@ -87,7 +87,7 @@ class Run:
         self._watches = Watches(self._dead, self._reply)
         self._reports = Reports(self._members, self._ended, self._dead, self._interrupted, self._reply, self._refuse, self._record)
         self._on_report = self._reports.add
-        self._draining: frozenset[str] = frozenset()  # nodes
+        self._draining: frozenset[str] = frozenset()  # ids of nodes that drain
 
     # ---- for other threads ----
 
@@ -242,7 +242,7 @@ class Run:
         self._watches.add(incoming, worker, (self._members if begun else self._unions)[generation])
 
     def _on_leaves(self, incoming: Any, worker: int) -> None:
-        """The change is complete. This worker leaves, and drops its part of the model after the answer."""
+        """Called by a worker that leaves, once the change is complete. After the answer it drops its part of the model."""
         self._step(m.Returned(worker))
         self._reply(incoming, None)
 
@@ -260,8 +260,8 @@ class Run:
             self.driver.doubted.remote(worker, ticket)
 
     def _on_doubted(self, incoming: Any, worker: int, ticket: int) -> None:
-        """Ends the wait for a death behind a broken connection. Refuses a recovery if no worker has died: the error that interrupted the
-        step is the worker's own."""
+        """Ends the wait for the death that a broken connection suggests. Refuses a recovery if no worker has died: the error that
+        interrupted the step is the worker's own."""
         self._reply(incoming, None)
         if self._broken.get(worker) == ticket:
             del self._broken[worker]

@@ -47,7 +47,7 @@ def allow_another_group(first_store: Callable[[], Any], backends: str, elastic: 
 
     @wraps(original)
     def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, *args, **kwargs):
-        if elastic:  # a loop that runs again calls it again
+        if elastic:  # a loop that runs again calls this function again
             on_cpu = (backend or "shoal").lower().removeprefix("cpu:").partition(",")[0]
             if dist.is_initialized() and on_cpu in ("gloo", "shoal"):
                 return

@@ -28,6 +28,6 @@ def inherited_settings(use_gpu: bool, given: Collection[str] = ()) -> dict[str, 
     """Returns the variables of this process that ranks inherit, without those in ``given``, which the ranks get by other means."""
     for name in ("SHOAL_FSDP", "SHOAL_LEASE_GUARD", "SHOAL_RECORD"):
         if name not in given:
-            switch(name)  # a wrong value is an error here, not one of each rank
+            switch(name)  # a wrong value raises here, not later in every rank
     names = [*_SETTINGS, *(n for n in os.environ if use_gpu and n.startswith(_OF_DEVICES) and n not in _OF_THE_NODE)]
     return {name: os.environ[name] for name in names if name in os.environ and name not in given}
