@@ -34,7 +34,7 @@ class MemoryTable {
     std::uint64_t bytes_of_arena = 16 << 10;
     // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
     std::size_t max_ended_jobs = 1000;
-    std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
+    std::size_t max_freed = 100'000;          // freed objects that are remembered, so that their late puts are ignored
     std::uint64_t movable_bytes = 128 << 10;  // smallest object that may move into a file
     // Returns the bytes available in the machine and this process's control groups; if empty, runtime::machine_memory() is read.
     std::function<std::uint64_t()> available_bytes;

@@ -32,7 +32,7 @@ TEST_F(ReferenceTableTest, IsFreedWithTheLastOfItsHolders) {
 }
 
 TEST_F(ReferenceTableTest, ARemovalBeforeItsAdditionFreesNothing) {
-  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // sooner, over another connection
+  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // arrives before the increment, over another connection
   EXPECT_EQ(table_.count(object(1), kOwner, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kBorrower, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kOwner, -1), Freed{object(1)});

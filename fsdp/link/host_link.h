@@ -49,7 +49,7 @@ class HostLink final : public RemoteSums {
   void report_stuck() { post(encode(UpdateKind::kStuck)); }
 
   // ---- any thread ----
-  // Wakes the link's thread, which reads this host's memory again. It reports ranks that are gone to other hosts, for example.
+  // Wakes the link's thread, which reads this host's memory again. For example, it then informs other hosts of ranks that are gone.
   void wake() { layer_->wake(); }
   // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent. A forked child only forgets the link.
   void leave();
@@ -87,7 +87,7 @@ class HostLink final : public RemoteSums {
   void receive(Source& source);
   void store(int rank, const Update& update);
   bool drop_sent();
-  // Reports ranks of this host that are gone to other hosts, and marks ranks of other hosts whose connection has ended.
+  // Informs other hosts of ranks of this host that are gone, and marks ranks of other hosts whose connection has ended.
   void check_gone(bool progress);
   // True when all queued messages are sent, and this host has all data that it gets through this rank.
   bool idle();

@@ -19,7 +19,7 @@ struct Boundary {
 struct Schedule {
   struct Unshard {
     std::int32_t unit = 0;
-    bool backward = false;  // it serves the unit's backward
+    bool backward = false;  // true: the unshard serves the unit's backward
   };
   std::vector<Boundary> boundaries;
   std::vector<std::vector<Unshard>> ahead;  // by boundary

@@ -69,7 +69,7 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
   // The shard's rows and states have new owners: frees the memories that no other process holds. They stay mapped while `shard` lives.
   void release(const AdoptedShard& shard) { give_back(shard.keys(), 0, 0); }
-  // Frees those of these memories of the node that no living process holds.
+  // Frees each of these memories of the node, unless a living process holds it.
   void free_unheld(const std::vector<std::string>& keys);
 
   // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped

@@ -231,7 +231,7 @@ void StepMachine::publish(Actions& out, int unit) {
   }
 }
 
-// Other ranks may have run the skipped units that precede `before` in backward order, and all ranks publish in one order.
+// Publishes skipped units that precede `before` in backward order: other ranks may have run them, and all ranks publish in one order.
 void StepMachine::publish_skipped(Actions& out, int before) {
   while (!skipped_.empty() && skipped_.back() > before) {
     const int unit = skipped_.back();

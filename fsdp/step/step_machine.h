@@ -182,7 +182,7 @@ class StepMachine {
     Phase phase = Phase::kIdle;
     View view = View::kSharded;
     Awaited awaited = Awaited::kNone;
-    bool seen = false;  // a forward ran it whose backward is pending
+    bool seen = false;  // a forward has run the unit, and the backward of that forward is pending
     int casts = 0;      // casts_ at its last forward
   };
 

@@ -35,7 +35,7 @@ class StepMeter {
 
   // `key`: distinguishes activities of one kind: a unit's number, an optimizer's, or -1.
   void begin(Activity activity, int key, Nanos now);
-  // Also ends activities inside of it, whose own ends an exception has prevented, or nothing reports. Without such an activity: nothing.
+  // Also ends the activities inside this one whose own ends were not reported, as after an exception. No effect without such an activity.
   void end(Activity activity, int key, Nanos now);
   // `cpu`: CPU time of the calling thread since any fixed time, if that is known.
   void end_optimizer(int key, Nanos now, std::optional<Nanos> cpu);

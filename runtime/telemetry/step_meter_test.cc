@@ -80,7 +80,7 @@ TEST_F(StepMeterTest, AStepEndsWithItsLastOptimizer) {
   end(Activity::kForward, 0, 10);
   optimizer(1, 10, 20);
   optimizer(2, 30, 40);
-  EXPECT_FALSE(meter_.take());  // a third one may follow
+  EXPECT_FALSE(meter_.take());  // a third optimizer may follow
   begin(Activity::kLoader, -1, 50);
   ASSERT_EQ(steps_.size(), 1u);
   EXPECT_EQ(steps_[0].row.total_us, 40'000);
@@ -142,7 +142,7 @@ TEST_F(StepMeterTest, AnIdleProgramEndsItsStepButNotFromWithinAnActivity) {
 
 TEST_F(StepMeterTest, AnEvaluationInsideOfAForwardLeavesItAsItWas) {
   begin(Activity::kForward, 0, 0);
-  begin(Activity::kForward, 7, 10);  // a teacher
+  begin(Activity::kForward, 7, 10);  // a teacher model
   end(Activity::kForward, 7, 30);
   EXPECT_EQ(meter_.activity(), Activity::kForward);
   EXPECT_EQ(meter_.unit(), 0);

@@ -219,7 +219,7 @@ void Telemetry::end_optimizer(int key) {
   at_now([&](std::int64_t now) {
     // CPU times are known per thread, so those of two threads cannot be subtracted.
     const bool same = std::exchange(thread_id_, thread) == thread;
-    check_clock(now);  // here, so that the step of a jump is known
+    check_clock(now);  // checked here, so that the step in which the clock jumps is known
     meter_.end_optimizer(key, now, same ? std::optional(cpu) : std::nullopt);
   });
 }
@@ -415,7 +415,7 @@ Result<void> Telemetry::write(Pending& rows, const std::string& samples) {
 
 std::string Telemetry::kept_events(const std::string& lines) {
   if (event_file_.bytes() + lines.size() <= kMostEventBytes) return lines;
-  // The few that say what became of the run have room beyond the bound.
+  // The few events that state how the run ended or changed have room beyond the bound.
   std::string out;
   if (!std::exchange(events_left_out_, true))
     out = fmt::format(R"({{"t":{},"kind":"events_left_out","cause":"the events of this process take {} bytes"}})"
@@ -434,7 +434,7 @@ Result<void> Telemetry::write_facts(const std::string& text) {
   const Fd file(openat(folder_.get(), "process.json.new", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail(from_errno(errno, "process.json"));
   const auto line = text + '\n';
-  errno = ENOSPC;  // for a write that takes only a part
+  errno = ENOSPC;  // the error to report if write() stores only a part
   if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return fail(from_errno(errno, "process.json"));
   if (renameat(folder_.get(), "process.json.new", folder_.get(), "process.json") != 0) return fail(from_errno(errno, "process.json"));
   return {};

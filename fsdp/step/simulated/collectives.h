@@ -52,8 +52,8 @@ class SimulatedCollectives {
   struct Reducing {
     Place place;
     std::size_t number;
-    bool to_replicas;             // another part follows
-    bool among_replicas = false;  // the present part
+    bool to_replicas;             // true: a reduction among replicas follows the one among shards
+    bool among_replicas = false;  // true: the one among replicas has begun
   };
 
   std::size_t issue(Kind kind, Place place);

@@ -27,7 +27,7 @@ class FakeCuda {
 
   // ---- for a test to decide ----
 
-  // While one exists, memory of the host that CUDA has not allocated counts as memory of whichever device is asked.
+  // While one exists, memory of the host that CUDA has not allocated counts as memory of every device.
   class HostMemoryCounts {
    public:
     HostMemoryCounts() { machine().change_host_memory(1); }
@@ -38,7 +38,7 @@ class FakeCuda {
   // "register".
   void fail_next(const std::string& function, CudaStatus status);
   void set_capacity(std::size_t bytes);   // each device's
-  void set_orders_by_words(bool orders);  // the devices', which are opened from now on
+  void set_orders_by_words(bool orders);  // for devices that are opened from now on
   void hold_closing(bool hold);           // the closing of another process's memory is stuck until hold_closing(false)
   // A kernel with the sizes of its arguments. `run` gets the address of each, and the number of threads in all.
   using Kernel = std::function<void(void* const* arguments, std::size_t num_threads)>;

@@ -78,7 +78,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     bool holds_memory() const { return arriving_ != 0; }
     // The message has arrived, and keeps its memory until give_back(). Returns false if it has none.
     bool complete() { return arriving_ != 0 && (arrival_.is_complete = true); }
-    // The handler has the message.
+    // To be called once the handler has the message: returns its memory.
     void give_back() {
       if (arriving_ != 0) give_all_back();
     }
@@ -86,8 +86,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
     // Sets the bytes of this connection's answers that wait. May call close_later() of any connection: once the sum is exceeded, the peer
-    // with the most is refused. Before it, peers are refused that read nothing and have more than their share. One answer that waits alone
-    // may be larger.
+    // with the most is refused. Peers that read nothing and have more than their share are refused first. An answer that waits alone may
+    // exceed the bound.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }

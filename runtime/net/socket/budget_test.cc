@@ -69,7 +69,7 @@ TEST_F(BudgetTest, APeersMessagesWaitBeyondItsShareAndOthersDoNot) {
   EXPECT_TRUE(other.account->take(10 * kMiB));
   first.account->give_back();
   EXPECT_TRUE(second.has_room);
-  EXPECT_TRUE(second.account->take(10 * kMiB));  // has it already
+  EXPECT_TRUE(second.account->take(10 * kMiB));  // has its memory already
   EXPECT_EQ(clock_.num_timers(), 0u);
 }
 
@@ -144,7 +144,7 @@ TEST_F(BudgetTest, ASlowMessageForWhichNobodyWaitsIsKept) {
   Held slow = of("a"), holds = of("b"), waits = of("b");
   ASSERT_TRUE(slow.account->take(16 * kMiB));
   ASSERT_TRUE(holds.account->take(16 * kMiB));
-  ASSERT_FALSE(waits.account->take(16 * kMiB));  // for its own peer's
+  ASSERT_FALSE(waits.account->take(16 * kMiB));  // waits for the memory that `holds`, of the same peer, has
   while (holds.refused.empty() && clock_.num_timers() > 0) {
     for (Held* held : {&slow, &holds}) held->received += 70 << 10;
     clock_.fire_next();

@@ -26,7 +26,7 @@ class FrameReader {
     // Messages of up to these bytes arrive in parts (SendQueue), each of them a frame within the limits.
     std::uint64_t max_message_bytes = 0;
     std::uint16_t version = VersionRange{}.newest;  // the wire version of the connection
-    bool counts_calls = false;                      // expect_answer() reports all calls, so no other large answer is due
+    bool counts_calls = false;                      // expect_answer() reports all calls, so a large answer without a call is refused
   };
   // `account`: gives the memory for messages beyond Budget::kSmallBytes.
   FrameReader(const Limits& limits, Budget::Account& account) : limits_(limits), account_(account) {}

@@ -155,7 +155,7 @@ class Pause {
  private:
   Budget::Account& account_;
   bool lasts_ = false;
-  std::vector<Frame> kept_;  // two reads full of them at most, and the message that had its memory
+  std::vector<Frame> kept_;  // at most the frames of two reads, and a message that had its memory already
 };
 
 // Shared with the handlers that wait for the socket, which may outlive the Connection for one turn of the loop.

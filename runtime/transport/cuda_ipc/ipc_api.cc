@@ -21,7 +21,7 @@ struct Comm {
   bool finalized = false;
 };
 
-// The process's communicators. The table's functions are called with handles alone.
+// The process's communicators by handle: the functions of NCCL's table get only a handle.
 struct Machine {
   const CudaApi* cuda = nullptr;
   IpcComm::Options options;

@@ -105,7 +105,7 @@ class IpcComm {
   std::array<DeviceMemory, IpcSegment::kRegions> memory_;
   std::optional<DeviceKernels> kernels_;
   CudaStream stream_ = nullptr;
-  bool met_ = false, by_words_ = false;  // the latter: all ranks' streams write words
+  bool met_ = false, by_words_ = false;  // by_words_: all ranks' streams write words
   std::deque<Run> collectives_;
   std::map<std::pair<int, IpcOperation::Kind>, std::deque<Run>> messages_;
   std::uint64_t steps_ = 0;

@@ -95,7 +95,7 @@ void MessageGroup::handle_control(int from, std::span<const std::byte> message) 
       std::memcpy(ranks.data(), body.data(), ranks.size() * sizeof(int));
       const bool ascends = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
       if (ranks.empty() || !ascends || ranks.front() < 0 || ranks.back() >= world_size()) {
-        peers_[static_cast<std::size_t>(from)].left = true;  // the next rank decides, without this one
+        peers_[static_cast<std::size_t>(from)].left = true;  // a malformed list: the next rank decides, without rank `from`
       } else if (!survivors_) {
         survivors_ = std::move(ranks);
       }

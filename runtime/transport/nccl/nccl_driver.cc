@@ -12,7 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kShortest = 5us, kLongest = 200us;  // between two looks at NCCL and the device, while operations are pending
-constexpr Duration kIdle = 1s;                         // the same without pending operations
+constexpr Duration kIdle = 1s;                         // between two looks, without pending operations
 constexpr auto kCheckInterval = 25ms;                  // between two looks at time limits and lost ranks
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
@@ -75,7 +75,7 @@ Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, 
     ++sequence_;
     new_collectives_.push_back(operation);
   }
-  submitted_.notify_all();  // the ranks' calls are compared meanwhile
+  submitted_.notify_all();  // the watching thread compares the ranks' calls meanwhile
   if (operation->by_caller) issue(*operation, channel_, turns);
   return operation;
 }

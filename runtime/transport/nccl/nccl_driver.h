@@ -44,9 +44,8 @@ class NcclDriver {
 
   // Submits the operation that `make` makes from its number. The operation begins once the stream `after` has come to this call; without a
   // stream, at once. Returns once NCCL has put it on the stream, for which a communicator's first operation may need the other ranks'
-  // calls. A failure of that, a signal too, ends the group; wait() returns it. Cancelled/Interrupted: a signal came before any call of
-  // NCCL, and nothing was submitted.
-  // `timeout`: of the wait for the turn; the communicator's if it is 0.
+  // calls. A failure or a signal until then ends the group, and wait() returns the cause. Cancelled/Interrupted: a signal came before any
+  // call of NCCL, and nothing was submitted. `timeout`: of the wait for the turn; the communicator's if it is 0.
   Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
   // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
@@ -127,7 +126,7 @@ class NcclDriver {
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
   TimePoint check_at_{};
 
-  std::unique_ptr<SideThread> thread_;  // last: it uses all others
+  std::unique_ptr<SideThread> thread_;  // last, because it uses all other members
 };
 
 }  // namespace shoal::runtime

@@ -26,7 +26,8 @@ bool NcclMessageLane::can_open() const {
 void NcclMessageLane::settle() {
   turn_.reset();
   if (describing_ == nullptr) return;
-  // The description may have arrived before the failure. A message that moves then ends as if that had been known earlier.
+  // The description may have arrived before the failure. Then the message counts as described, as if this rank had noticed
+  // the description in time.
   const auto described = std::exchange(describing_, nullptr)->wait();
   step_ = Step::kIdle;
   if (described && channel_ && (way_ == Way::kSend || check_description())) step_ = Step::kMove;

@@ -16,7 +16,7 @@ class FakeNvml {
 
   struct Fake {
     std::string name = "NVIDIA H100 80GB HBM3";
-    std::string uuid = {};               // empty: made from its place
+    std::string uuid = {};               // empty: made from the device's index
     NvmlStatus status = nvml::kSuccess;  // each call on it returns this
     unsigned long long used = 1ULL << 30, total = 80ULL << 30;
     unsigned busy = 25;  // in percent
