@@ -103,9 +103,9 @@ TEST_F(ReferenceTableTest, AnObjectIsRefusedWithItsContentsIfTheyDoNotFit) {
   EXPECT_EQ(small.count(object(1), kOwner, -1), Freed{object(1)});  // nothing contains it
   EXPECT_TRUE(small.contain(object(10), {object(2), object(3), object(4), object(4)}));
   EXPECT_EQ(small.num_entries(), 3u);
-  EXPECT_TRUE(small.contain(object(11), {object(3)}));  // known already
+  EXPECT_TRUE(small.contain(object(11), {object(3)}));  // object 3 has an entry already
   EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));
-  EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth that contains some
+  EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth object that contains others
   EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // put again
   EXPECT_EQ(small.drop(object(10)), Freed());
   EXPECT_EQ(small.drop(object(11)), Freed{object(3)});

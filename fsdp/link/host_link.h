@@ -37,7 +37,7 @@ class HostLink final : public RemoteSums {
   // ---- the thread that runs the model ----
   // Sends this rank's control words, if they have changed. Called after stores that another rank may wait for.
   void update();
-  // Sends this rank's rows of a version, whose word `entered` is stored, in this order of units.
+  // Sends this rank's rows of a version, in this order of units. The rank's word `entered` has that version already.
   void send_rows(std::uint64_t version, const std::vector<std::uint32_t>& order) {
     rows_.send(version, order);
     layer_->wake();

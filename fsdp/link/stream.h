@@ -37,7 +37,7 @@ std::vector<Message> messages_of(std::span<const std::size_t> piece_bytes);
 struct OutgoingPiece {
   std::size_t bytes = 0;
   const std::byte* data = nullptr;
-  std::function<void(std::size_t offset, std::span<std::byte> out)> compute = {};  // where data is null
+  std::function<void(std::size_t offset, std::span<std::byte> out)> compute = {};  // called where `data` is null
 };
 
 class StreamSender {

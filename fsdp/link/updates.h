@@ -23,7 +23,7 @@ struct Words {
   bool operator==(const Words&) const = default;
 
   static Words load(const Control::RankWords& words);
-  // Stores them. Words that permit other ranks something are stored after those that they refer to.
+  // Stores them. Words that let other ranks go on are stored after the words that those ranks then read.
   void store(Control::RankWords& words) const;
 };
 

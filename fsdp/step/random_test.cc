@@ -141,7 +141,7 @@ class RandomProgram {
     const bool ahead = chance(0.2);  // all forwards run before the first backward
     // Ranks may skip units where that leaves one order of reductions. It does not if a unit's reduction waits for the end of the pass
     // (frozen, or run by another forward), or if a unit is reduced twice. The reducer refuses such steps (InvalidArgument/Diverged).
-    // Where collectives gather a unit, a rank that waits in one publishes nothing for units that it has skipped.
+    // Where collectives gather a unit, a rank that waits in such a gather publishes nothing for units that it has skipped.
     const bool skips =
         !ahead && !devices_ && gathered_ < 0 && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
     const bool raises = dies < 0 && !in_backward_ && !devices_ && gathered_ < 0 && chance(0.2);

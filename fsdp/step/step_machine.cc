@@ -677,7 +677,7 @@ Actions StepMachine::completed(const Action& a) {
       if (found != reducing.end()) found->begun = true;
       return out;
     }
-    case Kind::kForgetPending:  // the last action of a reset: after an exception before it, pass_ shows that the reset has to be repeated
+    case Kind::kForgetPending:  // the last action of a reset: after a failure before it, pass_ shows that the reset has to be repeated
       pass_ = Pass::kNone;
       break;
     default:

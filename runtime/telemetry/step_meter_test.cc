@@ -133,7 +133,7 @@ TEST_F(StepMeterTest, AnIdleProgramEndsItsStepButNotFromWithinAnActivity) {
   begin(Activity::kOptimizer, 2, 20);
   EXPECT_FALSE(meter_.take_idle(false));
   meter_.end_optimizer(2, 30 * kMs, {});
-  meter_.wait_begin(Activity::kWindow, -1, 40 * kMs);  // a third optimizer's
+  meter_.wait_begin(Activity::kWindow, -1, 40 * kMs);  // a third optimizer waits for the window
   EXPECT_FALSE(meter_.take_idle(false));
   meter_.wait_end(50 * kMs);
   EXPECT_TRUE(meter_.take_idle(false));

@@ -76,7 +76,8 @@ class FakeCuda {
 
   void change_host_memory(int by);
   CudaStream default_stream(int device);
-  // With the mutex: the allocation that holds the whole range; nullptr if it is of the host, and *crosses if it leaves an allocation.
+  // With the mutex: the allocation that holds the whole range; nullptr for memory of the host. Sets *crosses if the range leaves an
+  // allocation.
   const Allocation* find(CudaAddress address, std::size_t bytes, bool* crosses) const;
   CudaStatus take_failure(const std::string& function);
 

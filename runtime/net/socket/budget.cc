@@ -205,8 +205,8 @@ std::vector<Budget::Account*> Budget::stalled() const {
 // Only the slowest, since peers may share a slow link: without that message, the others may be in time.
 std::vector<Budget::Account*> Budget::too_slow() {
   const TimePoint now = clock_.now();
-  bool all = false;                     // a message has waited for room in the sum for too long
-  std::set<const Account::Use*> peers;  // peers of which a message has waited for room in their share for too long
+  bool all = false;                     // a message has waited too long for room beside the messages of all peers
+  std::set<const Account::Use*> peers;  // peers of which a message has waited too long for room in their share
   for (const Account* waits : waiting_) {
     if (now - waits->waiting_since_ < options_.waiting_patience) break;
     all = room_for(*waits, waits->wanted_) == Room::kNone;

@@ -213,7 +213,7 @@ TEST_F(BudgetTest, ALargeMessageIsNotOvertakenBySmallOnesThatTakeItsRoom) {
   }
   Held large = of("e"), small = of("f");
   EXPECT_FALSE(large.account->take(16 * kMiB));
-  EXPECT_FALSE(small.account->take(kMiB));  // has room, but comes later
+  EXPECT_FALSE(small.account->take(kMiB));  // there is room for this one, but it comes after `large`
   held[0]->account->give_back();
   EXPECT_TRUE(large.has_room);
   EXPECT_TRUE(small.has_room);
@@ -305,7 +305,7 @@ TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefusedAlsoIfItHasManyConnec
   Held first = of("a"), second = of("a"), other = of("b"), last = of("c");
   first.account->set_unsent(14 * kMiB);
   second.account->set_unsent(16 * kMiB);
-  other.account->set_unsent(20 * kMiB);  // the largest connection
+  other.account->set_unsent(20 * kMiB);  // the largest connection, but peer a has more in all
   last.account->set_unsent(15 * kMiB);
   EXPECT_EQ(second.refused, "AnswersNotRead");
   EXPECT_EQ(first.refused + other.refused + last.refused, "");

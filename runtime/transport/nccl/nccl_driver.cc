@@ -19,8 +19,8 @@ constexpr auto kSignals = 50ms;                        // between two looks at s
 constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
 constexpr auto kLeaving = 1s;                          // for a thread that issues to see a failure; after that it counts as stuck in NCCL
 constexpr auto kClosing = 1s, kDraining = 5s;
-// So many looks at a call come before NCCL is taken to connect ranks for it: some milliseconds. A call that needs no other rank is on its
-// stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
+// After so many looks at a call, some milliseconds, it counts as one for which NCCL connects ranks. A call that needs no other rank is on
+// its stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
 constexpr int kConnectingPolls = 32;
 
 }  // namespace
@@ -106,7 +106,7 @@ Result<NcclDriver::Turns> NcclDriver::take_turns(Duration timeout) {
 }
 
 void NcclDriver::issue(NcclOperation& operation, NcclChannel& channel, Turns& turns) {
-  // The watching thread ends the operation with the group's cause.
+  // After a failure of the group, the watching thread ends the operation with its cause.
   if (auto put = put_on_stream(operation, channel, turns); !put) parts_.control->abort(put.error());
   submitted_.notify_all();
 }

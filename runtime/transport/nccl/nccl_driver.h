@@ -48,10 +48,10 @@ class NcclDriver {
   // call of NCCL, and nothing was submitted. `timeout`: of the wait for the turn; the communicator's if it is 0.
   Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
-  // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
+  // Waits for the end of an operation. After Cancelled/Interrupted the operation goes on.
   Result<void> wait(const NcclOperation& operation);
-  // Makes `stream` wait for an operation, and returns once the operation is on its way. The wait for that ends with a signal, and by itself
-  // a moment after the operation's time limit, with DeadlineExceeded/Late: also if the watching thread is stuck in the library.
+  // Makes `stream` wait for an operation, and returns once the operation is on its way. Until then it waits: a signal ends the wait, or
+  // DeadlineExceeded/Late a moment after the operation's time limit, even if the watching thread is stuck in the library.
   Result<void> order_after(const NcclOperation& operation, CudaStream stream);
   // Returns once no operation of a failed group is under way. Cancelled/Interrupted after a signal.
   Result<void> wait_until_closed();

@@ -29,7 +29,7 @@ Silence silence_of(int socket) {
           info.tcpi_unacked > 0 || info.tcpi_probes > 0};
 }
 
-// Sends a keep-alive probe now. Setting the time after which probes begin has this effect once that time has passed.
+// Makes the kernel send a keep-alive probe now: it does so when it gets a time until probes begin that has passed already.
 void probe(int socket) {
   const int second = 1;
   (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);

@@ -48,7 +48,7 @@ class Peer {
   void drain_control();
   // True if the other host's kernel has received all sent bytes.
   bool flushed() const;
-  // The time in which the other host has sent nothing although this one waits for an answer. Zero if this one does not wait, or
+  // The time in which the other host has sent nothing although this host waits for an answer. Zero if this host does not wait, or
   // has waited for less than `limit`.
   Duration silence(Duration limit) const;
 
