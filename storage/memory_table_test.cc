@@ -390,8 +390,8 @@ TEST(MemoryTableBoundsTest, AGetOfARefusedObjectFails) {
   EXPECT_FALSE(put(kJob, 3));
   EXPECT_EQ(get(kJob, 3), "ResourceExhausted");
   table.free(kOther, ObjectId{2});
-  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // refused before
-  EXPECT_EQ(get(kJob, 4), "nothing");            // still possible
+  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // its put was refused before
+  EXPECT_EQ(get(kJob, 4), "nothing");            // its put may still come
   EXPECT_TRUE(put(kOther, 4));
   EXPECT_FALSE(put(kOther, 5));
   EXPECT_EQ(get(kOther, 6), "ResourceExhausted");  // the list of refused objects is full

@@ -106,7 +106,7 @@ TEST_F(ReferenceTableTest, AnObjectIsRefusedWithItsContentsIfTheyDoNotFit) {
   EXPECT_TRUE(small.contain(object(11), {object(3)}));  // object 3 has an entry already
   EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));
   EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth object that contains others
-  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // put again
+  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // object 12 again
   EXPECT_EQ(small.drop(object(10)), Freed());
   EXPECT_EQ(small.drop(object(11)), Freed{object(3)});
 }

@@ -61,7 +61,7 @@ class HostLink final : public RemoteSums {
 
  private:
   using Transfer = runtime::MessageLayer::Transfer;
-  enum class To { kHosts, kThisHost };  // a rank of each other host, or the other ranks of this one
+  enum class To { kHosts, kThisHost };  // kHosts: one rank of each other host; kThisHost: the other ranks of this host
   struct Posted {
     std::vector<std::byte> message;
     To to;

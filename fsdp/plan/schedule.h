@@ -15,7 +15,7 @@ struct Boundary {
   bool operator==(const Boundary&) const = default;
 };
 
-// For one model; units are their numbers in it.
+// The schedule of one model, which names units by their numbers in the model.
 struct Schedule {
   struct Unshard {
     std::int32_t unit = 0;

@@ -53,7 +53,7 @@ class SharedArrays {
     std::size_t offset = 0, bytes = 0;
     bool operator==(const Range&) const = default;
   };
-  // The places of arrays in their memory. InvalidArgument: one belongs to no parameter.
+  // The places of arrays in their memory. InvalidArgument: an array belongs to no parameter.
   static Result<std::vector<Range>> places_of(const Units& units, const std::vector<StateSpec>& states);
   SharedArrays(std::string key, std::vector<StateSpec> states) : key_(std::move(key)), states_(std::move(states)) {}
 

@@ -91,7 +91,8 @@ class StepRecord {
     pid_t pid;                 // the process that writes
     std::uint64_t start_time;  // with the pid it identifies the process (runtime/process/process.h)
     std::uint32_t num_items, num_lanes;
-    std::atomic<std::uint64_t> usable;  // 0 while loaded states are written into the record: a death then leaves them torn
+    std::atomic<std::uint64_t>
+        usable;  // 0 until the states are written into the record, and while they are loaded anew: then a death leaves them torn
     std::atomic<std::uint64_t> recorded, begun, finished;
   };
 
@@ -126,7 +127,7 @@ class StepRecord {
   std::span<Array> arrays() const;
   // True for an array that a step fills, and that has no meaning between two steps: a gradient, or new values.
   static bool of_step(std::string_view name);
-  std::span<Item> items() const;  // those of the current update
+  std::span<Item> items() const;  // the items of the current update
   Item& item(std::size_t index) const;
   Lane& lane(std::size_t index) const;
   std::byte* undo(std::size_t lane) const;

@@ -496,7 +496,7 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
     finish_all_reductions(out);
   }
   make_room(out, unit);
-  reduce(out, unit, group, true);  // the others reduce, although this rank's last backward may have kept its gradients
+  reduce(out, unit, group, true);  // the other ranks reduce, although this rank's last backward may have kept its gradients
   return out;
 }
 

@@ -49,7 +49,7 @@ class StepMeter {
 
   // The step that has ended, if no optimizer of the same step can follow.
   std::optional<Step> take();
-  // The same for a program that is idle after its optimizer's step. `last`: also during an activity, because the recording ends.
+  // As take(), for a program that is idle after its optimizer's step. `last`: also during an activity, because the recording ends.
   std::optional<Step> take_idle(bool last);
 
   void set_detailed(bool on) { detailed_ = on; }

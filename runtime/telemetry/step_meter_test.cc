@@ -110,7 +110,7 @@ TEST_F(StepMeterTest, AClosureRunsInsideOfItsOptimizer) {
 
 TEST_F(StepMeterTest, ALoopThatReportsItsBatchesHasAStepPerBatch) {
   batch(0);
-  for (const int key : {1, 2, 1}) {  // as a GAN's
+  for (const int key : {1, 2, 1}) {  // in the order of a GAN's optimizers
     begin(Activity::kForward, 0, 10);
     end(Activity::kForward, 0, 10);
     optimizer(key, 10, 20);
@@ -184,7 +184,7 @@ TEST_F(StepMeterTest, TheOuterActivityEndsWhatAnExceptionHasLeftOpen) {
   end(Activity::kForward, 0, 5);
   EXPECT_EQ(meter_.activity(), Activity::kElsewhere);
   end(Activity::kForward, 1, 7);      // ended already
-  begin(Activity::kOptimizer, 1, 8);  // it raises
+  begin(Activity::kOptimizer, 1, 8);  // this optimizer's step raises
   optimizer(1, 20, 30);
   EXPECT_EQ(meter_.activity(), Activity::kElsewhere);
   EXPECT_EQ(all()[0].spans.size(), 3u);

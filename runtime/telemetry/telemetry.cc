@@ -338,7 +338,7 @@ void Telemetry::check_clock(std::int64_t now) {
   const auto offset = time_of_day_us() - now / 1000;
   const auto jump = offset - std::exchange(offset_us_, offset);
   if (std::abs(jump) > kClockJumpUs) {
-    add_event("clock", fmt::format(R"({{"us":{}}})", jump));  // at the new time of day
+    add_event("clock", fmt::format(R"({{"us":{}}})", jump));  // this event has the new time of day
     shown_since_us_ += jump;                                  // the activity lasts as long as before
   }
 }

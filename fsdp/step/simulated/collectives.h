@@ -40,7 +40,7 @@ class SimulatedCollectives {
   // How many collectives every rank has to have issued before this action can end; 0: it waits for none.
   std::size_t needed(const Action& action) const;
   const std::vector<Issue>& issued() const { return issued_; }
-  // The first of this rank's collectives that differs from the other's, as text; "" if there is none.
+  // The first of this rank's collectives that differs from the other rank's, as text; "" if there is none.
   std::string differs(const SimulatedCollectives& other) const;
   std::size_t gathers_under_way() const { return gathering_.size(); }
 

@@ -109,9 +109,9 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::size_t connections = 0, waiting = 0;
       std::uint64_t arriving = 0, unsent = 0;
       std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
-      std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
+      std::uint64_t seen_arrived = 0;  // `arrived` when the current period began, if the peer had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
-      bool reads_nothing = false;      // a connection was refused for reading nothing, and none has read since
+      bool reads_nothing = false;      // a connection was refused for reading nothing, and no other one of the peer has read since
     };
     // A message that has its memory.
     struct Arrival {

@@ -57,7 +57,7 @@ TEST_F(BudgetTest, ConnectionsAreBoundedForAPeerAndForAll) {
   EXPECT_EQ(budget_->admit("e").error().reason(), "TooManyConnections");
   held.pop_back();
   EXPECT_TRUE(budget_->admit("e"));
-  const auto ours = budget_->outgoing();  // is not counted
+  const auto ours = budget_->outgoing();  // not counted as an accepted connection
   held[0]->account->leave();
   EXPECT_TRUE(budget_->admit("a"));
 }
@@ -165,7 +165,7 @@ TEST_F(BudgetTest, MessagesThatWereFastAreRefusedOnceTheirTimeIsOver) {
     clock_.fire_next();
   }
   EXPECT_EQ(first.refused, "MessageTooSlow");
-  EXPECT_EQ(second.refused, "MessageTooSlow");  // at the same time
+  EXPECT_EQ(second.refused, "MessageTooSlow");  // at the same time as `first`
   EXPECT_GE(clock_.now() - began, options_.waiting_patience + options_.finishing_time);
   EXPECT_LE(clock_.now() - began, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
   EXPECT_TRUE(waits.has_room);
@@ -395,7 +395,7 @@ TEST_F(BudgetTest, APeerThatReadsAgainHasAllTheTimeAgain) {
   ASSERT_EQ(first.refused, "AnswersNotRead");
   second.account->set_unsent(kMiB);
   second.account->set_paused(true);
-  second.account->set_paused(false);  // it has read
+  second.account->set_paused(false);  // its peer has read
   second.account->set_paused(true);
   const TimePoint began = clock_.now();
   clock_.fire_next();

@@ -73,7 +73,7 @@ class FrameReader {
     return header.kind == FrameKind::kLink && header.method == static_cast<std::uint16_t>(LinkMethod::kPart);
   }
   Result<void> parse(std::span<const std::byte> bytes, std::vector<Frame>& out);
-  // These begin a frame; begin() returns false if it has to wait for memory.
+  // These functions begin a frame; begin() returns false if it has to wait for memory.
   Result<bool> begin(const FrameHeader& header);
   Result<bool> begin_message(const FrameHeader& header);
   Result<void> begin(const FrameHeader& header, std::byte* place);
@@ -85,7 +85,7 @@ class FrameReader {
   std::span<std::byte> scratch_;  // between room() and arrived()
   std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless waits_ is true
   bool waits_ = false, has_message_ = false;
-  std::uint64_t num_calls_ = 0;  // without an answer
+  std::uint64_t num_calls_ = 0;  // calls that have no answer yet
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
   PartOf parts_;   // the peer's announcement of that payload

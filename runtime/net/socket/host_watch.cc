@@ -10,7 +10,7 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kChecks = 8;  // per time limit; a pause of this process or of its machine counts as one
+constexpr int kChecks = 8;  // per time limit; a pause of this process or of its machine counts as one check
 constexpr int kProbes = 4;  // for an idle connection: the first after half the time limit, the others until its end
 // The kernel counts time in ticks of at most this length. An answer may count at two looks, but none is missed.
 constexpr std::chrono::milliseconds kTick(10);

@@ -89,7 +89,7 @@ class PlainSocket {
   const bool passes_descriptors_;
 };
 
-// The same operations through TLS.
+// The operations of PlainSocket, through TLS.
 class TlsSocket {
  public:
   using Step = TlsSession::Step;
@@ -439,7 +439,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   FrameReader reader_;
   SendQueue queue_;
   Pause pause_;
-  std::optional<HostWatch> host_;  // between hosts
+  std::optional<HostWatch> host_;  // only for connections between hosts
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;

@@ -207,7 +207,7 @@ NcclStatus receive(void* o, std::size_t count, NcclType type, int from, NcclComm
 std::size_t sweep_cuda_ipc(bool overdue) {
   auto& [ended, num_swept] = machine().ended;
   std::unique_lock lock(machine().mutex);
-  // After each communicator that was closed, a whole round begins again: others of this process may have waited for its rank to close.
+  // After each communicator that was closed, a whole round begins again: other communicators of this process may have waited for that.
   for (std::size_t left = ended.size(); left > 0 && !ended.empty();) {
     auto comm = std::move(ended.front());
     ended.pop_front();

@@ -1,8 +1,8 @@
 // One rank of a communicator whose data travel by copies from the device memory of one process to another's (CUDA IPC). Reductions go in
 // rank order, with the bits of the transports of hosts. All functions belong to one thread at a time.
 //
-// Each rank copies its input in chunks into memory that all others have open. Then the others read it. advance() puts the next of these
-// steps on the stream once the other ranks have put their steps on their streams.
+// Each rank copies its input in chunks into memory that all other ranks have open. Then those ranks read it. advance() puts the next of
+// these steps on the stream once the other ranks have put their steps on their streams.
 #pragma once
 
 #include <deque>

@@ -122,7 +122,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
     if (parts_.control->failed()) return {};
     if (num_polls >= kConnectingPolls && operation.stage() == Stage::kBegun) turns.device.reset();
     if (!signals(signals_at)) {
-      // The buffers are in use, and the caller drops the operation. So the group ends, with a cause that names this rank on the others.
+      // The buffers are in use, and the caller drops the operation. So the group ends, and the cause names this rank to the other ranks.
       return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
                                         parts_.control->rank(), operation.what()))
                       .with_reason("RankInterrupted")

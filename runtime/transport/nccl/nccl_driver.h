@@ -116,7 +116,7 @@ class NcclDriver {
   // Guarded by mutex_.
   std::deque<CollectivePtr> new_collectives_;
   std::deque<MessagePtr> new_messages_;
-  std::vector<Event> events_;  // those that no operation uses
+  std::vector<Event> events_;  // events that no operation uses
   std::uint64_t sequence_ = 0;
   bool stopping_ = false, closed_ = false, nudged_ = false;
 

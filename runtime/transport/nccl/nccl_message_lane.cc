@@ -70,7 +70,7 @@ Result<bool> NcclMessageLane::advance_head() {
   }
   const auto moved = head.advance(api_, *device_, *channel_);
   // With its first message NCCL connects the two devices, for which it needs the other rank's call. In a ring of messages, the other rank
-  // may only make it once this one has made another. So no thread waits for this message.
+  // may make that call only after this rank's next call. So no thread waits for this message.
   if (!used_ || head.stage() != Stage::kBegun) turn_.reset();
   used_ |= head.stage() == Stage::kOnStream;
   return moved;

@@ -122,7 +122,7 @@ TEST(PostedReceives, GetPiecesInAnyOrderAndEndInOrderOfTheirMessages) {
   EXPECT_FALSE(one.complete());
   EXPECT_TRUE(receive(piece(0, 0, 4, 8)));
   EXPECT_TRUE(one.complete());
-  EXPECT_FALSE(receives.room(piece(0, 0, 4, 8)));  // a second time
+  EXPECT_FALSE(receives.room(piece(0, 0, 4, 8)));  // the same piece a second time
 }
 
 TEST(PostedReceives, RefuseAPieceThatComesTwiceOrHasAnotherTotal) {

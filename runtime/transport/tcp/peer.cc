@@ -17,7 +17,7 @@ namespace {
 constexpr auto kProbeAgain = std::chrono::milliseconds(1100);
 
 struct Silence {
-  std::chrono::milliseconds since{};  // the last packet
+  std::chrono::milliseconds since{};  // time since the last packet
   bool waits = false;                 // for an answer to data or to a keep-alive probe
 };
 

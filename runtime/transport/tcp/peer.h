@@ -12,7 +12,7 @@
 
 namespace shoal::runtime {
 
-// Numbers of the connections between two ranks: 0 is the watch, and each channel has some of the others.
+// Numbers of the connections between two ranks: 0 is the watch, and each channel has some of the other numbers.
 class ConnectionPlan {
  public:
   static constexpr std::uint32_t kWatch = 0;

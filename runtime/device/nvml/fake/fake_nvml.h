@@ -1,5 +1,5 @@
-// NVML for tests: devices in the state that a test gives them. There is one machine per process, as NVML's functions have no other place
-// for it. Not for several threads at once.
+// NVML for tests: devices in the state that a test gives them. There is one machine per process, because NVML's functions have no
+// argument that could name one of several. Not for several threads at once.
 #pragma once
 
 #include <string>
