@@ -91,8 +91,7 @@ class StepRecord {
     pid_t pid;                 // the process that writes
     std::uint64_t start_time;  // with the pid it identifies the process (runtime/process/process.h)
     std::uint32_t num_items, num_lanes;
-    std::atomic<std::uint64_t>
-        usable;  // 0 until the states are written into the record, and while they are loaded anew: then a death leaves them torn
+    std::atomic<std::uint64_t> usable;  // 0 until the record has the states, and while they are loaded anew: a death then leaves them torn
     std::atomic<std::uint64_t> recorded, begun, finished;
   };
 

@@ -105,7 +105,7 @@ class StepMachine {
   Result<Actions> backward_end(int unit);
   // Autograd has ended the pass. `alive`: as in Forward.
   Result<Actions> pass_ends(bool alive);
-  // The program ends its passes by hand.
+  // The program ends the pass by hand.
   Result<Actions> finalize(bool alive);
   // A pass in which no unit runs reduces the gradients that earlier passes kept.
   Result<Actions> reduce_kept(bool alive);

@@ -142,7 +142,7 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
   } catch (const std::system_error& error) {  // the limit of threads is reached
     out.reset();
     std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);  // readers would take it for a rank that has ended
+    std::filesystem::remove_all(path, ignored);  // readers would take the folder for that of a rank that has ended
     return fail(from_errno(error.code().value(), "the thread that records"));
   }
   return out;

@@ -38,7 +38,7 @@ class FrameReader {
   // True while a message waits for its memory (Account::take). Also true while a complete message with such memory, the last frame so far,
   // waits for the handler: its memory counts until then. Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
-  bool has_message() const { return has_message_; }  // a complete one waits for the handler
+  bool has_message() const { return has_message_; }  // a complete message waits for the handler
   Result<void> go_on(std::vector<Frame>& out);
   // A call was sent.
   void expect_answer() { ++num_calls_; }

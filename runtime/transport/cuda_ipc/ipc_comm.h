@@ -53,7 +53,7 @@ class IpcComm {
   };
   struct Run {
     IpcOperation operation;
-    std::size_t moved_bytes = 0;  // bytes of each part, where there are parts
+    std::size_t moved_bytes = 0;  // moved bytes of each part, where there are parts
     int phase = 0;
   };
 

@@ -20,7 +20,7 @@ class ConnectionPlan {
   explicit ConnectionPlan(std::uint32_t per_bulk);
   std::uint32_t size() const { return static_cast<std::uint32_t>(channels_.size()) + 1; }
   MessageLayer::Channel channel(std::uint32_t number) const { return channels_[number - 1]; }
-  // The lower rank makes the watch, the higher one the other connections. So each finds out at once if the other rank does not listen.
+  // The lower rank makes the watch, the higher one the other connections. So each rank finds out at once if the other does not listen.
   static bool is_opened_by(std::uint32_t number, int rank, int other) { return (number == kWatch) == (rank < other); }
 
  private:

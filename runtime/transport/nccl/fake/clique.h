@@ -85,7 +85,7 @@ struct ncclComm {
   shoal::runtime::NcclStatus state = shoal::runtime::nccl::kInProgress;
   bool connected = false, finalized = false;
   std::uint64_t number = 0, num_issued = 0, num_launched = 0;  // the number in its id; groups of calls issued, and put on the stream
-  int polls = 0;                                               // since the last call that is in progress
+  int polls = 0;                                               // polls since the last call that is in progress
   std::vector<shoal::runtime::FakeOperation> begun;            // the last group's calls, not yet on the stream
 };
 
