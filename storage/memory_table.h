@@ -34,7 +34,7 @@ class MemoryTable {
     std::uint64_t bytes_of_arena = 16 << 10;
     // Ended jobs that are remembered, so that their late puts are refused; the oldest are forgotten.
     std::size_t max_ended_jobs = 1000;
-    std::size_t max_freed = 100'000;          // freed objects that are remembered, for the same reason
+    std::size_t max_freed = 100'000;          // freed objects that are remembered, so that their late puts are ignored
     std::uint64_t movable_bytes = 128 << 10;  // smallest object that may move into a file
     // Returns the bytes available in the machine and this process's control groups; if empty, runtime::machine_memory() is read.
     std::function<std::uint64_t()> available_bytes;
@@ -50,9 +50,9 @@ class MemoryTable {
   };
   // Opens the arena of that key for `worker`, which holds it until drop(); the first call makes it. Returns InvalidArgument if it exists
   // with another size, and NotFound if it has to exist (kAsItIs). Returns ResourceExhausted, with the numbers, if the machine has no room,
-  // or TooManyArenas. `lasting`: from now on the deaths of its holders do not free the arena, so a process that opens it later finds their
-  // writes. Such an arena with a key "GROUP//..." lasts until all workers have ended that have opened one of this group; another one until
-  // the job ends.
+  // or ResourceExhausted/TooManyArenas. `lasting`: from now on the deaths of its holders do not free the arena, so a process that opens it
+  // later finds their writes. A lasting arena with a key "GROUP//..." exists until all workers that have opened arenas of that group have
+  // ended; any other lasting arena exists until the job ends.
   Result<Opened> open(JobId job, const std::string& key, std::uint64_t bytes, WorkerId worker, bool lasting = false);
   // `worker` holds the arena no longer. The arena is freed if no process holds it then.
   void drop(JobId job, const std::string& key, WorkerId worker);
@@ -64,12 +64,12 @@ class MemoryTable {
   void mark_gone(WorkerId worker, const std::string& cause);
 
   // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory, or id 0 if that is gone.
-  // While it lives, the memory counts as its usage. nullopt, for a replica: it counts as no process's usage, and is never moved into a
-  // file.
+  // While the process lives, the memory counts as its usage. nullopt, for a replica: the memory counts as no process's usage, and never
+  // moves into a file.
   Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
-  // Calls `got` with a duplicate descriptor, at once or after the put. If the job ends first, it gets NotFound. If `owner`, the process
-  // that has to put the object, is gone, it gets Unavailable/OwnerDied.
+  // Calls `got` with a duplicate descriptor, at once or after the put. If the job ends first, `got` gets NotFound. If `owner`, the
+  // process that has to put the object, is gone, `got` gets Unavailable/OwnerDied.
   void get(JobId job, ObjectId id, WorkerId owner, Got got);
   bool has(JobId job, ObjectId id) const { return objects_.contains({job, id}); }
   // Calls `see` for every stored object and every stored error.

@@ -283,7 +283,7 @@ TEST_F(MovableTest, EachLookExaminesSomeAndAllInTurn) {
   std::vector<Fd> read;
   for (std::uint64_t id = 1; id <= 5; ++id) read.push_back(put(id));
   put(6);
-  EXPECT_TRUE(idle(3).empty());  // checks 1 to 3
+  EXPECT_TRUE(idle(3).empty());  // the checks go to objects 1 to 3
   EXPECT_EQ(idle(3), std::vector<std::uint64_t>{6});
 }
 
@@ -349,7 +349,7 @@ TEST(MemoryTableBoundsTest, OneProcessHoldsSoManyArenasAndTheNodeHasSoMany) {
   EXPECT_EQ(reason("c", kWorker), "TooManyArenas");
   EXPECT_EQ(reason("a", kWorker), "TooManyArenas");  // one that exists counts as well
   EXPECT_EQ(reason("c", other), "");
-  EXPECT_EQ(reason("d", other), "TooManyArenas");  // no process may
+  EXPECT_EQ(reason("d", other), "TooManyArenas");  // no process may open a fourth arena
   table.end_job(kOther);
   EXPECT_EQ(reason("d", kWorker), "");
   table.drop(kJob, "a", kWorker);
@@ -371,7 +371,7 @@ TEST(MemoryTableBoundsTest, AProcessWithMuchMemoryHoldsMoreArenas) {
   };
   EXPECT_EQ(num_opened(4 << 10), 5);  // 4, and one for their 16 KiB
   EXPECT_EQ(hint.find("ulimit"), std::string::npos);
-  EXPECT_EQ(num_opened(16 << 10), 10);  // half of the node's
+  EXPECT_EQ(num_opened(16 << 10), 10);  // half of the node's 20 arenas
   EXPECT_NE(hint.find("ulimit"), std::string::npos);
   ASSERT_TRUE(table.open(kJob, "large", 1 << 20, kWorker));
   table.drop(kJob, "large", kWorker);
@@ -390,8 +390,8 @@ TEST(MemoryTableBoundsTest, AGetOfARefusedObjectFails) {
   EXPECT_FALSE(put(kJob, 3));
   EXPECT_EQ(get(kJob, 3), "ResourceExhausted");
   table.free(kOther, ObjectId{2});
-  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // refused before
-  EXPECT_EQ(get(kJob, 4), "nothing");            // still possible
+  EXPECT_EQ(get(kJob, 3), "ResourceExhausted");  // its put was refused before
+  EXPECT_EQ(get(kJob, 4), "nothing");            // its put may still come
   EXPECT_TRUE(put(kOther, 4));
   EXPECT_FALSE(put(kOther, 5));
   EXPECT_EQ(get(kOther, 6), "ResourceExhausted");  // the list of refused objects is full

@@ -48,7 +48,7 @@ std::vector<ReferenceTable::Object> ReferenceTable::contained(Object outer) cons
   return it == contained_.end() ? std::vector<Object>() : it->second;
 }
 
-// Iterates over `freed` instead of recursing, so that long chains of contained objects need no stack.
+// Iterates over `freed` instead of recursing, so that long chains of contained objects need no deep stack.
 void ReferenceTable::settle(Object object, Freed& freed) {
   std::size_t next = freed.size();
   const auto visit = [&](Object at) {

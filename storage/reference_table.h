@@ -34,7 +34,7 @@ class ReferenceTable {
   // objects: these stay until their job ends, even if there is room later.
   Freed count(Object object, WorkerId holder, std::int64_t change);
   // Records that `outer` contains references to `inner`, as long as it exists. Returns ResourceExhausted, and records nothing, if the table
-  // has no room for new inner objects, or for one more object that contains some. The caller must not keep `outer` then.
+  // has no room for new inner objects, or for one more object that contains others. The caller must not keep `outer` then.
   Result<void> contain(Object outer, const std::vector<Object>& inner);
   std::vector<Object> contained(Object outer) const;
   // Removes an object whatever its counts are.

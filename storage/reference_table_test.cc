@@ -32,7 +32,7 @@ TEST_F(ReferenceTableTest, IsFreedWithTheLastOfItsHolders) {
 }
 
 TEST_F(ReferenceTableTest, ARemovalBeforeItsAdditionFreesNothing) {
-  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // sooner, over another connection
+  EXPECT_EQ(table_.count(object(1), kBorrower, -1), Freed());  // arrives before the increment, over another connection
   EXPECT_EQ(table_.count(object(1), kOwner, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kBorrower, 1), Freed());
   EXPECT_EQ(table_.count(object(1), kOwner, -1), Freed{object(1)});
@@ -103,10 +103,10 @@ TEST_F(ReferenceTableTest, AnObjectIsRefusedWithItsContentsIfTheyDoNotFit) {
   EXPECT_EQ(small.count(object(1), kOwner, -1), Freed{object(1)});  // nothing contains it
   EXPECT_TRUE(small.contain(object(10), {object(2), object(3), object(4), object(4)}));
   EXPECT_EQ(small.num_entries(), 3u);
-  EXPECT_TRUE(small.contain(object(11), {object(3)}));  // known already
+  EXPECT_TRUE(small.contain(object(11), {object(3)}));  // object 3 has an entry already
   EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));
-  EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth that contains some
-  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // put again
+  EXPECT_EQ(small.contain(object(13), {object(2)}).error().code(), Code::kResourceExhausted);  // a fourth object that contains others
+  EXPECT_TRUE(small.contain(object(12), {object(2), object(4)}));                              // object 12 again
   EXPECT_EQ(small.drop(object(10)), Freed());
   EXPECT_EQ(small.drop(object(11)), Freed{object(3)});
 }

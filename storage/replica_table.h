@@ -45,7 +45,7 @@ class ReplicaTable {
   bool is_wanted(Object object, WorkerId by) const;
   std::vector<Object> contained(Object object) const;
 
-  // These remove replicas that no process wants any more; the caller then drops their memory. let_go() returns true if it removed one.
+  // Remove replicas that no process wants any more; the caller then drops their memory. let_go() returns true if it removed a replica.
   bool let_go(Object object, WorkerId by);
   std::vector<Object> worker_gone(WorkerId worker);
   std::vector<Object> node_gone(NodeId home);

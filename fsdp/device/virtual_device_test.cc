@@ -15,7 +15,7 @@ TEST(VirtualDevice, StreamsRunBesideEachOtherAndWaitForMarks) {
   VirtualDevice device(kFree);
   device.run({.stream = Stream::kProgram, .label = "a", .seconds = 3});
   const auto packed = device.run({.stream = Stream::kPack, .label = "b", .seconds = 2});
-  device.wait(Stream::kProgram, packed);  // has ended by then
+  device.wait(Stream::kProgram, packed);  // costs nothing: b has ended when a ends
   const auto last = device.run({.stream = Stream::kProgram, .label = "c", .seconds = 1});
   EXPECT_EQ(device.end_of(packed), 2);
   EXPECT_EQ(device.end_of(last), 4);

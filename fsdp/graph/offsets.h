@@ -8,7 +8,7 @@
 
 namespace shoal::fsdp {
 
-// A buffer in use from the begin of node `first` to the end of node `last`; with `last` -1, beyond the step.
+// A buffer in use from the begin of node `first` to the end of node `last`; with `last` -1 it stays in use after the step.
 struct Buffer {
   std::size_t bytes = 0;
   std::int32_t first = 0;

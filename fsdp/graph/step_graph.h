@@ -78,7 +78,7 @@ class StepGraph {
   // Returns the id; ids count up. Returns InvalidArgument for an unknown unit, or an edge from a node that is not added yet: this excludes
   // cycles.
   Result<std::int32_t> add(Op op, std::int32_t unit, std::vector<Edge> after, std::int32_t part = 0, bool backward = false);
-  // Adds a node with all of its fields except the id, which is assigned. Errors: as above.
+  // Adds a node with all of its fields except the id, which is assigned. Errors are those of the other add().
   Result<std::int32_t> add(Node node);
   // Adds an edge from an earlier node.
   Result<void> connect(std::int32_t from, std::int32_t to, EdgeKind kind);

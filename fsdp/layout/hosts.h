@@ -17,7 +17,7 @@ class Hosts {
  public:
   // One host with all ranks.
   Hosts(int world_size) : Hosts(std::vector<int>(static_cast<std::size_t>(world_size))) {}  // NOLINT: converts from a world size
-  // The host of each rank, as numbers from 0 without gaps. `places`: see place_of(); empty: the ranks.
+  // The host of each rank, as numbers from 0 without gaps. `places`: see place_of(); empty: each rank's place is its number.
   explicit Hosts(std::vector<int> host_of_rank, std::vector<int> places = {});
 
   int world_size() const { return static_cast<int>(host_of_rank_.size()); }

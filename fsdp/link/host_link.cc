@@ -12,7 +12,7 @@ using Channel = runtime::MessageLayer::Channel;
 using namespace std::chrono_literals;
 
 constexpr auto kCheckInterval = 1s;      // interval at which a link without messages looks for lost connections
-constexpr auto kLosing = 20ms;           // the same, once a connection has ended or the link ends
+constexpr auto kLosing = 20ms;           // the interval once a connection has ended or the link ends
 constexpr auto kFlush = 1s;              // how long the end of a link waits until its last messages have arrived
 constexpr auto kLeaving = 60s;           // how long the end of a link waits for rows and sums under way
 constexpr auto kCauseGrace = 100ms;      // after a rank's connection ends: time in which another rank of its host can report the cause
@@ -195,7 +195,8 @@ void HostLink::check_gone(bool progress) {
       since = clock_->now();
       continue;
     }
-    // If this rank is itself the partner and finds no further message, it has all of the rank's reports. It then waits only for a cause.
+    // If this rank is the partner and finds no further message, it has all reports of rank r. It then waits only for another rank of that
+    // host to report the cause.
     const bool others = model_.hosts.ranks(model_.hosts.host_of(r)).size() > 1;
     const runtime::Duration grace = partner != model_.rank ? kDepartureGrace : others ? kCauseGrace : runtime::Duration{};
     if (!progress && clock_->now() - *since >= grace) page.mark_gone(member, fmt::format("rank {} is gone: {}", r, error->message()));
@@ -214,7 +215,7 @@ void HostLink::run() {
   sums_.start();
   std::optional<runtime::TimePoint> leave_by;
   while (true) {
-    bool progress = layer_->progress();  // before send_posted(), because it may consume a post's wake-up
+    bool progress = layer_->progress();  // before send_posted(), because progress() may consume a post's wake-up
     progress |= send_posted();
     progress |= take_updates();
     progress |= rows_.advance();

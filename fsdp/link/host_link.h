@@ -37,7 +37,7 @@ class HostLink final : public RemoteSums {
   // ---- the thread that runs the model ----
   // Sends this rank's control words, if they have changed. Called after stores that another rank may wait for.
   void update();
-  // Sends this rank's rows of a version, whose word `entered` is stored, in this order of units.
+  // Sends this rank's rows of a version, in this order of units. The rank's word `entered` has that version already.
   void send_rows(std::uint64_t version, const std::vector<std::uint32_t>& order) {
     rows_.send(version, order);
     layer_->wake();
@@ -49,7 +49,7 @@ class HostLink final : public RemoteSums {
   void report_stuck() { post(encode(UpdateKind::kStuck)); }
 
   // ---- any thread ----
-  // Wakes the link's thread, which reads this host's memory again. It reports ranks that are gone to other hosts, for example.
+  // Wakes the link's thread, which reads this host's memory again. For example, it then informs other hosts of ranks that are gone.
   void wake() { layer_->wake(); }
   // Sends what is queued, to ranks that can be reached, and ends the link. Idempotent. A forked child only forgets the link.
   void leave();
@@ -61,7 +61,7 @@ class HostLink final : public RemoteSums {
 
  private:
   using Transfer = runtime::MessageLayer::Transfer;
-  enum class To { kHosts, kThisHost };  // a rank of each other host, or the other ranks of this one
+  enum class To { kHosts, kThisHost };  // kHosts: one rank of each other host; kThisHost: the other ranks of this host
   struct Posted {
     std::vector<std::byte> message;
     To to;
@@ -87,7 +87,7 @@ class HostLink final : public RemoteSums {
   void receive(Source& source);
   void store(int rank, const Update& update);
   bool drop_sent();
-  // Reports ranks of this host that are gone to other hosts, and marks ranks of other hosts whose connection has ended.
+  // Informs other hosts of ranks of this host that are gone, and marks ranks of other hosts whose connection has ended.
   void check_gone(bool progress);
   // True when all queued messages are sent, and this host has all data that it gets through this rank.
   bool idle();

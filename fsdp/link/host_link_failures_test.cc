@@ -6,7 +6,7 @@ namespace {
 TEST_F(HostLinkTest, DataThatAreLongUnderWayAreNoDeadlock) {
   const auto clock = std::make_shared<HastyClock>(clock_);
   model_clock_ = clock;
-  // Rows and sums wait until every rank has looked for seconds of this clock, several times as long as the proof of a deadlock.
+  // Rows and sums are held back for 120 readings, each a tenth of a second: several times as long as the proof of a deadlock takes.
   const int until = 120;
   traffic_.held = [&](Channel channel) {
     return (channel == Channel::kData || channel == Channel::kResults) && clock->num_reads() < until;

@@ -9,9 +9,9 @@
 namespace shoal::fsdp {
 
 struct LinkModel {
-  Control& control;  // this host's
+  Control& control;  // the control words in this host's memory
   const Units& units;
-  const Slots& slots;  // this host's
+  const Slots& slots;  // the slots in this host's memory
   const Hosts& hosts;
   Grid grid;
   int rank;

@@ -28,7 +28,7 @@ class RowsExchange {
   // True when this rank has received all rows of the versions that its partners have entered, or can get no more of them.
   bool received() const;
 
-  // Receives from all partners. Before the first advance().
+  // Begins to receive from all partners. To be called before the first advance().
   void start();
   bool advance();
   // True when everything is sent to partners that have not ended.
@@ -53,8 +53,8 @@ class RowsExchange {
 
   // The memory of a rank's rows of a unit: its pieces of all parameters.
   std::vector<std::span<std::byte>> rows_of(std::size_t unit, int rank) const;
-  // Hands the first queued task to all lanes. A unit without trained parameters is compared with what was sent before, a slice at a time:
-  // returns false while that is not finished.
+  // Hands the first queued task to all lanes. Unchanged rows of a unit without trained parameters are not sent again. So its rows are
+  // first compared with those that were sent before, a slice at a time: returns false while that is not finished.
   bool hand_out(Task& task);
   // Sends the lane's next task.
   void begin_record(Lane& lane);

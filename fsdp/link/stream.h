@@ -37,7 +37,7 @@ std::vector<Message> messages_of(std::span<const std::size_t> piece_bytes);
 struct OutgoingPiece {
   std::size_t bytes = 0;
   const std::byte* data = nullptr;
-  std::function<void(std::size_t offset, std::span<std::byte> out)> compute = {};  // where data is null
+  std::function<void(std::size_t offset, std::span<std::byte> out)> compute = {};  // called where `data` is null
 };
 
 class StreamSender {
@@ -78,7 +78,7 @@ class StreamReceiver {
   struct Handler {
     // The pieces of a record by its header. On nullopt the stream ends, because the header is wrong.
     std::function<std::optional<std::vector<std::span<std::byte>>>(std::span<const std::byte> header)> on_header;
-    std::function<void()> on_record;  // all pieces have arrived
+    std::function<void()> on_record;  // called once all pieces have arrived
   };
   StreamReceiver(runtime::MessageLayer& layer, int from, StreamChannels channels, std::size_t header_bytes, Handler handler)
       : layer_(layer), from_(from), channels_(channels), header_(header_bytes), handler_(std::move(handler)) {}

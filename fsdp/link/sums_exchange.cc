@@ -155,7 +155,7 @@ std::optional<std::vector<std::span<std::byte>>> SumsExchange::on_header(int hos
   const auto blocks = model_.hosts.blocks(host);
   if (head.num_parameters != placed.size() || follows.size() != blocks.size() * placed.size()) return std::nullopt;
   arriving_[static_cast<std::size_t>(host)] = head.sequence;
-  // Sums of an attempt that this rank has ended may come when their slots are in use again.
+  // Sums of an attempt that this rank has ended may come when their slots are in use again. They are received elsewhere, and discarded.
   const bool old = attempt_of(head.sequence) < attempt_of(model_.control.rank(model_.rank).published.load(std::memory_order_acquire));
   std::vector<std::span<std::byte>> out;
   std::size_t at = 0;

@@ -1,7 +1,7 @@
 // Sends the sums of this host's gradients to owners on other hosts, and receives the other hosts' sums for this rank's rows.
 //
 // On each host the owner's partner (Hosts::partner) makes the sums of a publication, one per block of the host's ranks (Hosts::blocks). So
-// a host sends as many bytes as the owner has rows, for all its ranks together. Sums arrive in the owner's slots.
+// a host with one block sends only as many bytes as the owner's rows have, however many ranks it has. Sums arrive in the owner's slots.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class SumsExchange {
   int missing_sender(std::uint64_t sequence) const;
   void drop();
 
-  // Receives from all partners. Before the first advance().
+  // Begins to receive from all partners. To be called before the first advance().
   void start();
   bool advance();
   // True when everything is sent to owners that have not ended.
@@ -52,7 +52,7 @@ class SumsExchange {
     std::uint32_t unit, num_parameters, everywhere, unused;  // then a byte per block and parameter: 1 if its sum follows
   };
 
-  // kPublished: all ranks of this host have published. kPublishing: they may still do so. kNever: one has ended or started over before.
+  // kPublished: all ranks of this host have published. kPublishing: they may still do so. kNever: a rank has ended or started over.
   enum class Host { kPublished, kPublishing, kNever };
   Host host_at(std::uint64_t sequence) const;
   // True when the owner sums the gradients of rank r.

@@ -14,7 +14,8 @@ namespace shoal::fsdp {
 
 enum class UpdateKind : std::uint32_t { kWords, kPublication, kStuck, kGone, kPublished };
 
-// A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write.
+// A rank's control words, in the order of Control::RankWords. Not among them: `stuck`, which other ranks write, and `linked`,
+// which counts on the rank's own host only.
 struct Words {
   std::uint64_t fingerprint = 0, entered = 0, left = 0, published = 0, consumed = 0, waiting = 0, checks = 0, joined = 0, place = 0,
                 summed = 0, recorded = 0;
@@ -22,7 +23,7 @@ struct Words {
   bool operator==(const Words&) const = default;
 
   static Words load(const Control::RankWords& words);
-  // Stores them. Words that permit other ranks something are stored after those that they refer to.
+  // Stores them. Words that let other ranks go on are stored after the words that those ranks then read.
   void store(Control::RankWords& words) const;
 };
 

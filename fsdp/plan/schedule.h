@@ -15,11 +15,11 @@ struct Boundary {
   bool operator==(const Boundary&) const = default;
 };
 
-// For one model; units are their numbers in it.
+// The schedule of one model, which names units by their numbers in the model.
 struct Schedule {
   struct Unshard {
     std::int32_t unit = 0;
-    bool backward = false;  // it serves the unit's backward
+    bool backward = false;  // true: the unshard serves the unit's backward
   };
   std::vector<Boundary> boundaries;
   std::vector<std::vector<Unshard>> ahead;  // by boundary

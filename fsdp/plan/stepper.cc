@@ -59,7 +59,7 @@ bool Stepper::as_planned() const {
 
 // Takes times of the plan's nodes from the step's trace.
 void Stepper::measure() {
-  std::map<std::tuple<Op, std::int32_t, bool>, std::vector<std::int32_t>> nodes;  // those that ran() reports, the next one last
+  std::map<std::tuple<Op, std::int32_t, bool>, std::vector<std::int32_t>> nodes;  // nodes not measured yet, the next one last
   const auto& all = plan_->graph().nodes();
   for (auto n = all.rbegin(); n != all.rend(); ++n) {
     if (lane_of(n->op) != Lane::kCompute || n->op == Op::kOptimizerUpdate) nodes[{n->op, n->unit, n->backward}].push_back(n->id);

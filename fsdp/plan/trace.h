@@ -54,7 +54,7 @@ class Plan {
 
  private:
   explicit Plan(std::vector<std::string> units) : graph_(std::move(units)) {}
-  // Fills this plan and `schedule` from `passed`, the traced graph after the pass. `durations` and `boundaries` are by node of the traced
+  // Fills this plan and `schedule` from `passed`, the traced graph after prefetch(). `durations` and `boundaries` are by node of the traced
   // graph.
   void take(Rewritten passed, const std::vector<double>& durations, const std::vector<std::size_t>& boundaries, Schedule& schedule);
   StepGraph graph_;

@@ -48,7 +48,7 @@ class AdoptedShard {
   const std::vector<std::string>& keys() const { return keys_; }
 
   // Brings the shard to the committed step: finishes the rank's update where that is due. Unavailable/StillAlive: the rank's process has
-  // not ended. DataLoss: the record cannot yield that step, because its states were being loaded, or it is of another step.
+  // not ended. DataLoss: the record cannot yield that step, because a load of its states was interrupted, or because it is of another step.
   Result<void> settle(std::uint64_t committed, int num_threads = 1);
   // The shard's arrays; valid while this object lives. After settle() they are of that step.
   std::vector<Array> arrays() const;

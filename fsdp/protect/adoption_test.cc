@@ -48,7 +48,7 @@ class AdoptionTest : public testing::Test {
       return runtime::duplicate(memories_.at(key));
     };
   }
-  // A rank that records step 5, and runs it if `runs`; then it is killed by the n-th moment, or by itself.
+  // A rank that records step 5 if `records`. It is killed at this moment of the update, or, with `moment` -1, before the update.
   void rank_that_dies(bool usable, bool records, int moment) {
     const pid_t pid = fork();
     if (pid == 0) {

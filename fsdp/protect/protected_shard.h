@@ -15,7 +15,7 @@ namespace shoal::fsdp {
 
 class ProtectedShard {
  public:
-  // Makes the record. The states lie in `shared`, if given, and the others in the record, with zeros. The rank sets them, then
+  // Makes the record. States that `shared` has lie there, all other states in the record, as zeros. The rank sets them, then calls
   // set_usable(). InvalidArgument: a unit's arena is no memory of a node, or parameters lie outside of it. `name`: the first part of the
   // records' names, unique to this mesh and host. An arena's name would not do, because another mesh may take the arena over.
   static Result<std::unique_ptr<ProtectedShard>> make(Units units, const std::vector<StateSpec>& states, std::uint64_t step,
@@ -49,7 +49,7 @@ class ProtectedShard {
   runtime::Mapping memory_;
   std::shared_ptr<SharedArrays> shared_;
   Memories arenas_;
-  std::size_t first_state_ = 0;  // arrays of the record before it are rows of parameters
+  std::size_t first_state_ = 0;  // the first state's number in the record; the arrays before are rows of parameters
   std::optional<ProtectedUpdate> update_;
 };
 

@@ -27,7 +27,7 @@ class Chunk {
   Chunk(const Elementwise& update, const Shard& shard, std::size_t from, std::size_t numel, std::byte* undo)
       : update_(update), shard_(shard), from_(from), numel_(numel), undo_(undo) {}
 
-  // Copies the values that the update overwrites. The parameter's copy in another dtype needs none: the update makes it from the parameter.
+  // Copies the values that the update overwrites. The parameter's copy in another dtype is not saved: an update makes it anew.
   void save(const std::function<void()>& between) const {
     each([&](std::byte* values, std::byte* saved, std::size_t bytes) {
       std::memcpy(saved, values, bytes);

@@ -159,7 +159,7 @@ TEST(ProtectedUpdate, IsTheKernelsUpdate) {
   for (const Case& c : kCases) {
     Shards plain(c), in_parts(c);
     plain.make_step(1);
-    in_parts.make_step(1, 1, [](Moment, std::uint64_t) {});  // divides each chunk
+    in_parts.make_step(1, 1, [](Moment, std::uint64_t) {});  // with a callback, each chunk is updated in parts
     EXPECT_EQ(plain.content(), in_parts.content()) << c.name;
     EXPECT_EQ(plain.record().header().finished, 1u);
   }

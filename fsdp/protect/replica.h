@@ -76,7 +76,7 @@ class Replica {
   // `spec`: the owner's, with all arrays in the record and without units.
   Replica(std::span<std::byte> memory, const StepRecord::Spec& spec) : record_(StepRecord::make(memory, spec)) {}
 
-  // The memory for a message. DataLoss: it does not fit this replica. A message with a row or a state has all of them.
+  // The memory for a message. DataLoss: it does not fit this replica. A message with any rows or states has all of them.
   Result<std::vector<std::span<std::byte>>> expect(std::span<const std::byte> header);
   // The message has arrived. Errors: as expect().
   Result<ReplicaAnswer> take();

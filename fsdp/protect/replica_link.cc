@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 constexpr StreamChannels kChannels{Channel::kMessages, Channel::kData};
 constexpr Channel kAnswers = Channel::kResults;
 constexpr std::uint64_t kNoMore = ~std::uint64_t{0};  // the value of got_ after an error
-constexpr auto kMaxSleep = 1s;                        // the thread sleeps no longer without a message
+constexpr auto kMaxSleep = 1s;                        // longest sleep of the thread while no message comes
 
 ReplicaAnswer refusal(const Replica& of) { return {ReplicaAnswer::Kind::kRefused, 0, of.number(), 0, 0}; }
 

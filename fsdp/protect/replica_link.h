@@ -1,8 +1,8 @@
 // Keeps this rank's replica on its buddy up to date, and holds the replicas of the ranks whose buddy this rank is (replica.h).
 //
 // optimizer.step() records the update, calls send_step(), and commits with all ranks once the buddy has recorded it. Then it calls
-// committed(), upon which the link's thread makes the updates of the replicas that it holds, while the rank computes. A buddy takes the
-// next step of an owner once it has made the last update, so at most one is on its way.
+// committed(), upon which the link's thread makes the updates of the replicas that it holds, while the rank computes. A buddy accepts
+// an owner's next step only after it has made the last update. So at most one step is on its way.
 #pragma once
 
 #include <atomic>

@@ -45,7 +45,7 @@ class SharedArrays {
   // The offset of a whole array in the memory; none if it lies elsewhere.
   std::optional<std::size_t> find(const StateSpec& state) const;
   std::span<std::byte> whole(std::size_t index) const { return memory().subspan(places_[index].offset, places_[index].bytes); }
-  // Makes the pages of this rank's shards, so that the first step does not.
+  // Makes the pages of this rank's shards now, which would otherwise slow down the first step.
   void populate(const Units& units) const;
 
  private:
@@ -53,7 +53,7 @@ class SharedArrays {
     std::size_t offset = 0, bytes = 0;
     bool operator==(const Range&) const = default;
   };
-  // The places of arrays in their memory. InvalidArgument: one belongs to no parameter.
+  // The places of arrays in their memory. InvalidArgument: an array belongs to no parameter.
   static Result<std::vector<Range>> places_of(const Units& units, const std::vector<StateSpec>& states);
   SharedArrays(std::string key, std::vector<StateSpec> states) : key_(std::move(key)), states_(std::move(states)) {}
 

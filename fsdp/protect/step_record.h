@@ -62,7 +62,7 @@ class StepRecord {
     Place place;
     Piece piece;  // its elements, as a part of the whole parameter
   };
-  // The arena of a unit, as the node has it. Behind those of all units: other memories in which arrays lie (shared_arrays.h).
+  // The arena of a unit: its key at the node, and its size. Behind the arenas: other memories in which arrays lie (shared_arrays.h).
   struct Unit {
     char key[kMaxNameBytes];
     std::uint64_t bytes;
@@ -91,11 +91,11 @@ class StepRecord {
     pid_t pid;                 // the process that writes
     std::uint64_t start_time;  // with the pid it identifies the process (runtime/process/process.h)
     std::uint32_t num_items, num_lanes;
-    std::atomic<std::uint64_t> usable;  // 0 while states are written here: they are torn meanwhile
+    std::atomic<std::uint64_t> usable;  // 0 before the first set_usable(), and while states are written here: they are torn meanwhile
     std::atomic<std::uint64_t> recorded, begun, finished;
   };
 
-  struct UnitSpec {  // or another memory of the node, in which arrays lie
+  struct UnitSpec {  // a unit's arena, or another memory of the node in which arrays lie
     std::string key;
     std::size_t bytes;
   };
@@ -126,7 +126,7 @@ class StepRecord {
   std::span<Array> arrays() const;
   // True for an array that a step fills, and that has no meaning between two steps: a gradient, or new values.
   static bool of_step(std::string_view name);
-  std::span<Item> items() const;  // those of the current update
+  std::span<Item> items() const;  // the items of the current update
   Item& item(std::size_t index) const;
   Lane& lane(std::size_t index) const;
   std::byte* undo(std::size_t lane) const;

@@ -24,7 +24,7 @@ Reducer::Reducer(Control& control, int rank, Grid grid, std::vector<const Layout
 
 int Reducer::missing_slot() const {
   const std::uint64_t needed = next_ - first_ < slots_.num_slots() ? left_off_ : next_ - slots_.num_slots() + 1;
-  // This rank is checked last: it lags only because another rank has not published.
+  // Checks this rank last: it lags only because another rank has not published, and that rank is the one to name.
   for (int i = 1; i <= grid_.world_size; ++i) {
     const int r = (rank_ + i) % grid_.world_size;
     if (control_.rank(r).consumed.load(std::memory_order_acquire) < needed) return r;

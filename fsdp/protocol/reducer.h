@@ -50,7 +50,7 @@ class Reducer {
     std::vector<bool> present;
   };
 
-  // The order of additions: along the tree over ranks, or one rank after the other. The second one is for up to 31 ranks of one host.
+  // The order of additions: along the tree over ranks, or one rank after the other. kRanks needs one host with up to 31 ranks.
   enum class SumOrder { kTree, kRanks };
   // `slots` is the memory of this host's slots. `remote`: for ranks on several hosts, else null. All arguments outlive the reducer.
   Reducer(Control& control, int rank, Grid grid, std::vector<const Layout*> layouts, const Slots& slots, RemoteSums* remote,

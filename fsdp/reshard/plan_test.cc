@@ -29,7 +29,7 @@ TEST(ReshardPlan, KeepsWhatIsInPlaceAndMovesTheRest) {
 
 TEST(ReshardPlan, UnevenRowsAndRanksThatOwnNothing) {
   const auto plan = plan_reshard({{"b", 3, 4}, {"none", 0, 4}}, one_row({5, 2}), one_row({2, 5, 7, 1})).value();
-  // Rows of 5: 0 and 1, of 2: 2. New rows: 2 gets 0, 5 gets 1, 7 gets 2, and 1 gets none.
+  // Process 5 has rows 0 and 1, process 2 has row 2. On the new mesh process 2 gets row 0, 5 gets 1, 7 gets 2, and 1 gets none.
   EXPECT_EQ(plan.kept, (std::vector<Transfer>{{5, 5, 0, {1, 2}}}));
   EXPECT_EQ(plan.transfers, (std::vector<Transfer>{{2, 7, 0, {2, 3}}, {5, 2, 0, {0, 1}}}));
 }

@@ -67,7 +67,7 @@ class StepRows {
 };
 
 // Offsets in StepRows' block, by unit. A gradient has its place from its first reduction to its update, an offloaded moment from its fetch
-// to its offload. Units share bytes where these do not overlap.
+// to its offload. Units share bytes where these times do not overlap.
 struct RowsPlan {
   std::vector<std::size_t> gradient, moments;  // by unit: offsets in the block
   std::size_t bytes = 0;

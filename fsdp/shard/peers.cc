@@ -54,7 +54,7 @@ class WaitingWord {
   WaitingWord(Control::RankWords& words, HostLink* link) : words_(words), link_(link) {}
   WaitingWord(const WaitingWord&) = delete;
   ~WaitingWord() { clear(); }
-  // States that this rank does not wait for another rank's program.
+  // States that this rank waits for another rank's program no more.
   void clear() {
     if (!set_) return;
     words_.waiting.store(0, std::memory_order_release);

@@ -65,11 +65,11 @@ class ShardActor final : public actors::Hosted, public std::enable_shared_from_t
   Result<std::shared_ptr<ReplicaLink>> replicate(const std::shared_ptr<ShardedModel>& model, const std::shared_ptr<ProtectedShard>& shard,
                                                  const std::vector<int>& buddies);
   // Opens the step record of a dead rank of this host, or its replica, and the arenas that the record refers to. They stay at the node
-  // until release(), or until this process leaves; its death frees nothing. Returns NotFound if there is no such record.
+  // until release(), or until this process leaves; the death of this process frees nothing. Returns NotFound if there is no such record.
   Result<std::shared_ptr<AdoptedShard>> adopt(const std::string& key);
   // The shard's rows and states have new owners: frees the memories that no other process holds. They stay mapped while `shard` lives.
   void release(const AdoptedShard& shard) { give_back(shard.keys(), 0, 0); }
-  // Frees those of these memories of the node that no living process holds.
+  // Frees each of these memories of the node, unless a living process holds it.
   void free_unheld(const std::vector<std::string>& keys);
 
   // Leaves all models (ShardedModel::leave), frees the arenas and stops using the session. Units and models keep working on their mapped

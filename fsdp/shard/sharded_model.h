@@ -31,7 +31,7 @@ class ShardedModel {
     Reducer::SumOrder order = Reducer::SumOrder::kTree;
     // For ranks on several hosts: the host of each rank (layout/hosts.h), and messages among all ranks.
     std::vector<int> host_of_rank = {};
-    // The ranks' places in the tree of additions (Hosts::place_of); empty: the ranks.
+    // The ranks' places in the tree of additions (Hosts::place_of); empty: each rank's place is its number.
     std::vector<int> places = {};
     Hosts hosts(int world_size) const;
     std::shared_ptr<runtime::MessageLayer> layer = {};

@@ -63,7 +63,7 @@ TEST_F(ShardedModelTest, TheCallerDecidesWhetherAUnitIsResharded) {
   place(1);
   auto& model = *models_[0];
   for (int step = 0; step < 4; ++step) {
-    const bool reshard = step < 2;  // then the program changes it
+    const bool reshard = step < 2;  // false from step 2 on: the program keeps its leases
     ASSERT_TRUE(model.enter(true));
     for (std::size_t u = 0; u < 2; ++u) {
       ASSERT_TRUE(model.forward_begin(u, true));
@@ -94,7 +94,7 @@ TEST_F(ShardedModelTest, AUnitThatWasGivenUpIsReadAgainInTheNextVersionOnly) {
     EXPECT_EQ(refused.error().message(), "unit b is read again in a step whose backward has already updated it");
   }
   EXPECT_TRUE(model.leases().check_version(0, version));
-  EXPECT_TRUE(model.unshard_ahead(1, /*backward=*/false));  // a guess harms nothing
+  EXPECT_TRUE(model.unshard_ahead(1, /*backward=*/false));  // does nothing for a unit that was given up
   EXPECT_FALSE(model.units()[1]->leased());
   ASSERT_TRUE(model.finish_backward(true));
   ASSERT_TRUE(model.enter(true));

@@ -1,5 +1,5 @@
-// Carries out the actions that concern other ranks, with the leases, waits and windows of ShardedModel. Models on devices have them, too:
-// only the bytes move elsewhere there, by collectives of Python's Root.
+// Carries out the actions that concern other ranks, with the leases, waits and windows of ShardedModel. Models on devices use this
+// class, too: only their bytes move elsewhere, by collectives of Python's Root.
 #pragma once
 
 #include <memory>

@@ -141,11 +141,11 @@ class RandomProgram {
     const bool ahead = chance(0.2);  // all forwards run before the first backward
     // Ranks may skip units where that leaves one order of reductions. It does not if a unit's reduction waits for the end of the pass
     // (frozen, or run by another forward), or if a unit is reduced twice. The reducer refuses such steps (InvalidArgument/Diverged).
-    // Where collectives gather a unit, a rank that waits in one publishes nothing for units that it has skipped.
+    // Where collectives gather a unit, a rank that waits in such a gather publishes nothing for units that it has skipped.
     const bool skips =
         !ahead && !devices_ && gathered_ < 0 && chance(0.5) && std::find(frozen_.begin(), frozen_.end(), true) == frozen_.end();
     const bool raises = dies < 0 && !in_backward_ && !devices_ && gathered_ < 0 && chance(0.2);
-    std::vector<bool> reduces;  // by pass before the last one: it reduces, and is not the last
+    std::vector<bool> reduces;  // by pass: whether it reduces; the last pass always does
     for (int pass = 0; pass < passes; ++pass) reduces.push_back(!by_hand_ && chance(0.3));
     const bool evaluates = chance(0.2);
     const int by_hand = !plain_ && chance(0.1) ? draw(0, static_cast<int>(units_.size()) - 1) : -1;  // a unit that is unsharded by hand
@@ -253,7 +253,7 @@ class RandomProgram {
   const bool by_hand_ = chance(0.1);                           // the program ends its passes by finalize
   const bool in_backward_ = chance(0.15);                      // the optimizer in backward
   const bool devices_ = chance(0.3);                           // collectives gather and reduce all units
-  int gathered_ = !devices_ && chance(0.2) ? draw(0, 1) : -1;  // the only unit for which they do so
+  int gathered_ = !devices_ && chance(0.2) ? draw(0, 1) : -1;  // the only unit that collectives gather and reduce; -1: none
   int inner_ = 0;                                              // the unit of evaluations
   std::vector<int> parents_;
   std::vector<bool> frozen_;

@@ -231,7 +231,7 @@ void StepMachine::publish(Actions& out, int unit) {
   }
 }
 
-// Other ranks may have run the skipped units that precede `before` in backward order, and all ranks publish in one order.
+// Publishes skipped units that precede `before` in backward order: other ranks may have run them, and all ranks publish in one order.
 void StepMachine::publish_skipped(Actions& out, int before) {
   while (!skipped_.empty() && skipped_.back() > before) {
     const int unit = skipped_.back();
@@ -496,7 +496,7 @@ Result<Actions> StepMachine::serve_publication(int model, int unit, int group) {
     finish_all_reductions(out);
   }
   make_room(out, unit);
-  reduce(out, unit, group, true);  // the others reduce, although this rank's last backward may have kept its gradients
+  reduce(out, unit, group, true);  // the other ranks reduce, although this rank's last backward may have kept its gradients
   return out;
 }
 
@@ -677,7 +677,7 @@ Actions StepMachine::completed(const Action& a) {
       if (found != reducing.end()) found->begun = true;
       return out;
     }
-    case Kind::kForgetPending:  // the last action of a reset: after an exception before it, pass_ shows that the reset has to be repeated
+    case Kind::kForgetPending:  // the last action of a reset: after a failure before it, pass_ shows that the reset has to be repeated
       pass_ = Pass::kNone;
       break;
     default:

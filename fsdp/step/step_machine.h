@@ -93,7 +93,7 @@ class StepMachine {
     bool training = false;    // autograd records the forward
     bool recomputed = false;  // runs inside a backward pass (a checkpoint)
     bool alive = false;       // the output of an earlier forward of the root is alive, and its backward may follow
-    bool failed = false;      // at its end: an exception has left it
+    bool failed = false;      // for forward_end: an exception has left the forward
   };
   Result<Actions> forward_begin(int unit, Forward forward);
   void watched(int unit);  // gradients will flow to the unit's parameters
@@ -105,7 +105,7 @@ class StepMachine {
   Result<Actions> backward_end(int unit);
   // Autograd has ended the pass. `alive`: as in Forward.
   Result<Actions> pass_ends(bool alive);
-  // The program ends its passes by hand.
+  // The program ends the pass by hand.
   Result<Actions> finalize(bool alive);
   // A pass in which no unit runs reduces the gradients that earlier passes kept.
   Result<Actions> reduce_kept(bool alive);
@@ -122,7 +122,7 @@ class StepMachine {
   Result<Actions> open_window(const std::string& caller);
   Result<Actions> optimizer_begin();
   Result<Actions> optimizer_end();
-  // The program starts the step over: gradients of `all` units are dropped, or only of those that reduce.
+  // The program starts the step over. `all`: drops the gradients of all units; false: only of the units that reduce.
   Actions reset(bool all, bool warns = false);
   // The actions before the next event, if an exception has left a pass; else none.
   Actions recover();
@@ -164,7 +164,7 @@ class StepMachine {
   bool steps_in_backward() const { return optimizer_in_backward_ && any_reduces(); }
   // True if the gradients of all the unit's groups are reduced over all replicas, of which there may be one.
   bool everywhere(int unit) const;
-  // True if a group of the unit whose reduction begins now is updated when the reduction ends, and not read again in this step.
+  // True if a group of the unit that is reduced now is updated when its reduction ends, and not read again in this step.
   bool gives_up(int unit) const;
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<Group>& groups(int unit) const { return units_[at(unit)].groups; }
@@ -182,7 +182,7 @@ class StepMachine {
     Phase phase = Phase::kIdle;
     View view = View::kSharded;
     Awaited awaited = Awaited::kNone;
-    bool seen = false;  // a forward ran it whose backward is pending
+    bool seen = false;  // a forward has run the unit, and the backward of that forward is pending
     int casts = 0;      // casts_ at its last forward
   };
 

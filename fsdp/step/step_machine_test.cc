@@ -276,7 +276,7 @@ TEST_F(StepMachineTest, ARecoveryThatFailsIsMadeAgain) {
   forward_of_all();
   begin_backward();
   machine_.raised();
-  recorder_.fails_at = Kind::kDropReductions;  // a warning that is an error
+  recorder_.fails_at = Kind::kDropReductions;  // as where Python turns its warning into an exception
   run(machine_.recover());
   EXPECT_EQ(error_, "the executor failed");
   EXPECT_EQ(actions(machine_.recover(), {"drop_reductions", "reset"}), (Lines{"drop_reductions again", "reset"}));

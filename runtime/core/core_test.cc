@@ -109,7 +109,7 @@ TEST(Printable, EscapesWhatATerminalObeysOrThatHidesText) {
        "\\x9b31m \\xff \\xe2\\x80", "\\x9b31m \\xff \\xe2\\x80"},
       {"\u061c\u200e\u200f\u2028\u2029", "\\u061c\\u200e\\u200f\\u2028\\u2029", "\\u061c\\u200e\\u200f\\u2028\\u2029"},
       {"\u202a\u202e\u2066\u2069", "\\u202a\\u202e\\u2066\\u2069", "\\u202a\\u202e\\u2066\\u2069"},
-      same("\u00a0\u061b\u061d\u200d\u2010\u2027\u202f\u2065\u206a"),  // the neighbours of those
+      same("\u00a0\u061b\u061d\u200d\u2010\u2027\u202f\u2065\u206a"),  // the neighbours of those characters
   };
   for (const auto& c : cases) {
     EXPECT_EQ(printable(c.text), c.line);

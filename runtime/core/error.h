@@ -44,7 +44,7 @@ class [[nodiscard]] Error {
   const std::string& reason() const { return detail_->reason; }
   const std::string& message() const { return detail_->message; }
   const std::string& hint() const { return detail_->hint; }
-  // The reason, and the message, of the error that caused this one; empty without a cause. The message is the end of message().
+  // The reason, and the message, of the error that caused this one; empty without a cause. cause_message() is the end of message().
   const std::string& cause_reason() const { return detail_->cause_reason; }
   std::string_view cause_message() const { return std::string_view(message()).substr(detail_->cause_at); }
   // The levels through which the error came, innermost first: "actor Counter(3f..)", "rank 1", "step 12", "node unshard(block.3)".

@@ -11,9 +11,9 @@
 
 namespace shoal {
 
-// Loads a library for the rest of the process's life, and returns its path. `fill`: calls its argument with each pointer of a table of
-// functions, and that function's name. Unavailable without the library, or if it lacks a function; `needed` false: then the pointer is
-// null.
+// Loads a library for the rest of the process's life, and returns its path. `fill` gets a function, and calls it with each pointer of a
+// table and the name of the library's function for it. Unavailable if the library or a function is missing; with `needed` false, the
+// pointer to a missing function is null.
 template <class Fill>
 Result<std::string> load_functions(const std::string& path, const Fill& fill) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -1,4 +1,4 @@
-// The process that made an object. A child that it forks inherits a copy of the object, but neither threads nor a use of its connections.
+// The process that made an object. A forked child inherits a copy of the object, but no threads, and must not use the object's connections.
 #pragma once
 
 #include <sys/types.h>
@@ -6,7 +6,7 @@
 
 namespace shoal {
 
-// To be a field of that object.
+// A field of an object that has to detect its use in a forked child.
 class OwnerProcess {
  public:
   OwnerProcess() : pid_(::getpid()) {}

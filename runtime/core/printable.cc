@@ -16,7 +16,7 @@ struct Character {
   bool plain;  // no escape is needed
 };
 
-// The character at the start of the text, which is not empty. A byte that is not part of valid UTF-8 counts as one.
+// The character at the start of the text, which is not empty. A byte that is not part of valid UTF-8 counts as a character.
 Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return {1, byte(0) >= 0x20 && byte(0) != 0x7f};
@@ -64,8 +64,8 @@ std::size_t printable_prefix(std::string_view text) {
   return at;
 }
 
-// Copies plain characters. At any other one calls replace(rest, out), where `rest` is the text from there on: it appends the replacement to
-// `out`, and returns how many bytes of `rest` that replaces.
+// Copies plain characters. At any other one calls replace(rest, out), where `rest` is the text from there on. replace() appends the
+// replacement to `out`, and returns how many bytes of `rest` it replaces.
 template <class Replace>
 std::string replaced(std::string_view text, Replace replace) {
   std::string out;
@@ -122,7 +122,7 @@ std::string terminal_output(std::string_view text) {
 std::string printable_json(std::string_view text) {
   return replaced(text, [](std::string_view rest, std::string& out) -> std::size_t {
     const auto character = rest.substr(0, first_character(rest).length);
-    const bool layout = character == "\n" || character == "\t";  // between the values
+    const bool layout = character == "\n" || character == "\t";  // white space between the JSON values, which stays
     out += layout ? std::string(character) : unicode_escape(character);
     return character.size();
   });

@@ -18,7 +18,7 @@ bool is_printable(std::string_view text);
 // The text on one line: a newline and a tab are escaped, too.
 std::string printable(std::string_view text);
 
-// The text with its lines and tabs. `mark` begins each line but the first, so that none is taken for another entry.
+// The text with its lines and tabs. `mark` begins each line but the first, so that no line is taken for another entry.
 std::string printable_lines(std::string_view text, std::string_view mark = "");
 
 // A program's output for a terminal: lines, tabs, colours (SGR), carriage returns and backspaces, moves and erasing within the line stay.

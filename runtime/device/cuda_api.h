@@ -27,7 +27,7 @@ using CudaModule = CUmod_st*;
 using CudaFunction = CUfunc_st*;
 using CudaAddress = unsigned long long;
 
-// The name of device memory or of an event in another process.
+// A name by which another process of this host opens device memory or an event.
 struct CudaIpcHandle {
   char bytes[64];
 };
@@ -78,7 +78,7 @@ struct CudaStreams {
   CudaStatus (*event_elapsed)(float* ms, CudaEvent from, CudaEvent to);
   CudaStatus (*ipc_event_handle)(CudaIpcHandle* handle, CudaEvent event);
   CudaStatus (*ipc_event_open)(CudaEvent* event, CudaIpcHandle handle);
-  // Null in drivers before CUDA 11.7. The comparison is cyclic.
+  // Null in drivers before CUDA 11.7. A wait compares modulo 2^64, so counts may wrap.
   CudaStatus (*stream_write_value)(CudaStream stream, CudaAddress word, std::uint64_t value, unsigned flags) = nullptr;
   CudaStatus (*stream_wait_value)(CudaStream stream, CudaAddress word, std::uint64_t value, unsigned flags) = nullptr;
 };

@@ -52,7 +52,7 @@ Result<std::shared_ptr<Device>> Device::open(const CudaApi& api, int ordinal) {
   device->name_ = name;
   SHOAL_OK(check_cuda(api, api.device_uuid(&device->uuid_, device->device_), what));
   SHOAL_OK(check_cuda(api, api.device_attribute(&device->num_multiprocessors_, cuda::kAttributeMultiprocessors, device->device_), what));
-  int words = 0;  // an older driver does not know the attribute
+  int words = 0;  // stays 0 if an older driver does not know the attribute
   const bool known = api.device_attribute(&words, cuda::kAttributeStreamMemory64, device->device_) == cuda::kSuccess;
   device->orders_by_words_ = known && words != 0 && api.stream_wait_value != nullptr && api.stream_write_value != nullptr;
   CudaContext context = nullptr;

@@ -17,7 +17,7 @@ namespace shoal::runtime {
 
 class Device;
 
-// A handle of the driver, with the device that it belongs to. Its owner destroys it before the device's context goes.
+// A handle of the driver, with the device that it belongs to. The device's context lives at least as long as the handle.
 template <class Handle, class Destroy>
 class DeviceHandle {
  public:
@@ -126,14 +126,15 @@ class Device : public std::enable_shared_from_this<Device> {
   // InvalidArgument unless `data` is memory of this device. `what` names it in the error: "the input".
   Result<void> check_memory(std::span<const std::byte> data, std::string_view what) const;
 
-  // Memory and events across processes of one host. A handle is valid while its owner keeps what it names; close the opened memory first.
+  // Memory and events across processes of one host. A handle is valid while its owner keeps the memory or event.
+  // Close opened memory before the owner frees it.
   Result<CudaIpcHandle> share(const DeviceMemory& memory) const;
   Result<PeerMemory> open_shared(const CudaIpcHandle& handle, std::size_t bytes) const;
-  Result<CudaIpcHandle> share(const Event& event) const;  // made with kInterprocess
+  Result<CudaIpcHandle> share(const Event& event) const;  // the event is made with kInterprocess
   Result<Event> open_shared_event(const CudaIpcHandle& handle) const;
 
-  // Words of the host's memory that streams write and wait for: a wait ends also by a write of the host. False where the driver or the
-  // device lacks this.
+  // True if streams can write words of the host's memory and wait for them; a write by the host ends such a wait, too. False where the
+  // driver or the device lacks this.
   bool orders_by_words() const { return orders_by_words_; }
   // The memory may be shared with other processes. It stays mapped as long as the returned object exists.
   Result<RegisteredMemory> register_memory(std::span<std::byte> memory) const;

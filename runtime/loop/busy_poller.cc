@@ -12,13 +12,13 @@ void BusyPoller::remove(const PollSource& polled) {
   if (it != awake_.end()) return remove(static_cast<std::size_t>(it - awake_.begin()));
   const auto socket = std::find_if(sockets_.begin(), sockets_.end(), [&](const auto& s) { return s.get() == &polled; });
   if (socket == sockets_.end()) return;
-  const auto gone = std::move(*socket);  // perhaps the last reference
+  const auto gone = std::move(*socket);  // perhaps the last reference: keeps the object until this function returns
   *socket = std::move(sockets_.back());
   sockets_.pop_back();
 }
 
 void BusyPoller::remove(std::size_t index) {
-  const auto gone = std::move(awake_[index].polled);  // perhaps the last reference
+  const auto gone = std::move(awake_[index].polled);  // perhaps the last reference: keeps the object until this function returns
   awake_[index] = std::move(awake_.back());
   awake_.pop_back();
 }

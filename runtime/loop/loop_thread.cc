@@ -150,7 +150,7 @@ void LoopThread::follow(Waiter& self, std::chrono::steady_clock::time_point unti
   }
   acquire();
   std::erase(followers_, &self);
-  if (self.reported == Wakeup::kReady) release();  // set between the timeout and acquire()
+  if (self.reported == Wakeup::kReady) release();  // reported before acquire(): a waiter that is done must not own the loop
 }
 
 void LoopThread::notify_followers() {
@@ -204,7 +204,7 @@ void LoopThread::background() {
     seen = releases_;
     quiet_polls = 0;
     owner_changed_.notify_one();
-    // Leaves time for the thread that has asked for the loop to take it.
+    // Gives a thread that waits for the loop time to take it.
     wake_background_.wait_for(lock, options_.grace, to_take_now);
   }
 }

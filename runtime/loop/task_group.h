@@ -26,7 +26,7 @@ class TaskGroup {
 
   // Cancels every task and returns when the last one has ended. Tasks spawned later are cancelled at once.
   Task<void> stop();
-  // The same for callers that are not coroutines.
+  // As stop() above, for callers that are not coroutines.
   void stop(std::function<void()> drained);
 
  private:

@@ -67,7 +67,7 @@ Result<Interface> find_interface(const std::string& name_or_address) {
   const auto fits = [&](const Candidate& c) {
     if (name_or_address.empty()) return c.up && !c.loops;
     if (address.empty()) return c.interface.name == name_or_address;
-    return c.interface.address == address || (c.loops && c.ipv4 && is_loopback(address));  // all of 127.0.0.0/8 is the loopback one's
+    return c.interface.address == address || (c.loops && c.ipv4 && is_loopback(address));  // all of 127.0.0.0/8 is loopback
   };
   const Candidate* found = nullptr;
   for (const auto& c : all) {

@@ -132,7 +132,7 @@ Result<void> Peer::notify(std::uint16_t method, Message message, Flush flush) {
 
 void Peer::finish(std::uint64_t id, Result<Message> result) {
   auto node = pending_.extract(id);
-  if (node.empty()) return;  // timed out before
+  if (node.empty()) return;  // the call has timed out
   Pending pending = std::exchange(node.mapped(), {});
   if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
   pending.limit = {};

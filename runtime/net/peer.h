@@ -85,7 +85,7 @@ class Peer final : private ConnectionHandler {
   // A message beyond the connection's limits is not sent: only this call fails, with InvalidArgument/FrameTooLarge. Immediate failures
   // call back before this returns.
   void call(std::uint16_t method, Message message, Duration timeout, Callback callback, Flush flush = Flush::kNow);
-  // The same without a timeout, and without an allocation for the callback: the handler's on_answer gets the answer.
+  // As call() above, without a timeout and without an allocation for the callback: the handler's on_answer gets the answer.
   void call(std::uint16_t method, Message message, CallTag tag, Flush flush);
   Result<void> notify(std::uint16_t method, Message message, Flush flush = Flush::kNow);
 

@@ -17,7 +17,7 @@ class StreamConnection final : public Connection {
   void send(Frame frame, Flush flush) override { stream_->send(std::move(frame), flush); }
   std::size_t queued_bytes() const override { return stream_->queued_bytes(); }
   void read_arrived() override {
-    const auto stream = stream_;  // the handler may destroy this
+    const auto stream = stream_;  // the handler may destroy this connection
     stream->read_arrived();
   }
   const PeerIdentity& identity() const override { return stream_->identity(); }

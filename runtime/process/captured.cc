@@ -70,7 +70,7 @@ Result<Captured> run_captured(SpawnSpec spec, const CaptureLimits& limits) {
     if (n < 0 && errno != EINTR) return kill_it(from_errno(errno, "poll"));
     if (Clock::now() >= end) return kill_it(deadline_exceeded(name + " did not end in time"));
     if (n < 0) continue;
-    over = polled[2].revents != 0;  // the pipes have all that it wrote by now
+    over = polled[2].revents != 0;  // by now the pipes have all that the program wrote
     drain(out.reads, captured.out);
     drain(err.reads, captured.err);
     if (captured.out.size() > limits.out_bytes)

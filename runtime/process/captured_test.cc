@@ -46,7 +46,7 @@ TEST(RunCaptured, AProgramThatExceedsALimitIsKilled) {
 TEST(RunCaptured, ADescendantThatKeepsTheStreamsIsNotAwaited) {
   const auto captured = run("sleep 600 & echo $!");
   ASSERT_TRUE(captured) << captured.error().to_string();
-  EXPECT_EQ(kill(std::stoi(captured->out), SIGKILL), 0);  // it still runs
+  EXPECT_EQ(kill(std::stoi(captured->out), SIGKILL), 0);  // the descendant still runs
 }
 
 TEST(RunCaptured, AProgramThatCannotBeStartedIsAnError) {

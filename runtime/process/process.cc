@@ -87,7 +87,7 @@ ExitStatus reap(int fd) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] >= 0 && dup2(sources[i], static_cast<int>(i)) < 0) give_up();
   }
-  // Marks descriptors that libraries opened without O_CLOEXEC: Asio's sockets, log files. (Linux before 5.11 lacks this.)
+  // Sets close-on-exec for descriptors that libraries opened without it: Asio's sockets, log files. (Linux before 5.11 lacks this.)
   syscall(SYS_close_range, static_cast<unsigned>(base), ~0u, CLOSE_RANGE_CLOEXEC);
   auto argv = pointers(spec.argv);
   auto env = pointers(spec.env);

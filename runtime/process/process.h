@@ -37,8 +37,8 @@ struct SpawnSpec {
   std::string cwd;                // "": this process's folder
   Fd in, out, err;                // empty: /dev/null for in, this process's streams for the others
   std::vector<Fd> inherited;      // descriptors for the child, at 3, 4, ...
-  bool dies_with_parent = true;   // a signal when the spawning thread ends (PR_SET_PDEATHSIG): spawn from the main thread
-  int death_signal = SIGKILL;     // the signal
+  bool dies_with_parent = true;   // the end of the spawning thread ends the child (PR_SET_PDEATHSIG), so spawn from the main thread
+  int death_signal = SIGKILL;     // the signal for that
   std::vector<int> ignored;       // signals that the child ignores, unless it handles them; SIGTERM ends any other child
 };
 
@@ -56,7 +56,7 @@ std::optional<ExitStatus> wait_exit(pid_t child, std::chrono::nanoseconds limit)
 // the end of the stream or beyond max_bytes.
 Result<std::string> read_line(const Fd& pipe, std::size_t max_bytes, std::chrono::nanoseconds limit);
 
-// Signals the process group that `leader` leads; no effect if it is gone.
+// Signals the process group that `leader` leads; no effect if the group is gone.
 void signal_group(pid_t leader, int signal);
 
 // Raises the soft limit of descriptors to the hard limit, because each large value takes one descriptor.

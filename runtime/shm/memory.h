@@ -36,7 +36,7 @@ class Mapping {
   // As above, part `index` of `count` equal ones: each of several processes makes one.
   void populate_part(std::size_t index, std::size_t count) const;
 
-  // Forbids every access, so that one faults; the next function allows them again. For the lease guard (fsdp).
+  // Forbids every access, so that each one faults; allow() permits them again. For the lease guard (fsdp).
   void forbid() const;
   void allow(Access access) const;
 

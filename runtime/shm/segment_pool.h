@@ -40,7 +40,7 @@ class SegmentPool {
   // Returns a read-only descriptor of a memory of at least `bytes` bytes with these parts. The gaps contain arbitrary bytes of this
   // process. Returns ResourceExhausted if the machine has no room. A full pool neither keeps nor counts the memory.
   Result<Fd> fill(std::size_t bytes, std::span<const Part> parts);
-  // The same, but only if the pool has an idle memory for it; otherwise nullopt.
+  // As fill(), but only if the pool has an idle memory for it; otherwise nullopt.
   Result<std::optional<Fd>> fill_again(std::size_t bytes, std::span<const Part> parts);
   // Frees memories that were idle for long or exceed max_idle_bytes, and maps the other idle ones. Slow: not for a loop's thread.
   void tend(TimePoint now);

@@ -1,8 +1,8 @@
 // The usage board: how much object memory each process of a node uses. It has two words per process, in a memory that the node owns and all
 // processes map. A process that needs more memory adds them up, without a message.
 //
-// Each process writes its own words; the node clears them when it is gone. The numbers only decide when values are moved to files, so wrong
-// ones do little harm.
+// Each process writes its own words; the node clears them when the process is gone. The numbers only decide when values are moved to files,
+// so wrong numbers do little harm.
 #pragma once
 
 #include <atomic>

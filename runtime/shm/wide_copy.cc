@@ -65,7 +65,7 @@ void by_several(std::span<std::byte> to, std::span<const std::byte> from, const 
       others.emplace_back([&work, to = to.subspan(begun, each), from = from.subspan(begun, each)] { work(to, from); });
     }
   } catch (const std::system_error&) {
-    // No more threads: this one does the rest.
+    // The process can have no more threads: the calling thread does the rest.
   }
   work(to.subspan(begun), from.subspan(begun));
 }

@@ -19,7 +19,7 @@ void copy_past_caches(std::span<std::byte> to, std::span<const std::byte> from);
 // call; if no thread can be started, the caller copies alone.
 void wide_copy(std::span<std::byte> to, std::span<const std::byte> from);
 
-// The same into a shared mapping whose pages do not exist yet. Returns ResourceExhausted if the machine has no pages for it.
+// As wide_copy(), into a shared mapping whose pages do not exist yet. Returns ResourceExhausted if the machine has no pages for it.
 Result<void> wide_fill(std::span<std::byte> to, std::span<const std::byte> from);
 
 }  // namespace shoal::runtime

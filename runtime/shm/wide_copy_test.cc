@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, WideFill, testing::Values(0, 1, 4097, (std::size
 TEST(WideFillRefused, ReportsThatMemoryIsExhausted) {
   constexpr std::size_t kBytes = std::size_t{80} << 20;
   const Fd memory(memfd_create("shoal:test", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // no pages beyond
+  ASSERT_EQ(ftruncate(memory.get(), kBytes / 2), 0);  // the memory has no pages beyond
   void* const at = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   ASSERT_NE(at, MAP_FAILED);
   const std::vector<std::byte> from(kBytes);

@@ -24,7 +24,7 @@ class SimConnection final : public Connection {
   std::size_t queued_bytes() const override { return link_->queued_bytes(end_); }
   void read_arrived() override {
     if (!identity_.local) return;
-    const auto link = link_;  // the handler may destroy this
+    const auto link = link_;  // the handler may destroy this connection
     link->read_arrived(end_);
   }
   const PeerIdentity& identity() const override { return identity_; }

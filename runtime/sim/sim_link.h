@@ -42,7 +42,7 @@ class Link final : public std::enable_shared_from_this<Link> {
   // ---- for the connections ----
   void start(int end, ConnectionHandler& handler);
   void send(int end, Frame frame);
-  void abandon(int end);  // closed by its owner
+  void abandon(int end);  // its owner has closed the end
   void read_arrived(int end);
   std::size_t queued_bytes(int end) const { return ends_[1 - end].incoming.bytes(); }
   const FrameLimits& limits() const { return fabric_.options_.limits; }

@@ -58,7 +58,7 @@ class SimFabric {
 
   // Returns the network of a new process on `host`. TCP endpoints name hosts; abstract unix names belong to their host.
   std::unique_ptr<SimNetwork> attach(const std::string& host, pid_t pid);
-  // The same for a process with another token.
+  // As attach() above, for a process with another token.
   std::unique_ptr<SimNetwork> attach(const std::string& host, pid_t pid, const Token& token);
 
   // ---- faults ----
@@ -71,7 +71,7 @@ class SimFabric {
   void cut(const std::string& from, const std::string& to);
   void partition(const std::string& a, const std::string& b);
   void heal(const std::string& a, const std::string& b);
-  void heal();  // everywhere
+  void heal();  // heals all partitions
   // Breaks connections: both sides lose the last frames under way, and then get on_closed.
   std::size_t disconnect(const std::string& a, const std::string& b);  // all between two hosts; returns their number
   bool disconnect_any();                                               // a randomly drawn one between different hosts; false: none exists

@@ -1,4 +1,4 @@
-// The time of a block at an activity. Without a telemetry, or without an activity, it does nothing.
+// Counts the time of a block of code as time of an activity. Does nothing without a telemetry, or without an activity.
 #pragma once
 
 #include <optional>

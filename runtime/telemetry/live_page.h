@@ -38,7 +38,7 @@ struct LivePage {
   std::uint64_t step;     // steps that have ended
   std::uint32_t rank, world, generation;
   std::uint32_t activity;  // an Activity
-  std::int32_t unit;       // the unit, or -1
+  std::int32_t unit;       // the unit of the activity, or -1
   std::int32_t thread;     // id of the training thread
   std::uint64_t padding[7];
 };

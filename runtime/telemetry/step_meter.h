@@ -35,7 +35,7 @@ class StepMeter {
 
   // `key`: distinguishes activities of one kind: a unit's number, an optimizer's, or -1.
   void begin(Activity activity, int key, Nanos now);
-  // Also ends activities inside of it, whose own ends an exception has prevented, or nothing reports. Without such an activity: nothing.
+  // Also ends the activities inside this one whose own ends were not reported, as after an exception. No effect without such an activity.
   void end(Activity activity, int key, Nanos now);
   // `cpu`: CPU time of the calling thread since any fixed time, if that is known.
   void end_optimizer(int key, Nanos now, std::optional<Nanos> cpu);
@@ -49,7 +49,7 @@ class StepMeter {
 
   // The step that has ended, if no optimizer of the same step can follow.
   std::optional<Step> take();
-  // The same for a program that is idle after its optimizer's step. `last`: also during an activity, because the recording ends.
+  // As take(), for a program that is idle after its optimizer's step. `last`: also during an activity, because the recording ends.
   std::optional<Step> take_idle(bool last);
 
   void set_detailed(bool on) { detailed_ = on; }

@@ -80,7 +80,7 @@ TEST_F(StepMeterTest, AStepEndsWithItsLastOptimizer) {
   end(Activity::kForward, 0, 10);
   optimizer(1, 10, 20);
   optimizer(2, 30, 40);
-  EXPECT_FALSE(meter_.take());  // a third one may follow
+  EXPECT_FALSE(meter_.take());  // a third optimizer may follow
   begin(Activity::kLoader, -1, 50);
   ASSERT_EQ(steps_.size(), 1u);
   EXPECT_EQ(steps_[0].row.total_us, 40'000);
@@ -110,7 +110,7 @@ TEST_F(StepMeterTest, AClosureRunsInsideOfItsOptimizer) {
 
 TEST_F(StepMeterTest, ALoopThatReportsItsBatchesHasAStepPerBatch) {
   batch(0);
-  for (const int key : {1, 2, 1}) {  // as a GAN's
+  for (const int key : {1, 2, 1}) {  // in the order of a GAN's optimizers
     begin(Activity::kForward, 0, 10);
     end(Activity::kForward, 0, 10);
     optimizer(key, 10, 20);
@@ -133,7 +133,7 @@ TEST_F(StepMeterTest, AnIdleProgramEndsItsStepButNotFromWithinAnActivity) {
   begin(Activity::kOptimizer, 2, 20);
   EXPECT_FALSE(meter_.take_idle(false));
   meter_.end_optimizer(2, 30 * kMs, {});
-  meter_.wait_begin(Activity::kWindow, -1, 40 * kMs);  // a third optimizer's
+  meter_.wait_begin(Activity::kWindow, -1, 40 * kMs);  // a third optimizer waits for the window
   EXPECT_FALSE(meter_.take_idle(false));
   meter_.wait_end(50 * kMs);
   EXPECT_TRUE(meter_.take_idle(false));
@@ -142,7 +142,7 @@ TEST_F(StepMeterTest, AnIdleProgramEndsItsStepButNotFromWithinAnActivity) {
 
 TEST_F(StepMeterTest, AnEvaluationInsideOfAForwardLeavesItAsItWas) {
   begin(Activity::kForward, 0, 0);
-  begin(Activity::kForward, 7, 10);  // a teacher
+  begin(Activity::kForward, 7, 10);  // a teacher model
   end(Activity::kForward, 7, 30);
   EXPECT_EQ(meter_.activity(), Activity::kForward);
   EXPECT_EQ(meter_.unit(), 0);
@@ -184,7 +184,7 @@ TEST_F(StepMeterTest, TheOuterActivityEndsWhatAnExceptionHasLeftOpen) {
   end(Activity::kForward, 0, 5);
   EXPECT_EQ(meter_.activity(), Activity::kElsewhere);
   end(Activity::kForward, 1, 7);      // ended already
-  begin(Activity::kOptimizer, 1, 8);  // it raises
+  begin(Activity::kOptimizer, 1, 8);  // this optimizer's step raises
   optimizer(1, 20, 30);
   EXPECT_EQ(meter_.activity(), Activity::kElsewhere);
   EXPECT_EQ(all()[0].spans.size(), 3u);

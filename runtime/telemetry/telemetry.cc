@@ -142,7 +142,7 @@ Result<std::shared_ptr<Telemetry>> Telemetry::open(const std::string& run, Proce
   } catch (const std::system_error& error) {  // the limit of threads is reached
     out.reset();
     std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);  // readers would take it for a rank that has ended
+    std::filesystem::remove_all(path, ignored);  // readers would take the folder for that of a rank that has ended
     return fail(from_errno(error.code().value(), "the thread that records"));
   }
   return out;
@@ -219,7 +219,7 @@ void Telemetry::end_optimizer(int key) {
   at_now([&](std::int64_t now) {
     // CPU times are known per thread, so those of two threads cannot be subtracted.
     const bool same = std::exchange(thread_id_, thread) == thread;
-    check_clock(now);  // here, so that the step of a jump is known
+    check_clock(now);  // checked here, so that the step in which the clock jumps is known
     meter_.end_optimizer(key, now, same ? std::optional(cpu) : std::nullopt);
   });
 }
@@ -338,7 +338,7 @@ void Telemetry::check_clock(std::int64_t now) {
   const auto offset = time_of_day_us() - now / 1000;
   const auto jump = offset - std::exchange(offset_us_, offset);
   if (std::abs(jump) > kClockJumpUs) {
-    add_event("clock", fmt::format(R"({{"us":{}}})", jump));  // at the new time of day
+    add_event("clock", fmt::format(R"({{"us":{}}})", jump));  // this event has the new time of day
     shown_since_us_ += jump;                                  // the activity lasts as long as before
   }
 }
@@ -415,7 +415,7 @@ Result<void> Telemetry::write(Pending& rows, const std::string& samples) {
 
 std::string Telemetry::kept_events(const std::string& lines) {
   if (event_file_.bytes() + lines.size() <= kMostEventBytes) return lines;
-  // The few that say what became of the run have room beyond the bound.
+  // The few events that state how the run ended or changed have room beyond the bound.
   std::string out;
   if (!std::exchange(events_left_out_, true))
     out = fmt::format(R"({{"t":{},"kind":"events_left_out","cause":"the events of this process take {} bytes"}})"
@@ -434,7 +434,7 @@ Result<void> Telemetry::write_facts(const std::string& text) {
   const Fd file(openat(folder_.get(), "process.json.new", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail(from_errno(errno, "process.json"));
   const auto line = text + '\n';
-  errno = ENOSPC;  // for a write that takes only a part
+  errno = ENOSPC;  // the error to report if write() stores only a part
   if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return fail(from_errno(errno, "process.json"));
   if (renameat(folder_.get(), "process.json.new", folder_.get(), "process.json") != 0) return fail(from_errno(errno, "process.json"));
   return {};

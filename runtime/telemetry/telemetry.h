@@ -53,7 +53,7 @@ class Telemetry {
   void unwind();
   void wait_begin(Activity wait, int unit);
   void wait_end();
-  // Records no step meanwhile, to measure the cost of recording. Between two steps.
+  // While paused, no step is recorded: to measure the cost of recording. Call it between two steps.
   void set_paused(bool paused);
 
   // ---- any thread; nothing of this fails or waits for the disk, but close()
@@ -120,7 +120,7 @@ class Telemetry {
   int generation_ = 1;
   std::uint64_t steps_ = 0;
   std::int64_t last_event_ns_ = 0;  // the training thread's last call
-  std::uint64_t detail_every_ = 1;  // a power of two
+  std::uint64_t detail_every_ = 1;  // one in so many steps is recorded in detail; a power of two
   static constexpr std::size_t kMostPending = 100'000, kMostPendingMetrics = 10'000, kMostEventBytes = 4u << 20;
   Pending pending_;
   bool facts_changed_ = true, closed_ = false;

@@ -145,7 +145,7 @@ TEST_F(TelemetryTest, AForkedChildRecordsNothingAndEnds) {
 TEST_F(TelemetryTest, AModelThatReplacesAnotherHasItsUnits) {
   const auto telemetry = open();
   EXPECT_EQ(telemetry->add_units({""}), 0);
-  EXPECT_EQ(telemetry->add_units({""}), 1);  // a teacher beside it
+  EXPECT_EQ(telemetry->add_units({""}), 1);  // a teacher model beside the trained one
   telemetry->drop_units(0);
   EXPECT_EQ(telemetry->add_units({"other"}), 2);
   EXPECT_EQ(telemetry->add_units({""}), 0);

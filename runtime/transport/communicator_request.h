@@ -65,7 +65,7 @@ struct NcclTransport {
   // How long operations that all ranks have begun may still take after a failure, before they are aborted.
   Duration in_flight = std::chrono::milliseconds(50);
   const CudaApi* cuda = nullptr;  // null: loaded when this transport is chosen
-  const NcclApi* api = nullptr;   // likewise
+  const NcclApi* api = nullptr;   // null: as for `cuda`
   const void* kernels = nullptr;  // for copies: the image of the kernels that reduce; null: this build's
 };
 

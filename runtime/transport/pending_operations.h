@@ -28,7 +28,7 @@ class OperationDriver {
   // Advances operations until `until` is done (null: until no background operation is left), or the group has failed. Returns
   // Cancelled/Interrupted if a signal ended it. Called by the thread that has the turn.
   virtual Result<void> drive(const OperationPtr& until) = 0;
-  // Makes the thread that drives check its end. Any thread.
+  // Makes the thread in drive() check whether it can return. Any thread.
   virtual void wake() = 0;
   // True while a thread wants the turn for something else: drive() is not called then.
   virtual bool wanted() const { return false; }
@@ -48,7 +48,7 @@ class PendingOperations {
 
   // A wait polls `interrupted`, unless that is empty. Both `driver` and `interrupted` outlive this object.
   PendingOperations(int world_size, OperationDriver& driver, const std::function<bool()>& interrupted);
-  // In a forked child, leaves the condition variable and the lane as they are: threads that exist in the parent only use them.
+  // In a forked child, leaves the condition variable and the lane as they are: only threads of the parent use them.
   ~PendingOperations();
   PendingOperations(const PendingOperations&) = delete;
   PendingOperations& operator=(const PendingOperations&) = delete;

@@ -4,7 +4,8 @@ namespace shoal::fsdp {
 
 namespace {
 
-// Replaces `rewritten` by the result of `pass` on its graph. `rewritten.from` goes on to name the nodes of the graph that apply() got.
+// Replaces `rewritten` by the result of `pass` on its graph. The new `from` names nodes of the graph that apply() got, not of the
+// graph that `pass` got.
 template <class Pass>
 Result<void> then(Rewritten& rewritten, Pass&& pass) {
   SHOAL_TRY(Rewritten next, pass(rewritten.graph));

@@ -10,7 +10,7 @@ namespace {
 
 bool together(Op op) { return op == Op::kUnshard || op == Op::kReshard || op == Op::kReduceScatter; }
 
-// The unshards, reshards and reductions of a unit, which a bucket shares with its other units, in order.
+// A unit's unshards, reshards and reductions, in order: the nodes that the units of one bucket have in common.
 std::vector<std::int32_t> nodes_of(const StepGraph& graph, std::int32_t unit) {
   std::vector<std::int32_t> out;
   for (const auto& n : graph.nodes()) {

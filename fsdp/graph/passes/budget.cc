@@ -30,7 +30,7 @@ Result<Fitted> fit(const StepGraph& graph, const Budget& budget) {
   if (budget.unsharded_bytes.size() != num_units)
     return fail(
         invalid_argument(fmt::format("the bytes of {} units were given for a step of {} units", budget.unsharded_bytes.size(), num_units)));
-  // Units in the order of their forwards: the first one's lease would be held longest.
+  // Units in the order of their forwards. The first unit's lease would be held longest, so that unit is the first to reshard.
   std::vector<std::int32_t> in_order;
   for (const auto& n : graph.nodes()) {
     if (n.op == Op::kForward && n.unit >= 0 && std::find(in_order.begin(), in_order.end(), n.unit) == in_order.end())

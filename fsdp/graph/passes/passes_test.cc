@@ -215,7 +215,7 @@ TEST(Offload, FetchesAUnitsStateWhileTheOneBeforeIsUpdated) {
   EXPECT_TRUE(order.before(node("offload(a)"), node("fetch(c)")));  // at most two units' state lies in memory
   EXPECT_EQ(edge(g, "offload(a)", "fetch(c)"), EdgeKind::kMemory);
   EXPECT_FALSE(order.before(node("optimizer_update(a)"), node("fetch(b)")));
-  EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // not already at the step's begin
+  EXPECT_TRUE(order.before(node("backward(b)"), node("fetch(a)")));  // the fetch does not begin with the step
   EXPECT_FALSE(offload(g, {0}));
 }
 

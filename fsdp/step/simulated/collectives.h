@@ -40,7 +40,7 @@ class SimulatedCollectives {
   // How many collectives every rank has to have issued before this action can end; 0: it waits for none.
   std::size_t needed(const Action& action) const;
   const std::vector<Issue>& issued() const { return issued_; }
-  // The first of this rank's collectives that differs from the other's, as text; "" if there is none.
+  // The first of this rank's collectives that differs from the other rank's, as text; "" if there is none.
   std::string differs(const SimulatedCollectives& other) const;
   std::size_t gathers_under_way() const { return gathering_.size(); }
 
@@ -52,8 +52,8 @@ class SimulatedCollectives {
   struct Reducing {
     Place place;
     std::size_t number;
-    bool to_replicas;             // another part follows
-    bool among_replicas = false;  // the present part
+    bool to_replicas;             // true: a reduction among replicas follows the one among shards
+    bool among_replicas = false;  // true: the one among replicas has begun
   };
 
   std::size_t issue(Kind kind, Place place);

@@ -17,7 +17,7 @@ constexpr int kMostSteps = 1'000'000;
 
 bool is_lease(Kind kind) { return kind == Kind::kLease || kind == Kind::kUnshard; }
 
-// Each unit is unsharded at the begin before its own.
+// A schedule that unshards each unit one begin early: where the forward or backward before its own begins.
 std::shared_ptr<const Schedule> learned(const std::vector<Boundary>& passed) {
   if (passed.empty()) return nullptr;
   auto out = std::make_shared<Schedule>();
@@ -505,7 +505,7 @@ Actions SimulatedRanks::before(int rank, const SimulatedEvent& e) {
   if (e.kind != EventKind::kBackwardBegin || m.in_pass()) return {};
   mine.alive = std::max(0, mine.alive - 1);  // the pass frees the graph of one forward
   const auto begins = m.begin_pass();
-  if (!begins) return {};  // the event is refused likewise
+  if (!begins) return {};  // the machine refuses the event itself for the same reason
   write(rank, "begin_pass");
   return *begins;
 }

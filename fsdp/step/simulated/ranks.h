@@ -43,7 +43,7 @@ struct SimulatedEvent {
     kBeginUnshard,   // by hand; a gather does not end before its use
     kShowUnsharded,  // waits for the end of that gather
     kReshard,        // by hand
-    kFailIn,         // the action `unit` actions later fails
+    kFailIn,         // fails the action that comes `unit` actions later
     kJoin,           // the rank has no more batches, and serves the others
     kSetReduces,     // the units' next backwards reduce (`on`), or keep their gradients
     kSetLast,        // the next backward is the step's last (`on`)
@@ -65,7 +65,7 @@ class SimulatedRanks {
     bool refusals_are_faults = true;  // unless an exception or a death precedes them on some rank
   };
 
-  // `units` and `groups` are those of every rank; each has its own rules.
+  // `units` and `groups`: the same for every rank, but each rank has its own copy of the rules.
   SimulatedRanks(Options options, const std::vector<StepMachine::UnitOptions>& units,
                  const std::vector<std::vector<StepMachine::Group>>& groups);
 

@@ -1,7 +1,7 @@
 // Eight CUDA devices of this process, for tests: host memory as device memory, and a thread per stream. Order and refusals are the
 // driver's. A misuse is also recorded as a violation, which the test reads.
 //
-// There is one machine per process, as the driver's functions have no other place for it.
+// There is one machine per process, because the driver's functions have no argument that could name one of several.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +27,7 @@ class FakeCuda {
 
   // ---- for a test to decide ----
 
-  // While one exists, memory of the host that CUDA has not allocated counts as memory of whichever device is asked.
+  // While one exists, memory of the host that CUDA has not allocated counts as memory of every device.
   class HostMemoryCounts {
    public:
     HostMemoryCounts() { machine().change_host_memory(1); }
@@ -37,8 +37,8 @@ class FakeCuda {
   // The next call of a function of CudaApi fails: "allocate", "copy", "launch", "stream", "event", "module", "record",
   // "register".
   void fail_next(const std::string& function, CudaStatus status);
-  void set_capacity(std::size_t bytes);   // each device's
-  void set_orders_by_words(bool orders);  // the devices', which are opened from now on
+  void set_capacity(std::size_t bytes);   // for each device
+  void set_orders_by_words(bool orders);  // for devices that are opened from now on
   void hold_closing(bool hold);           // the closing of another process's memory is stuck until hold_closing(false)
   // A kernel with the sizes of its arguments. `run` gets the address of each, and the number of threads in all.
   using Kernel = std::function<void(void* const* arguments, std::size_t num_threads)>;
@@ -47,7 +47,7 @@ class FakeCuda {
   // ---- for a test to read ----
 
   std::vector<std::string> take_violations();
-  std::size_t num_allocations() const;  // those that exist
+  std::size_t num_allocations() const;  // allocations that exist
   std::size_t num_streams() const;
   std::size_t num_events() const;
   std::size_t num_registered() const;  // pieces of the host's memory
@@ -76,7 +76,8 @@ class FakeCuda {
 
   void change_host_memory(int by);
   CudaStream default_stream(int device);
-  // With the mutex: the allocation that holds the whole range; nullptr if it is of the host, and *crosses if it leaves an allocation.
+  // With the mutex: the allocation that holds the whole range; nullptr for memory of the host. Sets *crosses if the range leaves an
+  // allocation.
   const Allocation* find(CudaAddress address, std::size_t bytes, bool* crosses) const;
   CudaStatus take_failure(const std::string& function);
 

@@ -1,4 +1,4 @@
-// The functions of the table. Each checks what the driver checks, and records what only a wrong program does.
+// The functions of CudaApi. Each refuses what the driver refuses, and records a violation for what only a wrong program does.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -14,7 +14,7 @@ namespace shoal::runtime {
 
 namespace {
 
-thread_local std::vector<int> current;  // devices, the last of which counts
+thread_local std::vector<int> current;  // this thread's stack of devices; the last one is current
 
 FakeCuda& machine() { return FakeCuda::machine(); }
 
@@ -28,7 +28,7 @@ CUctx_st* contexts() {
   return all;
 }
 
-// A handle, of an export in this process.
+// A handle: the address of exported memory or of an event, because the other ranks are threads of this process.
 CudaIpcHandle handle_of(const void* what) {
   CudaIpcHandle handle{};
   std::memcpy(handle.bytes, &what, sizeof what);
@@ -53,7 +53,7 @@ struct FakeDriver {
     const std::lock_guard lock(machine().mutex_);
     return machine().events_.count(event) > 0;
   }
-  // The stream exists and belongs to the device that is current, whose default stream has no handle.
+  // Checks that the stream exists and belongs to the current device. Null stands for that device's default stream.
   static CudaStatus check(CudaStream& stream) {
     if (current.empty()) return refuse(cuda::kInvalidContext, "a call without a current device");
     if (stream == nullptr) {

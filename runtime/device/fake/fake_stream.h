@@ -26,7 +26,7 @@ struct CUstream_st {
   std::condition_variable changed;
   std::deque<std::function<void()>> queue;
   bool busy = false, over = false;
-  std::thread thread;  // last: it uses all others
+  std::thread thread;  // last, because it uses all other members
 };
 
 struct CUevent_st {

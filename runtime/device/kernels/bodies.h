@@ -29,7 +29,7 @@ SHOAL_HOST_DEVICE inline void cast(Thread thread, const CastArguments& a) {
   }
 }
 
-inline constexpr int kMaxSources = 64;  // the ranks of a host
+inline constexpr int kMaxSources = 64;  // at most so many ranks on one host
 
 struct SumArguments {
   const void* sources[kMaxSources];
@@ -69,7 +69,7 @@ struct PackArguments {
   const PackRow* rows;  // in memory of the device
   std::uint64_t num_rows;
   std::uint8_t* buffer;
-  bool unpack;  // from the buffer into the rows
+  bool unpack;  // true: copies from the buffer into the rows
 };
 
 template <class Word>
@@ -114,7 +114,7 @@ inline constexpr unsigned kSquareThreads = 1u << 16, kSquareSums = 256;
 struct SquareArguments {
   const void* in;
   std::uint64_t numel;
-  double* partial;  // kSquareThreads + kSquareSums
+  double* partial;  // kSquareThreads + kSquareSums elements
   double* out;
   DTypeNumber from;
 };

@@ -73,7 +73,7 @@ void read_slices(const NvmlApi& api, NvmlHandle handle, DeviceState& out) {
   if (!out.mig || api.max_slices == nullptr || api.slice == nullptr || api.max_slices(handle, &most) != nvml::kSuccess) return;
   for (unsigned i = 0; i < std::min(most, kMostSlices); ++i) {
     NvmlHandle slice = nullptr;
-    if (api.slice(handle, i, &slice) != nvml::kSuccess) continue;  // the places of the largest slices have gaps
+    if (api.slice(handle, i, &slice) != nvml::kSuccess) continue;  // no slice at this place: large slices leave gaps
     NvmlMemory memory{};
     if (api.memory(slice, &memory) != nvml::kSuccess) memory = {};
     out.slices.push_back({text_of(api.uuid, slice), text_of(api.name, slice), memory.used, memory.total});

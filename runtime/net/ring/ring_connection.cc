@@ -23,7 +23,7 @@ namespace shoal::runtime {
 namespace {
 
 constexpr int kRecordsAtOnce = 16;        // limit per turn of the loop
-constexpr std::size_t kPauseDivisor = 8;  // the listener's end pauses when one such part of max_queued_bytes waits
+constexpr std::size_t kPauseDivisor = 8;  // the listener's end pauses when more than 1 / kPauseDivisor of max_queued_bytes waits
 
 Frame link_frame(LinkMethod method) { return {FrameKind::kLink, static_cast<std::uint16_t>(method), 0, {}, {}, {}}; }
 
@@ -168,7 +168,7 @@ class RingStream final : public PollSource, public ConnectionHandler, public std
         if (rings_) start_polling();
         return;
       case LinkMethod::kPart:
-        break;  // only between hosts
+        break;  // messages travel in parts only between hosts
     }
     close(invalid_argument("the peer sent an unknown control word"));
   }

@@ -215,7 +215,7 @@ TEST_F(RingConnectionTest, FramesThatDoNotFitTheRingKeepTheirOrder) {
   put(notice(3));
   poll();
   EXPECT_EQ(seen_, (Ids{1}));
-  sleep();  // ended by the socket
+  sleep();  // the socket ends this sleep
   wire_.handler->on_frame(notice(2));
   poll();
   EXPECT_EQ(seen_, (Ids{1, 2, 3}));

@@ -114,8 +114,8 @@ void Budget::stop_waiting(Account& account) {
   grant_waiting();
 }
 
-// In the order of the messages. One for which the sum has no room stops all behind it. One beyond its peer's share stops only messages of
-// this peer.
+// Grants memory in the order of the messages. A message for which all peers together leave no room stops all messages behind it. A message
+// beyond its peer's share stops only messages of this peer.
 void Budget::grant_waiting() {
   first_waits_for_all_ = false;
   ++round_;
@@ -187,7 +187,7 @@ void Budget::Account::refuse_message(const char* reason, const std::string& why)
                           .with_reason(reason));
 }
 
-// A peer with some progress keeps all its messages for now, also one that stands still: too_slow() is for that one.
+// A peer with some progress keeps all its messages for now, even a message that stands still: too_slow() judges each message.
 std::vector<Budget::Account*> Budget::stalled() const {
   std::map<std::string_view, std::vector<Account*>> of_peers;
   for (const auto& [number, account] : arrivals_) of_peers[account->peer_].push_back(account);
@@ -205,8 +205,8 @@ std::vector<Budget::Account*> Budget::stalled() const {
 // Only the slowest, since peers may share a slow link: without that message, the others may be in time.
 std::vector<Budget::Account*> Budget::too_slow() {
   const TimePoint now = clock_.now();
-  bool all = false;                     // a message has waited for room in the sum for too long
-  std::set<const Account::Use*> peers;  // peers of which a message has waited for room in their share for too long
+  bool all = false;                     // a message has waited too long for room beside the messages of all peers
+  std::set<const Account::Use*> peers;  // peers of which a message has waited too long for room in their share
   for (const Account* waits : waiting_) {
     if (now - waits->waiting_since_ < options_.waiting_patience) break;
     all = room_for(*waits, waits->wanted_) == Room::kNone;
@@ -264,7 +264,7 @@ void Budget::Account::change_unsent(std::uint64_t bytes) {
   for (const auto& [number, account] : budget.unread_) account->watch_reading();
 }
 
-// The allowance shrinks as the sum grows, so that some memory is always left for others.
+// The allowance shrinks as the unread answers of all peers grow, so that some memory is always left for other peers.
 std::uint64_t Budget::Account::allowance() const {
   if (left_ || !accepted_) return ~std::uint64_t{0};
   const auto left = [](std::uint64_t most, std::uint64_t used) { return most - std::min(most, used); };
@@ -299,7 +299,7 @@ void Budget::Account::set_paused(bool paused) {
   reading_is_watched_ = false;
   if (has_to_read()) watch_reading();
   if (!paused_) return;
-  // A message that waits takes its memory after the pause.
+  // A message that waits for memory waits no more: it requests the memory again after the pause.
   budget_->stop_waiting(*this);
   if (std::exchange(arrival_.is_unused, false)) give_all_back();
 }

@@ -78,7 +78,7 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     bool holds_memory() const { return arriving_ != 0; }
     // The message has arrived, and keeps its memory until give_back(). Returns false if it has none.
     bool complete() { return arriving_ != 0 && (arrival_.is_complete = true); }
-    // The handler has the message.
+    // To be called once the handler has the message: returns its memory.
     void give_back() {
       if (arriving_ != 0) give_all_back();
     }
@@ -86,8 +86,8 @@ class Budget final : public std::enable_shared_from_this<Budget> {
     void set_urgent(bool urgent) { urgent_ = urgent; }
 
     // Sets the bytes of this connection's answers that wait. May call close_later() of any connection: once the sum is exceeded, the peer
-    // with the most is refused. Before it, peers are refused that read nothing and have more than their share. One answer that waits alone
-    // may be larger.
+    // with the most is refused. Peers that read nothing and have more than their share are refused first. An answer that waits alone may
+    // exceed the bound.
     void set_unsent(std::uint64_t bytes) {
       if (bytes != unsent_) change_unsent(bytes);
     }
@@ -109,9 +109,9 @@ class Budget final : public std::enable_shared_from_this<Budget> {
       std::size_t connections = 0, waiting = 0;
       std::uint64_t arriving = 0, unsent = 0;
       std::uint64_t arrived = 0;       // bytes of its messages so far, as counted by count_arrived()
-      std::uint64_t seen_arrived = 0;  // the same when the current period began, if it had messages then
+      std::uint64_t seen_arrived = 0;  // `arrived` when the current period began, if the peer had messages then
       std::uint64_t full_at = 0;       // the last round of grant_waiting() in which one of its messages had to wait for its share
-      bool reads_nothing = false;      // a connection was refused for reading nothing, and none has read since
+      bool reads_nothing = false;      // a connection was refused for reading nothing, and no other one of the peer has read since
     };
     // A message that has its memory.
     struct Arrival {

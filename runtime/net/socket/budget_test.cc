@@ -57,7 +57,7 @@ TEST_F(BudgetTest, ConnectionsAreBoundedForAPeerAndForAll) {
   EXPECT_EQ(budget_->admit("e").error().reason(), "TooManyConnections");
   held.pop_back();
   EXPECT_TRUE(budget_->admit("e"));
-  const auto ours = budget_->outgoing();  // is not counted
+  const auto ours = budget_->outgoing();  // not counted as an accepted connection
   held[0]->account->leave();
   EXPECT_TRUE(budget_->admit("a"));
 }
@@ -69,7 +69,7 @@ TEST_F(BudgetTest, APeersMessagesWaitBeyondItsShareAndOthersDoNot) {
   EXPECT_TRUE(other.account->take(10 * kMiB));
   first.account->give_back();
   EXPECT_TRUE(second.has_room);
-  EXPECT_TRUE(second.account->take(10 * kMiB));  // has it already
+  EXPECT_TRUE(second.account->take(10 * kMiB));  // has its memory already
   EXPECT_EQ(clock_.num_timers(), 0u);
 }
 
@@ -144,7 +144,7 @@ TEST_F(BudgetTest, ASlowMessageForWhichNobodyWaitsIsKept) {
   Held slow = of("a"), holds = of("b"), waits = of("b");
   ASSERT_TRUE(slow.account->take(16 * kMiB));
   ASSERT_TRUE(holds.account->take(16 * kMiB));
-  ASSERT_FALSE(waits.account->take(16 * kMiB));  // for its own peer's
+  ASSERT_FALSE(waits.account->take(16 * kMiB));  // waits for the memory that `holds`, of the same peer, has
   while (holds.refused.empty() && clock_.num_timers() > 0) {
     for (Held* held : {&slow, &holds}) held->received += 70 << 10;
     clock_.fire_next();
@@ -165,7 +165,7 @@ TEST_F(BudgetTest, MessagesThatWereFastAreRefusedOnceTheirTimeIsOver) {
     clock_.fire_next();
   }
   EXPECT_EQ(first.refused, "MessageTooSlow");
-  EXPECT_EQ(second.refused, "MessageTooSlow");  // at the same time
+  EXPECT_EQ(second.refused, "MessageTooSlow");  // at the same time as `first`
   EXPECT_GE(clock_.now() - began, options_.waiting_patience + options_.finishing_time);
   EXPECT_LE(clock_.now() - began, options_.waiting_patience + options_.finishing_time + 2 * options_.patience);
   EXPECT_TRUE(waits.has_room);
@@ -213,7 +213,7 @@ TEST_F(BudgetTest, ALargeMessageIsNotOvertakenBySmallOnesThatTakeItsRoom) {
   }
   Held large = of("e"), small = of("f");
   EXPECT_FALSE(large.account->take(16 * kMiB));
-  EXPECT_FALSE(small.account->take(kMiB));  // has room, but comes later
+  EXPECT_FALSE(small.account->take(kMiB));  // there is room for this one, but it comes after `large`
   held[0]->account->give_back();
   EXPECT_TRUE(large.has_room);
   EXPECT_TRUE(small.has_room);
@@ -305,7 +305,7 @@ TEST_F(BudgetTest, ThePeerWithTheMostUnreadAnswersIsRefusedAlsoIfItHasManyConnec
   Held first = of("a"), second = of("a"), other = of("b"), last = of("c");
   first.account->set_unsent(14 * kMiB);
   second.account->set_unsent(16 * kMiB);
-  other.account->set_unsent(20 * kMiB);  // the largest connection
+  other.account->set_unsent(20 * kMiB);  // the largest connection, but peer a has more in all
   last.account->set_unsent(15 * kMiB);
   EXPECT_EQ(second.refused, "AnswersNotRead");
   EXPECT_EQ(first.refused + other.refused + last.refused, "");
@@ -395,7 +395,7 @@ TEST_F(BudgetTest, APeerThatReadsAgainHasAllTheTimeAgain) {
   ASSERT_EQ(first.refused, "AnswersNotRead");
   second.account->set_unsent(kMiB);
   second.account->set_paused(true);
-  second.account->set_paused(false);  // it has read
+  second.account->set_paused(false);  // its peer has read
   second.account->set_paused(true);
   const TimePoint began = clock_.now();
   clock_.fire_next();

@@ -223,7 +223,7 @@ TEST(Tls, AHandshakeOverALongLinkIsNotClosedToMakeRoomForStrangers) {
   fcntl(slow.get(), F_SETFL, O_NONBLOCK);
   TlsSession session(Tls::make(fingerprint).value(), slow.get(), TlsSession::Side::kCalls);
   ASSERT_EQ(session.handshake().value(), TlsSession::Step::kReadable);
-  ASSERT_TRUE(readable(slow));  // the listener's part of the handshake is on its way for long
+  ASSERT_TRUE(readable(slow));  // the listener has answered: the handshake waits for this caller
   const Fd stranger = raw_connect(to);
   for (int i = 0; i < 100; ++i) side.loop.poll_one();
   timers.advance_to(timers.now() + options.hello_patience + 20ms);

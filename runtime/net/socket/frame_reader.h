@@ -26,7 +26,7 @@ class FrameReader {
     // Messages of up to these bytes arrive in parts (SendQueue), each of them a frame within the limits.
     std::uint64_t max_message_bytes = 0;
     std::uint16_t version = VersionRange{}.newest;  // the wire version of the connection
-    bool counts_calls = false;                      // expect_answer() reports all calls, so no other large answer is due
+    bool counts_calls = false;                      // expect_answer() reports all calls, so a large answer without a call is refused
   };
   // `account`: gives the memory for messages beyond Budget::kSmallBytes.
   FrameReader(const Limits& limits, Budget::Account& account) : limits_(limits), account_(account) {}
@@ -38,7 +38,7 @@ class FrameReader {
   // True while a message waits for its memory (Account::take). Also true while a complete message with such memory, the last frame so far,
   // waits for the handler: its memory counts until then. Afterwards go_on() continues with what has arrived.
   bool waits() const { return waits_; }
-  bool has_message() const { return has_message_; }  // a complete one waits for the handler
+  bool has_message() const { return has_message_; }  // a complete message waits for the handler
   Result<void> go_on(std::vector<Frame>& out);
   // A call was sent.
   void expect_answer() { ++num_calls_; }
@@ -73,7 +73,7 @@ class FrameReader {
     return header.kind == FrameKind::kLink && header.method == static_cast<std::uint16_t>(LinkMethod::kPart);
   }
   Result<void> parse(std::span<const std::byte> bytes, std::vector<Frame>& out);
-  // These begin a frame; begin() returns false if it has to wait for memory.
+  // These functions begin a frame; begin() returns false if it has to wait for memory.
   Result<bool> begin(const FrameHeader& header);
   Result<bool> begin_message(const FrameHeader& header);
   Result<void> begin(const FrameHeader& header, std::byte* place);
@@ -85,7 +85,7 @@ class FrameReader {
   std::span<std::byte> scratch_;  // between room() and arrived()
   std::vector<std::byte> rest_;   // bytes of the next frames: less than a header, unless waits_ is true
   bool waits_ = false, has_message_ = false;
-  std::uint64_t num_calls_ = 0;  // without an answer
+  std::uint64_t num_calls_ = 0;  // calls that have no answer yet
   std::optional<Partial> current_;
   Bytes message_;  // the payload that arrives in parts
   PartOf parts_;   // the peer's announcement of that payload

@@ -42,7 +42,7 @@ struct Line {
 using Admit = std::function<Result<void>(const std::string& peer)>;
 
 // Each of these two functions returns an error if the line is closed meanwhile. `tls`: null for clear text.
-// `stepped` is called after each step of the caller that needs another: the beginning of TLS, and its end.
+// `stepped` is called after each step of the caller that another step has to follow: the beginning of TLS, and its end.
 Task<PeerIdentity> greet_caller(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Random& random,
                                 Admit admit, std::function<void()> stepped);
 Task<PeerIdentity> greet_listener(Line& line, std::shared_ptr<const Tls> tls, const Token& token, VersionRange versions, Role role,

@@ -10,7 +10,7 @@
 namespace shoal::runtime {
 namespace {
 
-constexpr int kChecks = 8;  // per time limit; a pause of this process or of its machine counts as one
+constexpr int kChecks = 8;  // per time limit; a pause of this process or of its machine counts as one check
 constexpr int kProbes = 4;  // for an idle connection: the first after half the time limit, the others until its end
 // The kernel counts time in ticks of at most this length. An answer may count at two looks, but none is missed.
 constexpr std::chrono::milliseconds kTick(10);
@@ -39,9 +39,10 @@ void HostWatch::check() {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return;
-  // An acknowledgment may leave bytes unacknowledged, if the other kernel has dropped them for lack of room. It then answers each of the
-  // attempts to send them, which become rare. So only what was sent after the last answer is waited for. If this host has lost
-  // its interface or route, an attempt fails here: it changes no time of sending, but counts as a retransmission.
+  // An acknowledgment may leave bytes unacknowledged, if the other kernel has dropped them for lack of room. The other kernel then
+  // answers each attempt to send them again, but the attempts become rare. So this check expects an answer only to what was sent after
+  // the last answer. If this host has lost its interface or route, an attempt fails here: it changes no time of sending, but counts as a
+  // retransmission.
   const bool unacked = info.tcpi_unacked > 0;
   const bool waits =
       info.tcpi_probes > 0 || (unacked && (info.tcpi_last_data_sent < info.tcpi_last_ack_recv || info.tcpi_retransmits > retransmits_));

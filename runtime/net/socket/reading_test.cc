@@ -75,7 +75,7 @@ TEST_P(SocketTest, APeerThatDoesNotReadItsAnswersSendsNoFurtherRequests) {
   EXPECT_EQ(side.requests, int{kAsked});
 }
 
-// Between hosts a large value travels in its frame. One that waits alone may be larger than the sum.
+// Between hosts a large value travels in its frame. A value that waits alone may be larger than max_unsent_bytes.
 TEST_P(SocketTest, APeerThatReadsOneLargeAnswerSlowlyIsNotRefused) {
   SimClock timers;
   SocketOptions options = options_of(GetParam());

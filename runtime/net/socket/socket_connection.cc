@@ -89,7 +89,7 @@ class PlainSocket {
   const bool passes_descriptors_;
 };
 
-// The same operations through TLS.
+// The operations of PlainSocket, through TLS.
 class TlsSocket {
  public:
   using Step = TlsSession::Step;
@@ -155,7 +155,7 @@ class Pause {
  private:
   Budget::Account& account_;
   bool lasts_ = false;
-  std::vector<Frame> kept_;  // two reads full of them at most, and the message that had its memory
+  std::vector<Frame> kept_;  // at most the frames of two reads, and a message that had its memory already
 };
 
 // Shared with the handlers that wait for the socket, which may outlive the Connection for one turn of the loop.
@@ -439,7 +439,7 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
   FrameReader reader_;
   SendQueue queue_;
   Pause pause_;
-  std::optional<HostWatch> host_;  // between hosts
+  std::optional<HostWatch> host_;  // only for connections between hosts
   ConnectionHandler* handler_ = nullptr;
   bool waiting_read_ = false;
   bool read_waits_to_write_ = false;

@@ -19,7 +19,7 @@ struct Uses {
 };
 
 std::unique_ptr<Connection> make_socket_connection(Loop& loop, Fd socket, PeerIdentity identity, const SocketOptions& options, Uses uses);
-// The same through a TLS session of that socket.
+// As make_socket_connection(), through a TLS session of that socket.
 std::unique_ptr<Connection> make_tls_connection(Loop& loop, Fd socket, TlsSession session, PeerIdentity identity,
                                                 const SocketOptions& options, Uses uses);
 

@@ -129,7 +129,7 @@ class Side : public PeerHandler {
   std::unique_ptr<Listener> listener;
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<Responder> held;
-  std::vector<std::uint64_t> numbers;  // those of requests
+  std::vector<std::uint64_t> numbers;  // the numbers of requests
   std::vector<std::string> closed;
   int requests = 0, notices = 0, drained = 0;
   std::function<void()> react;   // run for each notice

@@ -55,7 +55,7 @@ class SocketListener final : public Listener {
 
     void accept() {
       for (int i = 0; descriptor.is_open(); ++i) {
-        // room() may close a hello, so it needs a caller that waits.
+        // room() may close a hello to make room, so it is called only while a caller waits.
         if (i == kAcceptsAtOnce || !has_caller()) return wait();
         if (const Duration pause = room(); pause > Duration::zero()) {  // the caller stays in the backlog
           full = true;

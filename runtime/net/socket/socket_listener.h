@@ -22,7 +22,8 @@ struct Door {
   std::multimap<TimePoint, std::shared_ptr<Line>> greeting;
 
   // Returns how long to wait before the next connection is accepted; zero: accept it now. At most `max` connections may be in their hello.
-  // To make room, closes the first whose time is over and that has no unread bytes. `pause`: how long to wait if all have some.
+  // To make room, closes the first hello whose time is over and whose caller has sent nothing unread. `pause`: how long to wait if all
+  // callers have.
   Duration wait_for_room(std::size_t max, TimePoint now, Duration pause);
   // The caller has done a step, and has time until `until` for the next.
   void stepped(const Line& line, TimePoint until);

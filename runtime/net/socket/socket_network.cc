@@ -235,7 +235,7 @@ Result<std::unique_ptr<Listener>> SocketNetwork::listen(const Endpoint& endpoint
 void SocketNetwork::connect(const Endpoint& endpoint, Role role, Duration timeout, Connected connected) {
   const Endpoint to = impl_->way_to(endpoint);
   Addresses addresses;
-  if (auto known = resolve(to, AI_NUMERICHOST); known) {  // otherwise a name
+  if (auto known = resolve(to, AI_NUMERICHOST); known) {  // otherwise `to` has a name
     auto allowed = impl_->allowed(to, *std::move(known));
     if (!allowed) return connected(fail(std::move(allowed).error()));
     addresses = *std::move(allowed);

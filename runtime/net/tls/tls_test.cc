@@ -345,7 +345,7 @@ TEST_F(TlsTest, CertificatesThatTheAuthorityDidNotSignOrThatAreOverAreRefused) {
     return make_certificate(authority, kHost, validity).value();
   };
   const KeyedCertificate impostor = make_authority("test", valid_from(now, kDay)).value();
-  // Signed by another authority of the same name, sent with the true one's certificate.
+  // Signed by another authority of the same name, sent with the true authority's certificate.
   KeyedCertificate forged = signed_by(impostor, valid_from(now, kDay));
   forged.certificate =
       forged.certificate.substr(0, forged.certificate.size() - impostor.certificate.size()) + certificates_.authority.certificate;

@@ -16,7 +16,7 @@ Result<std::shared_ptr<Communicator>> make_communicator(CommunicatorRequest requ
   if (request.nccl) {
     auto of_hosts = request;
     of_hosts.nccl.reset();
-    of_hosts.interrupted = nullptr;  // the waits of NCCL's own thread are not the program's
+    of_hosts.interrupted = nullptr;  // the thread that watches NCCL waits here, which the program's signals must not end
     SHOAL_TRY(auto control, make_communicator(std::move(of_hosts), clock));
     return NcclCommunicator::make(std::move(request), std::move(clock), std::move(control));
   }

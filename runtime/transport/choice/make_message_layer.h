@@ -27,7 +27,7 @@ struct MessageNetwork {
   std::string host;                // this host's address in its cluster; where no interface has it, the network chooses
   std::string ucx_library;         // where the system has no UCX (UcxLibrary::load)
   std::shared_ptr<const Tls> tls;  // for "tls": the host's certificate
-  // TcpOptions::may_go_on. UCX does not ask it, because it connects without a wait.
+  // TcpOptions::may_go_on. UCX never calls it, because UCX connects without a wait.
   std::function<Result<void>()> may_go_on;
   Duration unanswered{};  // TcpOptions::unanswered; zero: its default. UCX has limits of its own
 };

@@ -18,7 +18,7 @@ namespace shoal::runtime {
 class MemoryNetwork {
  public:
   explicit MemoryNetwork(int world_size) : ranks_(static_cast<std::size_t>(world_size)) {}
-  // Outlived by the network.
+  // The network outlives the returned layer.
   std::shared_ptr<MessageLayer> join(int rank);
   // Ends a rank, as the death of its process would.
   void kill(int rank, const std::string& cause);

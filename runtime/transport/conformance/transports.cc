@@ -181,7 +181,7 @@ class NetworkUnderTest final : public TestGroup {
 class NcclUnderTest final : public TestGroup {
  public:
   explicit NcclUnderTest(int world_size) : world_size_(world_size), network_(world_size) {}
-  // Nothing of a group is left, and only the tests of diverging ranks have misused NCCL.
+  // Checks that nothing of a group is left, and that only the tests of diverging ranks have misused NCCL.
   ~NcclUnderTest() override {
     EXPECT_EQ(FakeNccl::machine().num_communicators(), 0u);
     EXPECT_EQ(FakeCuda::machine().num_streams(), 0u);

@@ -28,7 +28,7 @@ struct TestedTransport {
   enum class Scope { kMessages, kNoWindows, kWhole } scope = Scope::kWhole;
   // False: the library below may end the process when connections are made anew, so failures are not tested in an ordinary run.
   bool fails_safely = true;
-  bool checks_forks = true;    // refuses calls in a forked child; one that shares locks between ranks as threads cannot
+  bool checks_forks = true;    // true: refuses calls in a forked child; false where ranks are threads with common locks
   bool reduces_bits = true;    // false: bitwise reductions return Unimplemented
   bool takes_overlaps = true;  // false: an input overlaps its output only as NCCL permits
   std::string missing = {};    // the reason why this machine cannot run it, for skipped tests; empty: it can

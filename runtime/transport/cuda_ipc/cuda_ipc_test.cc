@@ -251,7 +251,7 @@ TEST_F(CudaIpcTest, DevicesWhoseStreamsWriteNoWordsUseEvents) {
 }
 
 // The process's table, whose options the first call decides on.
-std::atomic<bool> dead{false};  // rank 1
+std::atomic<bool> dead{false};  // true: rank 1 counts as dead
 const NcclApi& table() {
   add_device_kernels();
   return cuda_ipc_api(FakeCuda::machine().api(),

@@ -21,7 +21,7 @@ struct Comm {
   bool finalized = false;
 };
 
-// The process's communicators. The table's functions are called with handles alone.
+// The process's communicators by handle: the functions of NCCL's table get only a handle.
 struct Machine {
   const CudaApi* cuda = nullptr;
   IpcComm::Options options;
@@ -207,7 +207,7 @@ NcclStatus receive(void* o, std::size_t count, NcclType type, int from, NcclComm
 std::size_t sweep_cuda_ipc(bool overdue) {
   auto& [ended, num_swept] = machine().ended;
   std::unique_lock lock(machine().mutex);
-  // After each communicator that was closed, a whole round begins again: others of this process may have waited for its rank to close.
+  // After each communicator that was closed, a whole round begins again: other communicators of this process may have waited for that.
   for (std::size_t left = ended.size(); left > 0 && !ended.empty();) {
     auto comm = std::move(ended.front());
     ended.pop_front();

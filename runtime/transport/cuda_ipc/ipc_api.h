@@ -6,7 +6,7 @@
 
 namespace shoal::runtime {
 
-// The table of this process. Its functions have no other place for the driver and the options, so the first call decides on both.
+// The table of this process. Its functions get no argument for the driver and the options, so the first call decides on both.
 const NcclApi& cuda_ipc_api(const CudaApi& cuda, const IpcComm::Options& options);
 
 // Frees the memory that ended communicators have kept because another rank might still use it. Returns the number of communicators that are

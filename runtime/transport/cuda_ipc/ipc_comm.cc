@@ -125,7 +125,7 @@ bool IpcComm::try_close(bool overdue) {
   if (end_state_ == End::kRecorded) {
     const auto passed = device_->passed(end_);
     if (passed && !*passed) {
-      // Again each time, since work of another rank may have written its word after the release.
+      // Releases again at each call, since work of another rank may have written its word after the release.
       release(overdue ? Released::kAll : Released::kEnded);
       return false;
     }

@@ -1,8 +1,8 @@
 // One rank of a communicator whose data travel by copies from the device memory of one process to another's (CUDA IPC). Reductions go in
 // rank order, with the bits of the transports of hosts. All functions belong to one thread at a time.
 //
-// Each rank copies its input in chunks into memory that all others have open. Then the others read it. advance() puts the next of these
-// steps on the stream once the other ranks have put their steps on their streams.
+// Each rank copies its input in chunks into memory that all other ranks have open. Then those ranks read it. advance() puts the next of
+// these steps on the stream once the other ranks have put their steps on their streams.
 #pragma once
 
 #include <deque>
@@ -53,7 +53,7 @@ class IpcComm {
   };
   struct Run {
     IpcOperation operation;
-    std::size_t moved_bytes = 0;  // bytes of each part, where there are parts
+    std::size_t moved_bytes = 0;  // moved bytes of each part, where there are parts
     int phase = 0;
   };
 
@@ -105,7 +105,7 @@ class IpcComm {
   std::array<DeviceMemory, IpcSegment::kRegions> memory_;
   std::optional<DeviceKernels> kernels_;
   CudaStream stream_ = nullptr;
-  bool met_ = false, by_words_ = false;  // the latter: all ranks' streams write words
+  bool met_ = false, by_words_ = false;  // by_words_: all ranks' streams write words
   std::deque<Run> collectives_;
   std::map<std::pair<int, IpcOperation::Kind>, std::deque<Run>> messages_;
   std::uint64_t steps_ = 0;

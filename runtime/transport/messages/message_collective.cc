@@ -156,7 +156,7 @@ void MessageCollective::plan() {
     std::span<std::byte> into = share(rank_);
     if (spec_.kind == Collective::kAllGather) into = spec_.output.subspan(begins_[static_cast<std::size_t>(r)], bytes_from(r));
     if (spec_.kind == Collective::kAllToAll) into = spec_.output.subspan(receive_begins_[static_cast<std::size_t>(r)], bytes_from(r));
-    if (spec_.kind == Collective::kAllReduce) continue;  // its share is empty
+    if (spec_.kind == Collective::kAllReduce) continue;  // this rank's share is empty
     streams_.emplace_back(ChunkStream::Way::kReceive, r, Channel::kData, into, into.size(), chunk_, ChunkStream::Gate::kOpen);
   }
   if (spec_.kind == Collective::kAllReduce && !is_small_reduction()) plan_results();
@@ -220,7 +220,7 @@ Result<void> MessageCollective::meet(int rank) {
                     .with_hint("the sizes that a rank sends and that the other rank expects must be equal"));
   }
   peer.described = true;
-  if (header.inline_bytes == 0 || !reduced_into_.empty()) return {};  // a reduction reads it in place
+  if (header.inline_bytes == 0 || !reduced_into_.empty()) return {};  // a reduction reads the inline data in place
   std::byte* into = spec_.output.data();
   if (spec_.kind == Collective::kAllGather) into += begins_[static_cast<std::size_t>(rank)];
   if (spec_.kind == Collective::kAllToAll) into += receive_begins_[static_cast<std::size_t>(rank)];

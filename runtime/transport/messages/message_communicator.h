@@ -70,7 +70,7 @@ class MessageCommunicator final : public Communicator, private OperationDriver, 
   mutable PendingOperations pending_;
   std::vector<OperationPtr> heads_;
   const Operation* late_ = nullptr;  // the last operation to be late
-  TimePoint warn_at_{};              // time of its next warning
+  TimePoint warn_at_{};              // time of the next warning about late_
   std::atomic<bool> left_{false};
   mutable std::atomic<int> wanted_{0};  // threads that wait in in_turn()
   mutable MessageGroup group_;          // last: its end ends the transfers of pending operations

@@ -95,7 +95,7 @@ void MessageGroup::handle_control(int from, std::span<const std::byte> message) 
       std::memcpy(ranks.data(), body.data(), ranks.size() * sizeof(int));
       const bool ascends = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
       if (ranks.empty() || !ascends || ranks.front() < 0 || ranks.back() >= world_size()) {
-        peers_[static_cast<std::size_t>(from)].left = true;  // the next rank decides, without this one
+        peers_[static_cast<std::size_t>(from)].left = true;  // a malformed list: the next rank decides, without rank `from`
       } else if (!survivors_) {
         survivors_ = std::move(ranks);
       }
@@ -150,7 +150,7 @@ std::vector<int> MessageGroup::lost() const {
   for (int r = 0; r < world_size(); ++r) {
     const Peer& peer = peers_[static_cast<std::size_t>(r)];
     const int at = ranks_[static_cast<std::size_t>(r)];
-    // A rank that has found the failure first closes its connections before this one does, but is not lost.
+    // A rank that has found the failure first closes its connections before this rank does, but is not lost.
     if (r != rank_ && (peer.left || death(r) || (!peer.closing && layer_->lost(at)))) out.push_back(r);
   }
   return out;
@@ -186,11 +186,12 @@ void MessageGroup::close() {
   if (closed_) return;
   if (lost_.empty()) lost_ = lost();
   if (const auto cause = failure()) {
-    // Also to ranks that have the cause from another rank. Otherwise they would take the end of the connections for the end of this rank.
+    // Reports the cause also to ranks that have it from another rank. Otherwise they would take the end of the connections for the end of
+    // this rank.
     const Bytes body = encode_within(*cause, control_bytes_ - 1);
     (void)send_to_all(Control::kFailed, body.span(), kReporting);
   } else {
-    layer_->flush(kReporting);  // operations of other ranks may need what this one has sent
+    layer_->flush(kReporting);  // operations of other ranks may need what this rank has sent
   }
   layer_->reset(layer_ranks(lost_));
   closed_ = true;  // callers that see this free their buffers

@@ -97,7 +97,7 @@ class MessageGroup {
   std::vector<Peer> peers_;
   std::vector<int> lost_;  // ranks that were lost when the group failed
   std::atomic<bool> closed_{false};
-  bool superseded_ = false;  // the layer belongs to the next generation
+  bool superseded_ = false;  // true: the layer belongs to the next generation, so this group leaves it alone
   std::optional<std::vector<int>> survivors_;
   std::deque<Report> reports_;
 

@@ -39,7 +39,7 @@ class MessageCollective final : public MessageOperation {
   struct Peer {
     std::vector<std::byte> out, in;  // header, and data of at most kInlineBytes
     MessageLayer::Transfer sent, received;
-    bool described = false;  // its header was received, and agrees
+    bool described = false;  // the peer's header was received, and agrees
     const std::byte* inlined() const { return in.data() + sizeof(Header); }
   };
   using Channel = MessageLayer::Channel;

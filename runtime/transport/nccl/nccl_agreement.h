@@ -1,7 +1,7 @@
 // The ranks' agreement that they are in the same collective, beside the data: NCCL itself would hang, or mix up their bytes.
 //
-// It travels over the group's control communicator, on the host, while the device works. One collective is compared at a time, by an
-// all_reduce of 16 bytes. Only where that shows a difference do the ranks exchange descriptions.
+// The agreement travels over the group's control communicator, on the host, while the device works. One collective is compared at a time,
+// by an all_reduce of 16 bytes. Only where that shows a difference do the ranks exchange descriptions.
 #pragma once
 
 #include <array>

@@ -130,7 +130,7 @@ std::optional<CudaStream> NcclCommunicator::after() const {
 
 WorkPtr NcclCommunicator::work_of(Result<NcclDriver::OperationPtr> operation) {
   if (!operation) {
-    // The other ranks wait for this one's part. But a signal concerns this rank's caller alone, who may make the call again.
+    // The other ranks wait for this rank's part. But a signal concerns this rank's caller alone, who may make the call again.
     if (operation.error().reason() != "Interrupted") abort(Error(operation.error()).in(fmt::format("rank {}", rank())));
     return failed_work(std::move(operation).error());
   }

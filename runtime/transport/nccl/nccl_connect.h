@@ -7,7 +7,7 @@
 namespace shoal::runtime {
 
 struct ConnectOptions {
-  std::string name;  // the group's
+  std::string name;  // the group's name
   Duration timeout{};
   std::function<bool()> interrupted;  // polled; true ends the wait
 };

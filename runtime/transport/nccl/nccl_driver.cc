@@ -12,15 +12,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kShortest = 5us, kLongest = 200us;  // between two looks at NCCL and the device, while operations are pending
-constexpr Duration kIdle = 1s;                         // the same without pending operations
+constexpr Duration kIdle = 1s;                         // between two looks, without pending operations
 constexpr auto kCheckInterval = 25ms;                  // between two looks at time limits and lost ranks
 constexpr auto kLonely = 100ms;                        // how long data of a rank that is gone may still be on the way
 constexpr auto kSignals = 50ms;                        // between two looks at signals in a wait
 constexpr auto kGrace = 250ms;                         // for the watching thread to end what is late
 constexpr auto kLeaving = 1s;                          // for a thread that issues to see a failure; after that it counts as stuck in NCCL
 constexpr auto kClosing = 1s, kDraining = 5s;
-// So many looks at a call come before NCCL is taken to connect ranks for it: some milliseconds. A call that needs no other rank is on its
-// stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
+// After so many looks at a call, some milliseconds, it counts as one for which NCCL connects ranks. A call that needs no other rank is on
+// its stream by then. NCCL also connects later than with a communicator's first call: for another algorithm, and for an all_to_all.
 constexpr int kConnectingPolls = 32;
 
 }  // namespace
@@ -75,7 +75,7 @@ Result<NcclDriver::OperationPtr> NcclDriver::submit(const MakeCollective& make, 
     ++sequence_;
     new_collectives_.push_back(operation);
   }
-  submitted_.notify_all();  // the ranks' calls are compared meanwhile
+  submitted_.notify_all();  // the watching thread compares the ranks' calls meanwhile
   if (operation->by_caller) issue(*operation, channel_, turns);
   return operation;
 }
@@ -106,7 +106,7 @@ Result<NcclDriver::Turns> NcclDriver::take_turns(Duration timeout) {
 }
 
 void NcclDriver::issue(NcclOperation& operation, NcclChannel& channel, Turns& turns) {
-  // The watching thread ends the operation with the group's cause.
+  // After a failure of the group, the watching thread ends the operation with its cause.
   if (auto put = put_on_stream(operation, channel, turns); !put) parts_.control->abort(put.error());
   submitted_.notify_all();
 }
@@ -122,7 +122,7 @@ Result<void> NcclDriver::put_on_stream(NcclOperation& operation, NcclChannel& ch
     if (parts_.control->failed()) return {};
     if (num_polls >= kConnectingPolls && operation.stage() == Stage::kBegun) turns.device.reset();
     if (!signals(signals_at)) {
-      // The buffers are in use, and the caller drops the operation. So the group ends, with a cause that names this rank on the others.
+      // The buffers are in use, and the caller drops the operation. So the group ends, and the cause names this rank to the other ranks.
       return fail(cancelled(fmt::format("rank {} was interrupted by a signal while NCCL had only some of the calls for {}",
                                         parts_.control->rank(), operation.what()))
                       .with_reason("RankInterrupted")

@@ -44,15 +44,14 @@ class NcclDriver {
 
   // Submits the operation that `make` makes from its number. The operation begins once the stream `after` has come to this call; without a
   // stream, at once. Returns once NCCL has put it on the stream, for which a communicator's first operation may need the other ranks'
-  // calls. A failure of that, a signal too, ends the group; wait() returns it. Cancelled/Interrupted: a signal came before any call of
-  // NCCL, and nothing was submitted.
-  // `timeout`: of the wait for the turn; the communicator's if it is 0.
+  // calls. A failure or a signal until then ends the group, and wait() returns the cause. Cancelled/Interrupted: a signal came before any
+  // call of NCCL, and nothing was submitted. `timeout`: of the wait for the turn; the communicator's if it is 0.
   Result<OperationPtr> submit(const MakeCollective& make, std::optional<CudaStream> after, Duration timeout);
   Result<OperationPtr> submit(std::shared_ptr<NcclMessage> message, std::optional<CudaStream> after);
-  // Waits for the end of an operation. After Cancelled/Interrupted it goes on.
+  // Waits for the end of an operation. After Cancelled/Interrupted the operation goes on.
   Result<void> wait(const NcclOperation& operation);
-  // Makes `stream` wait for an operation, and returns once the operation is on its way. The wait for that ends with a signal, and by itself
-  // a moment after the operation's time limit, with DeadlineExceeded/Late: also if the watching thread is stuck in the library.
+  // Makes `stream` wait for an operation, and returns once the operation is on its way. Until then it waits: a signal ends the wait, or
+  // DeadlineExceeded/Late a moment after the operation's time limit, even if the watching thread is stuck in the library.
   Result<void> order_after(const NcclOperation& operation, CudaStream stream);
   // Returns once no operation of a failed group is under way. Cancelled/Interrupted after a signal.
   Result<void> wait_until_closed();
@@ -117,7 +116,7 @@ class NcclDriver {
   // Guarded by mutex_.
   std::deque<CollectivePtr> new_collectives_;
   std::deque<MessagePtr> new_messages_;
-  std::vector<Event> events_;  // those that no operation uses
+  std::vector<Event> events_;  // events that no operation uses
   std::uint64_t sequence_ = 0;
   bool stopping_ = false, closed_ = false, nudged_ = false;
 
@@ -127,7 +126,7 @@ class NcclDriver {
   std::map<std::pair<NcclMessage::Way, int>, NcclMessageLane> lanes_;
   TimePoint check_at_{};
 
-  std::unique_ptr<SideThread> thread_;  // last: it uses all others
+  std::unique_ptr<SideThread> thread_;  // last, because it uses all other members
 };
 
 }  // namespace shoal::runtime

@@ -41,7 +41,7 @@ class NcclIssueOrder {
     const Clock* clock = nullptr;
     Duration timeout{};
     std::function<bool()> interrupted = {};             // polled without a lock; may be empty
-    std::function<std::optional<Error>()> failed = {};  // likewise: the group's failure, which ends the wait
+    std::function<std::optional<Error>()> failed = {};  // polled as `interrupted`: the group's failure, which ends the wait
   };
   // Waits for the turn. DeadlineExceeded/Late after the timeout, Cancelled/Interrupted after a signal, `failed`'s error after that.
   // InvalidArgument if this thread has the turn: a signal handler calls a collective while the program's call is under way.

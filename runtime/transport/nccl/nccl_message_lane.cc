@@ -26,7 +26,8 @@ bool NcclMessageLane::can_open() const {
 void NcclMessageLane::settle() {
   turn_.reset();
   if (describing_ == nullptr) return;
-  // The description may have arrived before the failure. A message that moves then ends as if that had been known earlier.
+  // The description may have arrived before the failure. Then the message counts as described, as if this rank had noticed
+  // the description in time.
   const auto described = std::exchange(describing_, nullptr)->wait();
   step_ = Step::kIdle;
   if (described && channel_ && (way_ == Way::kSend || check_description())) step_ = Step::kMove;
@@ -69,7 +70,7 @@ Result<bool> NcclMessageLane::advance_head() {
   }
   const auto moved = head.advance(api_, *device_, *channel_);
   // With its first message NCCL connects the two devices, for which it needs the other rank's call. In a ring of messages, the other rank
-  // may only make it once this one has made another. So no thread waits for this message.
+  // may make that call only after this rank's next call. So no thread waits for this message.
   if (!used_ || head.stage() != Stage::kBegun) turn_.reset();
   used_ |= head.stage() == Stage::kOnStream;
   return moved;

@@ -30,7 +30,7 @@ class NcclOperation {
   Stage stage() const { return stage_.load(std::memory_order_acquire); }
   // Advances to the next stage, if the channel is ready for it. Returns true after progress. `end` is recorded behind the operation.
   Result<bool> advance(const NcclApi& api, const Device& device, NcclChannel& channel);
-  // The time at which it was first seen to wait for a rank that is gone.
+  // The time at which this operation was first seen to wait for a rank that is gone.
   std::optional<TimePoint> lonely_since;
 
   // ---- guarded by the driver's mutex ----
@@ -83,7 +83,7 @@ class NcclCollective final : public NcclOperation {
   bool agreed_ = false;
 };
 
-// A send or receive, on a channel of two ranks: 0 sends, 1 receives.
+// A send or receive, on a channel of two ranks, whose rank 0 sends and whose rank 1 receives.
 class NcclMessage final : public NcclOperation {
  public:
   enum class Way { kSend, kReceive };

@@ -163,7 +163,7 @@ Result<void> Ledger::check_circle(TimePoint now) {
   std::vector<Standing> all;
   for (int r = 0; r < world_size_; ++r) all.push_back(standing(r));
   // Only waits that have lasted for kProof without change may prove a cycle. `old` is the state in which this rank first found a wait; for
-  // a younger wait it is the present state. A wait that has made no check since `old` is part of no cycle for waiting_circle().
+  // a younger wait it is the present state. So a younger wait has made no check since `old`, and waiting_circle() leaves it out.
   before_.resize(all.size());
   since_.resize(all.size(), now);
   std::vector<Standing> old = before_;

@@ -220,7 +220,7 @@ Result<bool> ShmCollective::advance() {
     }
   }
   while (read_ < put_ && missing_to_read() < 0) {
-    if (!checked_) SHOAL_OK(check_entries());  // checks ranks that have put a chunk since
+    if (!checked_) SHOAL_OK(check_entries());  // checks ranks that have put a chunk since the last check
     if (direct_) {
       SHOAL_TRY(const bool there, read_directly());
       if (!there) break;

@@ -104,7 +104,7 @@ void Connection::received(std::size_t bytes) {
   if (into_ != nullptr) into_ += bytes;
 }
 
-// Reads once, into the rest of the piece and then into the stage. Returns false if nothing came.
+// Reads once: the rest of the piece into its memory, bytes behind the piece into staged_. Returns false if nothing came.
 bool Connection::fill() {
   if (!readable) return false;
   if (begin_ > 0) {

@@ -31,7 +31,7 @@ class Connection final : public Pollable {
   struct Place {
     Poller& poller;
     ConnectionEvents& events;
-    int rank;  // at the other end
+    int rank;  // the rank at the other end
   };
   Connection(Place place, ByteStream stream, MessageLayer::Channel channel, PostedReceives& receives, QueuedSends& sends,
              std::uint32_t epoch, std::size_t piece_bytes);
@@ -74,9 +74,9 @@ class Connection final : public Pollable {
   bool held_ = false;           // reading waits for a receive to be posted, or for the frame's epoch
   std::vector<std::byte> waste_;
 
-  std::optional<QueuedSends::Piece> piece_;  // being sent
+  std::optional<QueuedSends::Piece> piece_;  // the piece that is being sent
   std::array<std::byte, Frame::kBytes> header_{};
-  std::size_t written_ = 0;  // bytes of header and piece
+  std::size_t written_ = 0;  // written bytes of header and piece
 };
 
 // Carries no messages. The kernel's keep-alive probes show that the other host exists; a closed connection shows that the process ended.

@@ -47,7 +47,7 @@ TEST(Frame, BeyondItsBoundsIsRefused) {
   refused(piece(0, 0, 2, 1));
   refused(piece(0, 1, 1, 1));
   refused(piece(0, 2, 0, 1));
-  refused(piece(0, 0, 0, 1));  // would never end
+  refused(piece(0, 0, 0, 1));  // an empty piece: its message would never end
   refused(piece(0, ~0ull, 2, 1));
   refused(piece(0, 0, Frame::kMaxPiece + 1, 1ull << 30));
   refused(piece(0, 0, 1, Frame::kMaxMessage + 1));
@@ -122,7 +122,7 @@ TEST(PostedReceives, GetPiecesInAnyOrderAndEndInOrderOfTheirMessages) {
   EXPECT_FALSE(one.complete());
   EXPECT_TRUE(receive(piece(0, 0, 4, 8)));
   EXPECT_TRUE(one.complete());
-  EXPECT_FALSE(receives.room(piece(0, 0, 4, 8)));  // a second time
+  EXPECT_FALSE(receives.room(piece(0, 0, 4, 8)));  // the same piece a second time
 }
 
 TEST(PostedReceives, RefuseAPieceThatComesTwiceOrHasAnotherTotal) {
@@ -147,7 +147,7 @@ TEST(PostedReceives, OfALongerMessageFailAndDiscardIt) {
     EXPECT_EQ(receives.arrived(frame), offset == 4);
   }
   EXPECT_EQ(transfer.state, Transfer::State::kFailed);
-  EXPECT_FALSE(receives.room(piece(1, 0, 1, 1)).value());  // the next one
+  EXPECT_FALSE(receives.room(piece(1, 0, 1, 1)).value());  // the next message, which has no receive
 }
 
 TEST(QueuedSends, AreTakenInPiecesAndEndWithTheLast) {

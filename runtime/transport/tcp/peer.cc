@@ -17,7 +17,7 @@ namespace {
 constexpr auto kProbeAgain = std::chrono::milliseconds(1100);
 
 struct Silence {
-  std::chrono::milliseconds since{};  // the last packet
+  std::chrono::milliseconds since{};  // time since the last packet
   bool waits = false;                 // for an answer to data or to a keep-alive probe
 };
 
@@ -29,7 +29,7 @@ Silence silence_of(int socket) {
           info.tcpi_unacked > 0 || info.tcpi_probes > 0};
 }
 
-// Sends a keep-alive probe now. Setting the time after which probes begin has this effect once that time has passed.
+// Makes the kernel send a keep-alive probe now: it does so when it gets a time until probes begin that has passed already.
 void probe(int socket) {
   const int second = 1;
   (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);

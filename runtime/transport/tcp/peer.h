@@ -12,7 +12,7 @@
 
 namespace shoal::runtime {
 
-// Numbers of the connections between two ranks: 0 is the watch, and each channel has some of the others.
+// Numbers of the connections between two ranks: 0 is the watch, and each channel has some of the other numbers.
 class ConnectionPlan {
  public:
   static constexpr std::uint32_t kWatch = 0;
@@ -20,7 +20,7 @@ class ConnectionPlan {
   explicit ConnectionPlan(std::uint32_t per_bulk);
   std::uint32_t size() const { return static_cast<std::uint32_t>(channels_.size()) + 1; }
   MessageLayer::Channel channel(std::uint32_t number) const { return channels_[number - 1]; }
-  // The lower rank makes the watch, the higher one the other connections. So each finds out at once if the other rank does not listen.
+  // The lower rank makes the watch, the higher one the other connections. So each rank finds out at once if the other does not listen.
   static bool is_opened_by(std::uint32_t number, int rank, int other) { return (number == kWatch) == (rank < other); }
 
  private:
@@ -48,7 +48,7 @@ class Peer {
   void drain_control();
   // True if the other host's kernel has received all sent bytes.
   bool flushed() const;
-  // The time in which the other host has sent nothing although this one waits for an answer. Zero if this one does not wait, or
+  // The time in which the other host has sent nothing although this host waits for an answer. Zero if this host does not wait, or
   // has waited for less than `limit`.
   Duration silence(Duration limit) const;
 

@@ -289,7 +289,7 @@ void TcpLayer::check() {
   const auto time = now();
   if (time < check_at_) return;
   check_at_ = time + kCheck;
-  // This process was stopped, or did not drive the layer: during that time the others were not silent, only unread.
+  // This process was stopped, or did not drive the layer: during that time the other ranks were not silent, only unread.
   const bool paused = time - std::exchange(checked_at_, time) > kPause;
   gate_.tidy(time);
   for (auto& calling : calls_) {

@@ -147,8 +147,8 @@ Result<void> UcxLayer::open(const UcxOptions& options) {
 }
 
 // Waits until each connection stands in both directions. If a rank left before, UCX 1.13 would answer the other's late part of connecting
-// on a new connection to a closed socket, which ends the process ("tcp_ep.c:478 Assertion"). A rank that is late only loses this
-// protection.
+// on a new connection to a closed socket, which ends the process ("tcp_ep.c:478 Assertion"). If a rank is late, this wait
+// ends at its limit, without that protection.
 void UcxLayer::meet() {
   const auto world_size = peers_.size();
   meeting_.resize(2 * world_size);

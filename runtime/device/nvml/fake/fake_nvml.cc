@@ -109,7 +109,7 @@ NvmlApi make_api() {
     return nvml::kSuccess;
   };
   api.slice = [](NvmlHandle d, unsigned index, NvmlHandle* out) {
-    if (index == 0) return nvml::kNotFound;  // a gap
+    if (index == 0) return nvml::kNotFound;  // a gap between slices, as on hardware
     auto& slices = fake(d).slices;
     if (index > slices.size()) return nvml::kNotFound;
     *out = handle_of(slices[index - 1]);

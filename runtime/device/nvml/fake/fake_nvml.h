@@ -1,5 +1,5 @@
-// NVML for tests: devices in the state that a test gives them. There is one machine per process, as NVML's functions have no other place
-// for it. Not for several threads at once.
+// NVML for tests: devices in the state that a test gives them. There is one machine per process, because NVML's functions have no
+// argument that could name one of several. Not for several threads at once.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class FakeNvml {
 
   struct Fake {
     std::string name = "NVIDIA H100 80GB HBM3";
-    std::string uuid = {};               // empty: made from its place
+    std::string uuid = {};               // empty: made from the device's index
     NvmlStatus status = nvml::kSuccess;  // each call on it returns this
     unsigned long long used = 1ULL << 30, total = 80ULL << 30;
     unsigned busy = 25;  // in percent

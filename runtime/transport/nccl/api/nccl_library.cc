@@ -11,7 +11,7 @@ namespace shoal::runtime {
 namespace {
 
 Result<NcclApi> open_any() {
-  // A process in which torch has loaded its own NCCL gets that one by this name.
+  // A process in which torch has loaded its own NCCL gets torch's library by this name.
   std::vector<std::string> paths{"libnccl.so.2"};
   if (const char* named = std::getenv("SHOAL_NCCL_LIBRARY"); named != nullptr && *named != 0) paths.insert(paths.begin(), named);
   auto api = open_first("NCCL", paths, &NcclApi::open);

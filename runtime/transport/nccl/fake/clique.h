@@ -34,7 +34,7 @@ class FakeClique {
  public:
   FakeClique(int num_ranks, std::function<void(std::string)> violation);
   int num_ranks() const { return num_ranks_; }
-  static inline std::atomic<bool> hang = false;  // operations find no counterpart, so they do not end
+  static inline std::atomic<bool> hang = false;  // true: operations find no counterpart, so they do not end
 
   // The parts of a communicator's operations that meet those of others. `aborted`: guarded by the clique.
   struct Member {
@@ -84,8 +84,8 @@ struct ncclComm {
   int device = 0;
   shoal::runtime::NcclStatus state = shoal::runtime::nccl::kInProgress;
   bool connected = false, finalized = false;
-  std::uint64_t number = 0, num_issued = 0, num_launched = 0;  // its id's; groups of calls issued, and put on the stream
-  int polls = 0;                                               // since the last call that is in progress
+  std::uint64_t number = 0, num_issued = 0, num_launched = 0;  // the number in its id; groups of calls issued, and put on the stream
+  int polls = 0;                                               // polls since the last call that is in progress
   std::vector<shoal::runtime::FakeOperation> begun;            // the last group's calls, not yet on the stream
 };
 

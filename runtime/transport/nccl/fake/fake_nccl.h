@@ -57,7 +57,7 @@ class FakeNccl {
     std::uint64_t communicator, number;             // the number counts the issues of this rank to the communicator
     std::map<std::uint64_t, std::uint64_t> before;  // issues to the other communicators of the device, by communicator
   };
-  std::vector<Issue> take_issues();  // since check_order(true)
+  std::vector<Issue> take_issues();  // issues since check_order(true)
   std::vector<std::string> take_violations();
   std::vector<std::string> take_names();          // the names of communicators that were made since the last call
   std::size_t num_communicators() const;          // neither destroyed nor aborted
@@ -81,12 +81,12 @@ class FakeNccl {
   int blocked_device_ = -1;
   std::size_t num_blocked_ = 0;
   int settings_version_ = 22703;
-  int launching_poll_ = 2;  // the first look comes too early
+  int launching_poll_ = 2;  // so that the first poll comes too early
   std::condition_variable init_, ends_;
   std::vector<Issue> issues_;
   std::map<std::string, NcclStatus> failures_;
   std::map<std::uint64_t, std::shared_ptr<FakeClique>> cliques_;
-  std::map<NcclComm, std::shared_ptr<FakeComm>> comms_;  // live ones
+  std::map<NcclComm, std::shared_ptr<FakeComm>> comms_;  // live communicators
   std::vector<std::shared_ptr<FakeComm>> ended_;         // kept, so that no other gets the address
   std::vector<std::string> violations_, names_;
 };

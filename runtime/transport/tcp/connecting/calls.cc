@@ -67,7 +67,7 @@ void OutgoingCall::start(const RankAddress& from) {
   }
   set_up(socket->get());
   // Calls from the chosen interface, also where the route would choose another one.
-  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // the kernel chooses a port at connect(), unique to both addresses only
+  set(socket->get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);  // connect() chooses a port, unique for this pair of addresses only
   if (own.family() == address.family()) (void)::bind(socket->get(), own.get(), own.length);
   const int connecting = ::connect(socket->get(), address.get(), address.length);
   const int error = errno;
@@ -202,7 +202,7 @@ void Gate::advance() {
     if (!socket && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (!socket) {
       if (lacks_descriptors(errno)) obstacle_ = no_descriptors(errno);
-      readable = false;  // for want of descriptors too: tidy() tries again
+      readable = false;  // also if descriptors are lacking: tidy() tries again
       return;
     }
     obstacle_.reset();

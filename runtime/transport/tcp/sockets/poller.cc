@@ -11,7 +11,7 @@ namespace shoal::runtime {
 
 namespace {
 
-constexpr int kEvents = 64;  // fetched at once
+constexpr int kEvents = 64;  // events fetched at once
 
 }  // namespace
 
