@@ -91,7 +91,7 @@ class Value {
   Pieces pieces() const;
   // The first piece; empty when there is none.
   std::span<const std::byte> head() const;
-  // The pieces, valid as long as `keep` lives. Then the memory may be moved to a file again.
+  // The pieces, valid as long as `keep` lives. After its end the memory may be moved to a file again.
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;

@@ -43,7 +43,7 @@ class Commits {
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
   // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
-  // exists. A request without this call has changed something that is not undone.
+  // exists. Without a call of set_created(), what the request has changed is not undone.
   void set_created(Created created) { created_ = std::move(created); }
   // The same for a request that an action answers (AnswerHosted).
   void await(Created created);
@@ -100,8 +100,9 @@ class Commits {
   bool busy_ = false;
   Due due_ = Due::kNone;  // when the next commit begins
   std::optional<Created> created_;
-  std::unordered_set<std::uint64_t> unstored_, storing_;  // ids of what requests have made; storing_: in the commit under way, or failed
-  std::optional<Unsaved> unsaved_;                        // set while the last commit is one that failed
+  std::unordered_set<std::uint64_t> unstored_,
+      storing_;                     // ids that requests have made; storing_: those whose commit is under way or failed
+  std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_, refusing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

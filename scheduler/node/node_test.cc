@@ -190,7 +190,7 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   received(dead);
   const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
   const auto reported_cause = [&] {
-    // In which the get of an absent object waits.
+    // Meanwhile the get of an absent object waits.
     world_.run_for(1s);
     dead.count(kGiven, other.id);
     dead.put(kAwaited);
@@ -246,7 +246,7 @@ TEST_F(NodeTest, ASessionEndsWithItsJobAndItsConnectionThoughItsProcessLives) {
   }
 }
 
-// A dead process's end may be read with its last messages, while the node handles the death.
+// The end of a dead process's connection may be read with its last messages, while the node handles the death.
 TEST_F(NodeTest, ASessionWhoseConnectionEndsWhileItsDeathIsHandledEndsOnce) {
   constexpr pid_t kPid = 11;
   ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
@@ -291,7 +291,7 @@ TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   EXPECT_EQ(head_.exits.at(kWorker).cause->message(), "the zygote is gone");
 }
 
-// A driver asks so when it leaves. Lines of other jobs' workers go on.
+// A driver that leaves asks for its job's unfinished lines. Those of other jobs' workers stay unfinished.
 TEST_F(NodeTest, UnfinishedLinesAreEndedForTheJobThatLeaves) {
   constexpr WorkerId kOwn{21}, kOther{22};
   start(kOwn, kJob, 11);

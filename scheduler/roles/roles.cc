@@ -182,7 +182,7 @@ int run_node(const NodeRole& role) {
   if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
   options.events.on_orphaned = [&](const std::string& why) {
     (void)actors::write_orphaned(w.folder, why);
-  };  // best effort: it is logged as well
+  };  // best effort, since the reason is logged as well
   options.events.on_ending = [&] {
     if (keeper) keeper->stop();
   };

@@ -42,7 +42,7 @@ constexpr int kMostReadings = 3;  // readings in one poll, each after files were
 // A listing of a folder that was changed this long ago or earlier is complete: clocks of file systems are coarse.
 constexpr std::int64_t kSettledUs = 2'000'000;
 
-// Sums of accepted values do not overflow.
+// The largest values that are accepted. Sums of such values do not overflow.
 constexpr std::int64_t kMostDuration = 10'000'000'000'000;   // 115 days
 constexpr std::int64_t kMostTime = 4'000'000'000'000'000;    // the year 2096
 constexpr std::int64_t kMostAmount = 1'000'000'000'000'000;  // 1 PB

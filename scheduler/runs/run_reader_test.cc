@@ -303,7 +303,7 @@ TEST_F(RunReaderTest, AProcessOfThisHostLivesByItsBeatAndItsPid) {
 TEST_F(RunReaderTest, AProcessOfAnotherHostLivesByItsBeatOnAnyClock) {
   write_facts("b");
   for (const std::int64_t skew : {std::int64_t{-3'600'000'000}, std::int64_t{0}, std::int64_t{3'600'000'000}}) {
-    lives_ = false;  // asks for pids of this host only
+    lives_ = false;  // without effect, since the reader asks only for pids of this host
     write_live(kNow + skew);
     auto r = reader();
     const auto& p = r.run().processes;
@@ -336,7 +336,7 @@ TEST_F(RunReaderTest, AClockThatJumpsMakesNoProcessQuiet) {
   }
 }
 
-// The kernel counts the begin of a process by the time of day at present.
+// The kernel computes a process's start from the present time of day, so a jump of the clock moves it.
 TEST_F(RunReaderTest, AProcessIsFoundAgainAfterItsClockHasJumped) {
   write_facts("a");
   write_live(kNow);

@@ -27,7 +27,8 @@ constexpr double kLeastAloneUs = 1'000'000;
 constexpr double kLeastSlower = 0.25;
 // A rank that was not slow from the begin has to have become slower by this fraction.
 constexpr double kLeastChange = 0.2;
-// A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so many deviations.
+// A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so a trouble
+// exceeds the noise by this many deviations.
 constexpr double kDeviations = 5;
 // Noise of neighbouring steps is related. Blocks of the same length on other ranks, and earlier ones, show how much. A trouble exceeds them
 // by this factor.
@@ -37,7 +38,7 @@ constexpr double kMostSteps = 0.85;                 // the fraction of the windo
 constexpr double kLeastCost = 0.05;                 // a fraction of the step: a smaller cost is not reported
 
 constexpr double kLeastLoader = 0.3;    // the least fraction of the step in the loader, or outside of the step
-constexpr double kLeastProgram = 0.5;   // the same if the program outside of the step takes most of it, and has done so from the begin
+constexpr double kLeastProgram = 0.5;   // the same for a fraction that is as large from the begin, if most of it lies outside of the step
 constexpr double kLeastGrowth = 0.2;    // the least growth of a fraction of the step, or its least distance above that of other ranks
 constexpr double kLeastExposed = 0.3;   // the least fraction of the step that is exposed, on the rank that waits least
 constexpr double kLeastPartUs = 3'000;  // per step: shorter parts are overheads of tiny models

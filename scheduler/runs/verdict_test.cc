@@ -44,7 +44,7 @@ struct Case {
   const char* code;
   bool names_rank;
   int step_off;    // how far the step may be from the true one
-  double limit_s;  // to find it in 95 of 100 runs
+  double limit_s;  // time in which 95 of 100 runs find the trouble
 };
 
 class TroubleTest : public ::testing::TestWithParam<Case> {};

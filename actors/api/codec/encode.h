@@ -1,4 +1,4 @@
-// Arguments and results to Values (codec.h).
+// Encodes arguments and results to Values (codec.h).
 #pragma once
 
 #include <array>
@@ -115,7 +115,7 @@ Result<Value> encode_result(ValueMemory* memory, const A& result) {
   }
 }
 
-// An error as the value of an answer. It is the remote function's own error, whereas an error without a value means that its worker failed.
+// An error as the value of an answer. It is the remote function's own error. An error without a value means that the worker failed.
 Result<Value> raised_value(const Error& error);
 
 }  // namespace shoal::actors::api

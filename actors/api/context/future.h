@@ -68,7 +68,7 @@ struct Results<std::tuple<T...>> {
 
 namespace shoal {
 
-// As an argument of a call it stands for its value: the call runs once it is ready, and fails with its error.
+// As an argument of a call, a Future stands for its value: the call runs once the value is there, and fails if the future fails.
 template <class T>
 class [[nodiscard]] Future {
  public:
@@ -123,8 +123,8 @@ struct ReferenceTo<Future<T>> {
 
 namespace shoal {
 
-// Waits until `num_ready` are ready or the time is over. `ready` has at most that many, failed ones included. Returns InvalidArgument for a
-// duplicate future, and for a `num_ready` that is not between 1 and their number.
+// Waits until `num_ready` of the futures are ready or the time is over. Waited::ready has at most that many, failed ones included. Returns
+// InvalidArgument for a duplicate future, and for a `num_ready` below 1 or above the number of futures.
 template <class T>
 Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready = 1, Duration timeout = kForever) {
   std::vector<const actors::api::Reply*> replies;

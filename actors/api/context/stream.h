@@ -1,7 +1,8 @@
 // The results of a call that yields (generator.h): futures, in order, each available as soon as its value is there.
 //
 // As in Python (python/shoal/_objects/streams.py), the worker sends items over the call's connection, then the answer with their
-// number (actors/session/references/streams.h). All items are here when the answer is. An item is then a result like any other.
+// number (actors/session/references/streams.h). So all items have arrived when the answer arrives. An arrived item is a result like any
+// other.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-// Runs a coroutine's steps as part of its call.
+// An executor of a coroutine. During each step, the coroutine's call is the running call of the thread (RunsCall).
 class CallExecutor {
  public:
   CallExecutor(asio::io_context& loop, const RunningCall& call) : loop_(&loop), call_(call) {}

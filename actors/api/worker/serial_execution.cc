@@ -36,7 +36,7 @@ std::optional<Incoming> SerialExecution::next(std::optional<Ended>& ended) {
 }
 
 void SerialExecution::cancel(CallKey call) {
-  // A call that neither runs nor waits is answered already: no answer would remove a note of its cancellation.
+  // A call that neither runs nor waits is answered already. Only an answer removes the note of a cancellation, so this one would stay.
   const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };
   if (call == now_ || std::any_of(early_.begin(), early_.end(), waits)) cancelled_.note(call);
 }

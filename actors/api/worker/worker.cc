@@ -139,8 +139,8 @@ class Worker {
     }
   }
   // Answers releases that the actor survives, once the head has confirmed that the actor will not restart: after the answer, a restarted
-  // actor would get no release. If the actor dies before, its creator sees the failure and releases the restarted actor. Only while the
-  // loop is owned.
+  // actor would get no release. If the actor dies before the answer, its creator sees the failure and releases the restarted actor. Only
+  // while the loop is owned.
   void rule_out_restart() {
     leaving_.run([this] { has_left_ = session_.hosting().leave().has_value(); },
                  [this] {

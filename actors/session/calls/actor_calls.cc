@@ -302,7 +302,8 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     Target* const target = *alive ? targets_.find(id) : nullptr;
     if (target != nullptr && --target->unanswered == 0) keep_next(id, *target);
   };
-  // Leaves out the constructor call, since it may wait for resources forever. The call that ends the actor stays behind it in the queue.
+  // Does not wait for the constructor's call, which may wait for resources forever. The call that ends the actor is queued behind that one,
+  // so the actor does not end too early.
   std::vector<ValueFuture> calls;
   for (const auto& unsent : t.unsent.all()) {
     if (unsent.call.method != "__init__") calls.push_back(unsent.promise.future());

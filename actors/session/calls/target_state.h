@@ -60,8 +60,8 @@ struct TargetAction {
     kStartGrace,           // send GraceOver after the grace, unless kStopGrace comes first
     kStopGrace,            // GraceOver does not follow any more
     kDropCopies,           // drop the copies of calls that may be sent again only if the actor was not made
-    kRequeueUnbegun,       // sent calls did not begin: queue those that have a copy again, fail the others
-    kRetryOnNextProcess,   // sent calls may have begun: queue those with retries left again after the delay, fail the others
+    kRequeueUnbegun,       // sent calls did not begin: queue again those that have a copy, fail the others
+    kRetryOnNextProcess,   // sent calls may have begun: after the delay queue again those with retries left, fail the others
     kRetryOnReconnection,  // as kRetryOnNextProcess, without the delay
     kFailCalls,            // fail sent and queued calls
     kDie,                  // fail sent and queued calls, and refuse later ones

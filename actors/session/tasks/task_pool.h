@@ -31,7 +31,7 @@ class TaskPool {
   struct Wants {
     std::size_t workers = 0;  // workers to be made, for waiting tasks
     bool starting = false;    // some workers are not made yet
-    // The CPUs of all workers are lent and do not come back soon.
+    // The CPUs of all workers are lent and do not come back soon, so one more worker is to be made, even without room.
     bool alone = false;
     bool empty = false;  // the pool has no workers
     // Workers to be retired: idle for long, used up, or wanted by other jobs.

@@ -38,7 +38,7 @@ struct LaunchVariable {
   const char* meaning;
 };
 
-// In the order in which values are taken: of two that agree in meaning, the first one counts.
+// All variables, in the order of precedence: of two that state the same fact, the first one counts.
 std::span<const LaunchVariable> launch_variables();
 
 // The facts of the command line. Options come before variables.

@@ -99,7 +99,7 @@ class FurtherHost final : public HostPart {
         return **meeting;
       } else if (there.error().reason() == kOtherRun || there.error().reason() == kEnds) {
         why = there.error().message();
-        // The end of a run without this host is not this host's end.
+        // Leaves out the record of that run's end, since this host has no part in that run.
         if (there.error().reason() == kOtherRun && !(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
         interval = kIntervalBesideARun;
       } else if (there.error().reason() == "CertificateRefused" && has_secret()) {

@@ -115,7 +115,7 @@ class RunWatch::Work {
     if (script_ended) ended.emplace(reader_->run()).state = runs::RunState::kEnded;
     for (const auto& verdict : runs::diagnose(ended ? *ended : reader_->run(), now_us)) {
       if (verdict.state == runs::Health::kOk && !runs::is_note(verdict)) continue;
-      if (verdict.code == "lost") continue;  // this command writes the run's end
+      if (verdict.code == "lost") continue;  // not reported, since this command itself writes the run's end
       auto& seen = seen_us_[{verdict.code, verdict.rank.value_or(-1)}];
       const bool again = seen == 0 || steady_us - seen > kForgottenUs;
       seen = steady_us;
@@ -133,7 +133,7 @@ class RunWatch::Work {
     const bool ok = verdict.state == runs::Health::kOk;
     if (telemetry_)
       telemetry_->event(ok ? "note" : "verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    // The error of a process that has ended comes with its exit. Waits may end soon, and the driver prints deaths.
+    // Verdicts that are not printed: an ended process's error comes with its exit, waits may end soon, and the driver prints deaths.
     for (const char* code : {"dead_rank", "dead_driver", "failed", "waiting", "deaths"})
       if (verdict.code == code) return;
     const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);

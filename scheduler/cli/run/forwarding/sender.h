@@ -32,7 +32,7 @@ class RunFilesSender {
  public:
   // `since_us`: when this host's part of the run began, in microseconds since 1970.
   RunFilesSender(const actors::Credentials& credentials, RecordPlace place, const std::string& host, std::int64_t since_us);
-  // Ends the thread, or leaves it alone while it waits for the file system or the network.
+  // Ends the thread. If the file system or the network holds the thread up, does not wait for it: it runs on by itself.
   ~RunFilesSender();
   RunFilesSender(const RunFilesSender&) = delete;
   RunFilesSender& operator=(const RunFilesSender&) = delete;

@@ -114,7 +114,7 @@ void RunFilesSource::read_rows(Batch& batch, const Fd& folder, const std::string
     if (kind_of_file(file) == FileKind::kRows && files.size() < kMostFiles) files.push_back(*runs::level_file(file));
   }
   // Coarser levels first: a process merges a file's rows into the next level before it removes the file. The first host's readers rely on
-  // it.
+  // that order.
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return std::tuple(-a.level, a.kind, a.number) < std::tuple(-b.level, b.kind, b.number); });
   bool removed = false;
