@@ -25,7 +25,7 @@ struct CallKey {
 
 // How to cancel a call. A running one is interrupted where its worker can do that (Hosted::on_cancel).
 struct CancelHow {
-  bool recursive = true;  // cancels the calls made within it, too
+  bool recursive = true;  // also cancels the calls that the cancelled call has made
   bool force = false;     // ends the process that runs a function
 };
 

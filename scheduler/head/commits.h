@@ -45,7 +45,7 @@ class Commits {
   // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
   // exists. Without a call of set_created(), what the request has changed is not undone.
   void set_created(Created created) { created_ = std::move(created); }
-  // The same for a request that an action answers (AnswerHosted).
+  // As set_created(), for a request that an action answers (AnswerHosted).
   void await(Created created);
   // Returns true if a request made this actor or group, and it is not stored. A gang is named by its first actor.
   bool unstored(ActorId id) const { return contains(id.value); }
@@ -100,8 +100,8 @@ class Commits {
   bool busy_ = false;
   Due due_ = Due::kNone;  // when the next commit begins
   std::optional<Created> created_;
-  std::unordered_set<std::uint64_t> unstored_,
-      storing_;                     // ids that requests have made; storing_: those whose commit is under way or failed
+  // Ids of what requests have made and is not stored. storing_: a commit of it is under way, or has failed.
+  std::unordered_set<std::uint64_t> unstored_, storing_;
   std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_, refusing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -212,7 +212,7 @@ class OneOfSeveral {
     if (!leader.empty() && leader != info_.head) ready();  // the leader is found
   }
 
-  // This head leads, or stands by for one that does.
+  // To be called once this head leads, or stands by for a head that leads.
   void ready() {
     note_head_start(w_.folder.path(), std::nullopt);
     report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}});

@@ -123,7 +123,7 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
   o.head.endpoints = std::move(heads);
   o.listen = process.credentials.endpoint("shoal-" + process.folder.name() + "-node-" + std::to_string(getpid()));
   if (!process.credentials.host.empty()) o.host = process.credentials.host;
-  // Ray's resource names for nodes: they place work by address.
+  // Ray's names of resources by which programs place work on the node with an address.
   for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }

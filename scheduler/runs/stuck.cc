@@ -16,7 +16,7 @@ using runtime::StepRow;
 namespace {
 
 // A rank is stuck once an activity lasts this long, and this many times as long as in its longest step.
-constexpr double kStuckUs = 650'000;  // a page shows it up to 250 ms later, with the next beat
+constexpr double kStuckUs = 650'000;  // a page shows an activity up to 250 ms later, with the next beat
 constexpr double kTimesLongest = 5;
 // Longer limits: evaluations run in the program between steps, an epoch's begin starts the loader's workers, and a save waits for the disk.
 constexpr double kStoppedAfterUs = 120'000'000;

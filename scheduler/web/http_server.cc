@@ -118,7 +118,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     limit_ = {};
     std::error_code ignored;
     socket_.close(ignored);
-    const auto dropped = std::exchange(sent_, {});  // may hold the last reply to this connection
+    const auto dropped = std::exchange(sent_, {});  // destroyed last: it may hold the reply, which holds this connection
     server->connections.erase(number_);
   }
 

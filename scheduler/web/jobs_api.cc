@@ -65,7 +65,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
     json (*rows)(const ListReply& page);
     std::string (*after)(const Listing& sent);
     RowFilter filter = {};
-    bool counts = true;  // reads on to the last row, for their number
+    bool counts = true;  // reads on to the last row, to count all rows
   };
   Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
       : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}

@@ -75,7 +75,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });
 }
-// The same for a value without references.
+// As encode_call(), for arguments without references.
 template <class... P, class... A>
 Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
   static_assert(((!ReferenceTo<A>::kIs || std::is_same_v<A, Stored<P>>) && ...), "a future is there already: it is an argument of calls");

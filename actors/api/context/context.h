@@ -121,7 +121,7 @@ class Context {
   // The steps of this driver's training, for `shoal show` and the dashboard.
   StepRecord& record() { return record_; }
 
-  // Runs a coroutine in this thread until it ends. It may await futures of this Context, and such coroutines. After `timeout` it is
+  // Runs a coroutine in this thread until it ends. It may await futures of this Context, and other Tasks. After `timeout` it is
   // cancelled, and the result is DeadlineExceeded; an exception is Internal. Each thread may run one.
   template <class T>
   Result<T> run(Task<T> task, Duration timeout = kForever) {

@@ -84,7 +84,7 @@ class [[nodiscard]] Future {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.template result<T>();
   }
-  // The same for Bytes, without a copy.
+  // As get(), for Bytes, without a copy.
   Result<BytesView> view(Duration timeout = kForever) const
     requires std::is_same_v<T, Bytes>
   {
@@ -134,7 +134,7 @@ Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready
 
 struct CancelOptions {
   bool force = false;     // end the process of a running function; InvalidArgument for a method, whose actor ends by Context::kill
-  bool recursive = true;  // cancel the calls made within it, too
+  bool recursive = true;  // also cancel the calls that the cancelled call has made
 };
 
 // Cancels a call: its future, and calls with it as an argument, fail with Cancelled/TaskCancelled. A call that has not begun never

@@ -149,7 +149,7 @@ class Handle {
   actors::api::Hub* hub_ = nullptr;
   actors::api::Callee callee_;
   actors::api::Reply constructed_;
-  actors::Handles::Share share_;  // null: it does not count
+  actors::Handles::Share share_;  // null: this handle does not count
 };
 
 // Handles can be arguments and results, and parts of either.
@@ -184,7 +184,7 @@ class Mesh {
     return Mesh(*hub_, {from, from + static_cast<std::ptrdiff_t>(count)});
   }
 
-  // The same call on each actor, with arguments encoded once.
+  // Makes the same call on each actor. The arguments are encoded once.
   template <class Pointer, class... A>
   Futures<actors::api::Returned<actors::api::ReturnOf<Pointer>>> call_all(Pointer method, const A&... args) const {
     using R = actors::api::ReturnOf<Pointer>;

@@ -128,7 +128,7 @@ class [[nodiscard]] Stream {
     SHOAL_TRY(auto item, items_->next(timeout));
     return item ? std::optional<Future<T>>(Future<T>(*std::move(item))) : std::nullopt;
   }
-  // The same in a coroutine: co_await stream.async().
+  // As next(), in a coroutine: co_await stream.async().
   Task<std::optional<Future<T>>> async() { return typed(items_); }
   // The number of items, or the call's failure; ready with the call.
   Future<std::uint64_t> completed() const { return Future<std::uint64_t>(items_->answer()); }

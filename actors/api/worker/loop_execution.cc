@@ -75,7 +75,7 @@ void LoopExecution::begin(const std::shared_ptr<Running>& running) {
 void LoopExecution::stop(CallKey call) {
   const auto it = running_.find({call.peer, call.request});
   if (it == running_.end()) return;
-  const auto running = it->second;  // keeps it alive, since it may end at once
+  const auto running = it->second;  // keeps the running call alive, which emit() may end at once
   running->cancelled = true;
   running->stop.emit(asio::cancellation_type::all);
 }

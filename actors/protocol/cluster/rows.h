@@ -59,7 +59,7 @@ struct ActorRow {
   bool detached = false;
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::uint32_t num_restarts = 0;
-  std::string endpoint;                           // where its process takes calls; empty until the actor lives
+  std::string endpoint;                           // where the actor's process takes calls; empty until the actor lives
   std::string pending_reason;                     // why the actor is not placed yet
   std::map<std::string, std::string> attributes;  // texts that the actor itself sets, such as a ShardActor's bytes
   std::optional<Error> cause;                     // why the actor is dead, or its process ended
@@ -203,7 +203,7 @@ struct ClusterStatus {
   std::uint32_t num_set_aside = 0;
   std::string store;               // name of the store that the head uses
   std::vector<std::string> heads;  // endpoints, the leading head's first; empty with one head
-  // Workers of functions hold resources for which other jobs wait. These are workers of the job that requested the status.
+  // True if workers of functions hold resources for which other jobs wait. Only workers of the job that requested this status count.
   bool wanted_back = false;
   static void fields(auto& v, auto io) {
     SHOAL_FIELD(v.session, Session);

@@ -75,7 +75,7 @@ using TargetActions = std::vector<TargetAction>;
 class TargetState {
  public:
   enum class Phase : std::uint8_t {
-    kPending,    // it has no process: it is not placed yet, or it is restarted
+    kPending,    // the actor has no process: it is not placed yet, or it is restarted
     kPlaced,     // its process is at endpoint()
     kEnding,     // its process has ended; reports of this are held until the process's last messages are read
     kUndecided,  // its process is gone, and the head's report decides about the calls sent to it

@@ -49,8 +49,8 @@ class TaskPool {
   // Fails unfinished tasks, and those submitted later, as Cancelled.
   void close();
 
-  // Enters ended tasks into `book` as tasks of process `self`. All pools of the process share the counter `next` of task numbers. Both
-  // outlive the pool's use of them.
+  // Enters ended tasks into `book` as tasks of process `self`. All pools of the process share the counter `next` of task numbers.
+  // `book` and `next` outlive the pool's use of them.
   void note_in(CallBook& book, WorkerId self, std::uint64_t& next) {
     book_ = &book;
     self_ = self;

@@ -145,7 +145,7 @@ bool is_file(const fs::path& path) {
 
 std::string distrust(const struct stat& info, uid_t user, gid_t group) {
   if (info.st_uid != user && info.st_uid != 0) return fmt::format("it belongs to another user (uid {})", info.st_uid);
-  const bool of_group_alone = info.st_gid == group && group == user;  // the group that distributions make for each user
+  const bool of_group_alone = info.st_gid == group && group == user;  // distributions make such a group for each user
   if ((info.st_mode & S_IWOTH) != 0 || ((info.st_mode & S_IWGRP) != 0 && !of_group_alone)) return "other users can write it";
   return "";
 }

@@ -217,7 +217,7 @@ class FirstHost final : public HostPart {
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
       return whole;
     }
-    if (!*row) {  // submit has refused it, and printed why
+    if (!*row) {  // submit has refused the job, and printed why
       const bool refused = code == kSubmitUsage || code == kSubmitVersion || code == kSubmitAuth || code == kSubmitDoesNotFit ||
                            code == kSubmitCannotRun || code == kSubmitNotFound;
       record({refused ? kDoNotRetry : code, "the script was not started", {}, !refused, ""});

@@ -53,7 +53,7 @@ class FurtherHost final : public HostPart {
       if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
       const auto begun = join(*meeting);
       if (begun) return follow();
-      // The head of an earlier run may end while this host joins. This run's head comes after it.
+      // The head of an earlier run may end while this host joins. Then this host tries again: this run's head comes after that one.
       const auto code = begun.error().code();
       const bool again =
           (code == Code::kUnavailable || code == Code::kDeadlineExceeded) && attempt < kMostAttempts && clock_->now() < deadline;

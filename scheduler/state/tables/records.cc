@@ -91,7 +91,7 @@ Bytes to_record(const Job& v) {
     }
     m.setAddress(v.address);
     m.setPort(v.port);
-    if (!v.processes.empty()) fill_ids(m.initPlaced(actors::length(v.placed)), v.placed);  // not for a job that has not started: the next head places it anew
+    if (!v.processes.empty()) fill_ids(m.initPlaced(actors::length(v.placed)), v.placed);  // a job that has not started is placed anew
     fill_ids(m.initProcesses(actors::length(v.processes)), v.processes);
     m.setDriver(v.driver.value);
     m.setAttached(v.attached);
