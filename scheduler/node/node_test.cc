@@ -356,7 +356,7 @@ TEST_F(OldHeadTest, AStoppedWorkerIsReportedAsOneThatRuns) {
   constexpr WorkerId kWorker{21};
   start(kWorker, kJob, 11);
   const auto num_reports = [&] { return head_.states[kWorker].size(); };
-  world_.run_for(10s);  // reports of its start
+  world_.run_for(10s);  // so that all reports of the worker's start arrive
   const std::size_t before = num_reports();
   stopped_ = {11};
   ASSERT_TRUE(world_.run_until([&] { return num_reports() > before; }, 30s));
@@ -410,7 +410,7 @@ TEST_F(NodeTest, AWorkerThatBecameReadyAroundAStopRunsAfterIt) {
     return [&, state] { return !head_.states[kWorker].empty() && head_.states[kWorker].back() == state; };
   };
   ASSERT_TRUE(world_.run_until(is(WorkerState::kStopped), 30s));
-  stopped_ = {};  // it continues, and reports itself before the next look
+  stopped_ = {};  // the worker continues, and reports itself before the next look
   Process process(world_, 11, node_.endpoint(), kWorker);
   actors::WorkerUpdate ready;
   ready.worker = kWorker;

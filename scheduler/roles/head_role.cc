@@ -131,7 +131,7 @@ std::string fingerprint(const runtime::Token& token, const std::string& authorit
   return out;
 }
 
-// Waits until it leads, then leads until the end. Fails (1) when it loses the lead.
+// One of several heads: waits until it leads, then leads until the end. Its process fails (exit code 1) when it loses the lead.
 class OneOfSeveral {
  public:
   OneOfSeveral(RoleProcess& process, const HeadRole& role) : w_(process), role_(role), ready_fd_(role.ready_fd) {}

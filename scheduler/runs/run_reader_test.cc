@@ -243,7 +243,7 @@ TEST_F(RunReaderTest, ADamagedFolderCostsOnlyItsBadLines) {
   append("steps.0-0.jsonl", step(7));
   append("steps.0-0.jsonl", R"({"step":8,"us":9223372036854775807,"end":9223372036854775807})"
                             "\n");
-  append("steps.0-0.jsonl", std::string(5000, 'y'));  // without an end
+  append("steps.0-0.jsonl", std::string(5000, 'y'));  // a line without an end
   append("events.0-0.jsonl", "{\"t\":\"x\",\"kind\":3}\n{\"t\":\"x\",\"kind\":\"end\"}\n");
   append("live", "short");
   append("steps.99-0.jsonl", step(1));
@@ -290,7 +290,7 @@ TEST_F(RunReaderTest, AProcessOfThisHostLivesByItsBeatAndItsPid) {
   r.poll(kNow + kGoneAfterUs + 1);
   EXPECT_EQ(run.processes[0].life, Life::kGone);
   EXPECT_EQ(run.state, RunState::kLost);
-  lives_ = true;  // stopped
+  lives_ = true;  // the process lives, but is stopped
   r.poll(kNow + kSilentAfterUs + 1);
   EXPECT_EQ(run.processes[0].life, Life::kSilent);
   append("events.0-0.jsonl", R"({"t":7,"kind":"end","code":0})"

@@ -30,8 +30,8 @@ constexpr double kLeastChange = 0.2;
 // A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so a trouble
 // exceeds the noise by this many deviations.
 constexpr double kDeviations = 5;
-// Noise of neighbouring steps is related. Blocks of the same length on other ranks, and earlier ones, show how much. A trouble exceeds them
-// by this factor.
+// The noise of neighbouring steps is correlated. Blocks of as many steps, earlier or on other ranks, show how strongly. A trouble exceeds
+// such blocks by this factor.
 constexpr double kAboveBlocks = 1.5;
 constexpr std::int64_t kLeastSharedUs = 5'000'000;  // how long a rank has to lag if all ranks share CPUs with other processes
 constexpr double kMostSteps = 0.85;                 // the fraction of the window's steps that show at least half of the trouble
@@ -94,7 +94,7 @@ double largest_block(const Values& values, std::size_t end, std::size_t size) {
   return out;
 }
 
-// The time of the last n steps. A step with an evaluation counts as a few others do, because it does not make a burst any longer.
+// The time of the last n steps. A long step, such as one with an evaluation, counts as kLongStep usual ones: it makes no trouble older.
 double span_us(const StepTable& table, std::size_t n) {
   Values total;
   for (std::size_t i = table.size() - n; i < table.size(); ++i) total.push_back(static_cast<double>(table.rows[0][i]->total_us));

@@ -100,7 +100,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void when_sent(std::function<void()> next) {
     if (!server_) return;
-    if (!writing_) return next();  // then nothing is unsent either
+    if (!writing_) return next();  // nothing is being written, so nothing is unsent
     sent_ = std::move(next);
   }
   void end_pieces() {

@@ -15,7 +15,7 @@ namespace shoal {
 class Context;
 
 // For a method or remote function that runs in this thread: true once its call was cancelled (future.h: cancel). The call goes on to its
-// end, so long ones should check this. False outside of calls. Coroutines need no check, since their awaits end.
+// end, so long ones should check this. False outside of calls. Coroutines need no check, since a cancelled one ends at its await.
 bool is_cancelled();
 // As is_cancelled(), as a Result for SHOAL_OK: Cancelled/TaskCancelled once the call was cancelled.
 Result<void> check_cancelled();

@@ -14,7 +14,7 @@ SerialExecution::SerialExecution(ExecutionParts parts)
 Incoming SerialExecution::run_until_release() {
   std::optional<Ended> ended;
   while (true) {
-    // A single turn of the loop's ownership answers a call and waits for the next one.
+    // Answers the last call and waits for the next one while it owns the loop once, since a change of the loop's owner takes time.
     Incoming incoming = wait_for_call(loop_, [&] { return next(ended); });
     if (incoming.call.method == kRelease) return incoming;
     auto result = runner_.run(incoming);

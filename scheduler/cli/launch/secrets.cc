@@ -38,7 +38,7 @@ std::pair<std::size_t, std::size_t> user_in(std::string_view text, std::size_t f
   const auto end = std::min(text.find_first_of(kBehindAddress, from), text.size());
   const auto authority = text.substr(from, std::min(text.find_first_of("/?#", from), end) - from);
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) return {from, from + at};
-  // There is no @ before the first /. A password may contain a / that should have been written as %2F: then the @ comes behind that.
+  // There is no @ before the first /. A password may contain a / that should have been written as %2F: then the @ comes behind the /.
   const auto colon = authority.find(':');
   if (colon == std::string_view::npos || authority.front() == '[' || is_port(authority.substr(colon + 1))) return {from, from};
   const auto at = text.substr(from, end - from).find('@');

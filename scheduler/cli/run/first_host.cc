@@ -149,7 +149,7 @@ class FirstHost final : public HostPart {
     return {};
   }
 
-  // The hosts' numbers with their names, and which names this host does not know: a misspelt one never comes.
+  // The hosts' numbers with their names. Marks names that do not resolve, since a host with a misspelt name never comes.
   std::string names_of(const std::set<std::uint32_t>& missing) {
     std::vector<std::string> out;
     for (const auto i : missing) {

@@ -101,7 +101,7 @@ class RunWatch::Work {
                        [](const runs::Process& p) { return p.on_this_host && p.life == runs::Life::kAlive && p.rank() >= 0; });
   }
 
-  // `script_ended`: a run without a living process is no lost one, since this command writes its end.
+  // `script_ended`: then a run without a living process does not count as lost, since this command is about to write the run's end.
   void poll(const std::set<std::string>& earlier, bool script_ended = false) {
     const auto now_us = time_of_day_us();
     if (!reader_) {
