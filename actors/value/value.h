@@ -141,7 +141,7 @@ class Value {
   };
   static const std::vector<ObjectKey> kNoRefs;
   static const std::shared_ptr<SharedMemory> kNoMemory;
-  // The rare fields, for a change that copies of this value do not see.
+  // The rare fields, to be changed: copies of this value keep the fields as they were.
   More& more();
   void set_sizes(PieceSizes sizes);
 

@@ -57,10 +57,10 @@ class CommandLine {
   }
   const Environment& environment() const { return common_.environment; }
 
-  // The words that may stand in place of the last one of `words`, which are those behind `shoal`.
+  // Completions of the last one of `words`, which are the words behind `shoal`.
   Completions completions(std::vector<std::string> words) const;
 
-  // Options of files, which count unless the command line has them. run() refuses those that no verb has.
+  // Options from configuration files, which count unless the command line has them. run() refuses options that no verb has.
   void set_configuration(Configuration configuration) { configuration_ = std::move(configuration); }
   const Configuration& configuration() const { return configuration_; }
 

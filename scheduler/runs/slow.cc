@@ -19,7 +19,7 @@ namespace {
 constexpr double kLeastUs = 700'000;
 constexpr double kLongStep = 3;  // times the median step: a longer step counts as this long (span_us)
 constexpr std::size_t kWindows[] = {8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256};
-// Without a history of twice the window, noise is hardly known: the window has at least this.
+// If the history is shorter than two windows, noise is hardly known. Then the window has at least so many steps, and lasts so long.
 constexpr std::size_t kLeastStepsAlone = 16;
 constexpr double kLeastAloneUs = 1'000'000;
 
@@ -408,7 +408,7 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
                                       [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
   const auto out_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
                                      [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
-  // The rank whose last part is nearest to that of all ranks stands for them.
+  // The rank whose last part is nearest to that of all ranks stands for all in the verdict.
   std::size_t middle = 0;
   for (std::size_t k = 0; k < part.size(); ++k)
     if (std::abs(part[k].back() - all.back()) < std::abs(part[middle].back() - all.back())) middle = k;

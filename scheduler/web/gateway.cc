@@ -134,7 +134,7 @@ void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::fun
 
 // ---- logs
 
-// A request to a node on a separate connection, with one time limit for both.
+// A request to a node on a separate connection. One time limit is for connection and request together.
 class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
  public:
   NodeCall(Gateway& gateway, runtime::TimePoint until, Answer answer)

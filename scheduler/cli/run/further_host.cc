@@ -150,7 +150,8 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
     SHOAL_TRY(const auto script, job_of(*client));
-    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So that run does not wait for this host.
+    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So the run that answers waits for no
+    // host, and is another one.
     if (script && !allocation_.joins && (!allocation_.elastic || script->ended_unix_ms != 0))
       return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
     if (script && script->ended_unix_ms != 0) return fail(unavailable("the run is under way to its end").with_reason(kEnds));
