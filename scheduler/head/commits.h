@@ -2,8 +2,9 @@
 // that it follows from are stored. Effects keep their order, and simultaneous events share a commit.
 //
 // While the store fails (a locked database, a full disk), effects wait and each retry() tries the commit again. After `refuse_after`,
-// writable() returns an error, and requests that wait get it as well: what they have made is undone, so that it does not happen later,
-// unasked. Readers, and requests that were refused or made nothing, do not wait for a store that fails. One commit at a time is under way.
+// writable() returns an error, and requests that wait get it as well: what they have made is undone, so that it takes no effect after
+// their clients have got an error. Readers, and requests that were refused or made nothing, do not wait for a store that fails. One commit
+// at a time is under way.
 //
 // Loop thread only.
 #pragma once

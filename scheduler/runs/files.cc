@@ -129,7 +129,7 @@ bool LevelFiles::read_file(const Fd& folder, const LevelFile& named, const OnLin
   const auto size = std::min<std::uint64_t>(static_cast<std::uint64_t>(seen.st_size), limits_.file_bytes);
   if (!begun_ && limits_.tail_bytes > 0 && size > limits_.tail_bytes) {
     cursor.offset = size - limits_.tail_bytes;
-    cursor.in_long_line = true;  // begins within a line
+    cursor.in_long_line = true;  // reading begins within a line
   }
   read_lines(file, cursor, named.level, on_line);
   return true;

@@ -183,7 +183,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpParser parser_;
   std::array<char, 16 << 10> buffer_;
   std::string unsent_, sending_;
-  std::function<void()> sent_;  // called once both are empty
+  std::function<void()> sent_;  // called once unsent_ and sending_ are both empty
   runtime::Timer limit_;
   bool received_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
 };

@@ -64,7 +64,7 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
     const LeftItem& item = std::get<1>(left)[leaving.adopted];
     const auto known = session.actors().know(item.actor, item.class_name);
     if (!is_over(known)) return fail(known.error());
-    if (!known) continue;  // the head has no row of it any more
+    if (!known) continue;  // the head has no row of this actor any more
     Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
     if (item.token) one.token = std::make_from_tuple<ObjectKey>(*item.token);
     session.loop().own([&] { session.actors().handles().adopt(std::move(one)); });

@@ -4,9 +4,9 @@
 // add", "actor Counter(3f..)", "rank 1".
 //
 // As an argument of a call a future stands for its value. For a parameter of type Future, and inside other values (a vector, a class's
-// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of the process that made
-// the call or put(). The node keeps it while any process holds a reference, also after the end of that process. If the process ends before
-// the value is there, the future fails as Unavailable/OwnerDied.
+// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of its owner, the
+// process that made the call or put(). The node keeps it while any process holds a reference, also after the owner's end. If the owner ends
+// before the value is there, the future fails as Unavailable/OwnerDied.
 #pragma once
 
 #include <string>

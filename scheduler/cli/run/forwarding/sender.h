@@ -1,7 +1,8 @@
 // Sends to a run's first host what the processes of this host record, while the run trains and once more at its end.
 //
 // A thread of its own reads the folder, which may lie on a file system that does not answer. It sends one message at a time, several times
-// a second, each as large as the link carries in that time. A first host that does not answer delays its own record of this host alone.
+// a second, each as large as the link carries in that time. A first host that does not answer
+// delays nothing but its own record of this host.
 #pragma once
 
 #include <chrono>

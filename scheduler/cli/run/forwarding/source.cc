@@ -142,7 +142,7 @@ void RunFilesSource::read_file(Batch& batch, const Fd& folder, const std::string
                                std::size_t most) {
   const Fd opened = runs::open_file(folder, file.c_str());
   struct stat seen {};
-  if (!opened || fstat(opened.get(), &seen) != 0) return;  // gone since the listing
+  if (!opened || fstat(opened.get(), &seen) != 0) return;  // the file is gone since the listing
   const auto sent = process.files.find(file);
   const std::uint64_t offset = sent == process.files.end() ? 0 : sent->second;
   const auto size = std::min(static_cast<std::uint64_t>(seen.st_size), kMostFileBytes);
