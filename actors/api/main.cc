@@ -160,7 +160,7 @@ Result<StartedRole> start_local(const Environment& e, const fs::path& program, c
   start.words = {"local", "--owner", std::to_string(getpid())};
   for (auto& w : resource_words(options)) start.words.push_back(std::move(w));
   for (char** entry = environ; *entry != nullptr; ++entry) start.env.emplace_back(*entry);
-  start.cwd = "";  // SHOAL_HOME may be relative
+  start.cwd = "";  // keeps this process's folder, since SHOAL_HOME may be relative
   auto started = start_role(std::move(start));
   if (!started && started.error().code() == Code::kNotFound) {
     return fail(Error(started.error())

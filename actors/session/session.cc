@@ -43,7 +43,7 @@ Session::~Session() {
   reporter_.send_last_metrics(kLeaveWithin);
   if (identity_.owns_job) {
     head_.hurry(kLeaveWithin);
-    // The job of a driver that ends without a report counts as failed
+    // Connects, to report the driver's end: the job of a driver that ends without a report counts as failed.
     if (!loop_.own([this] { return head_.link().connected(); })) (void)head_.reach();
   }
   bool drained = false;

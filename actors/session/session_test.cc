@@ -210,7 +210,7 @@ TEST_F(SessionTest, AnActorIsWatchedAlsoAfterTheConnectionToTheHeadBroke) {
   const auto f = call();
   cluster_.host(kActor, std::make_shared<Echo>());
   cluster_.stop_head();
-  cluster_.set(kActor, ActorState::kAlive);  // the head sends no notice of it
+  cluster_.set(kActor, ActorState::kAlive);  // the head sends no notice of this state
   cluster_.start_head();
   EXPECT_EQ(outcome(f), "ok");
 }

@@ -23,7 +23,7 @@ void describe(wire::Value::Builder m, const Value& value, bool local) {
   for (unsigned i = 0; i < sizes.size(); ++i) sizes.set(i, all[i]);
 }
 
-// Returns true for a value that needs no description in the message's body: if it is alone there, it is the whole payload.
+// Returns true for a value that needs no description in the message's body: as the only value of a message, it is the whole payload.
 bool is_plain(const Value& value, bool local) {
   return value.num_pieces() == 1 && !value.raised() && value.refs().empty() && !(value.shared() && local);
 }

@@ -25,7 +25,7 @@ struct CallKey {
 
 // How to cancel a call. A running one is interrupted where its worker can do that (Hosted::on_cancel).
 struct CancelHow {
-  bool recursive = true;  // cancels the calls made within it, too
+  bool recursive = true;  // also cancels the calls that the cancelled call has made
   bool force = false;     // ends the process that runs a function
 };
 
@@ -85,7 +85,7 @@ struct Unread {
 Result<Call> call_from(runtime::Message message, ValueMemory* memory = nullptr);
 Result<Call> call_from(runtime::Message message, ValueMemory* memory, Unread& unread);
 
-// A portion: the values that fit into one message. Their descriptions in its body count, and their bytes.
+// A portion: the values that fit into one message. Both the values' bytes and their descriptions in the message's body are limited.
 class Portion {
  public:
   static constexpr std::size_t kMaxDescribed = 512 << 10, kMaxBytes = 16 << 20;
@@ -120,8 +120,8 @@ struct Arguments {
   Result<std::vector<Value>> values;
   std::vector<ObjectKey> unread = {};  // the objects in the values, if `values` is an error
 };
-// goes_with_call() returns true if the values from `first` on fit into the call's own message. Otherwise end_of_portion() is the end of
-// those that fit into the next message before it.
+// goes_with_call() returns true if the values from `first` on fit into the call's own message. Otherwise the next ones go in
+// a message of their own before the call: those from `first` up to end_of_portion().
 bool goes_with_call(const Call& call, std::size_t first, bool local);
 std::size_t end_of_portion(const Call& call, std::size_t first, bool local);
 Result<runtime::Message> arguments_message(const Call& call, std::size_t first, std::size_t end, bool local);

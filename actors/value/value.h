@@ -91,7 +91,7 @@ class Value {
   Pieces pieces() const;
   // The first piece; empty when there is none.
   std::span<const std::byte> head() const;
-  // The pieces, valid as long as `keep` lives. Then the memory may be moved to a file again.
+  // The pieces, valid as long as `keep` lives. After its end the memory may be moved to a file again.
   struct Pinned {
     Pieces pieces;
     std::shared_ptr<const void> keep;
@@ -141,7 +141,7 @@ class Value {
   };
   static const std::vector<ObjectKey> kNoRefs;
   static const std::shared_ptr<SharedMemory> kNoMemory;
-  // The rare fields, for a change that copies of this value do not see.
+  // The rare fields, to be changed: copies of this value keep the fields as they were.
   More& more();
   void set_sizes(PieceSizes sizes);
 

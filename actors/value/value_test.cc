@@ -181,7 +181,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   EXPECT_EQ(end(0, small), 0u);
   const Value mebibyte = Value::make({bytes(std::string(1 << 20, 'x'))}).value();
   EXPECT_EQ(end(100, mebibyte), 16u);
-  EXPECT_EQ(end(2, Value::make({bytes(std::string(20 << 20, 'x'))}).value()), 1u);  // at least one
+  EXPECT_EQ(end(2, Value::make({bytes(std::string(20 << 20, 'x'))}).value()), 1u);  // a message takes at least one value
   Value of_many = small;
   of_many.refer(std::vector<ObjectKey>(10'000), nullptr);
   EXPECT_EQ(end(10, of_many), 2u);
@@ -222,7 +222,7 @@ TEST_F(ValueTest, ArgumentsThatAreTooManyForACallGoBeforeItInPortionsThatAMessag
   EXPECT_EQ(back.deps.size(), 72u);
   EXPECT_EQ(call.inline_bytes(), head_.size());
   auto lost = arguments_message(call, 0, 2, true).value();
-  lost.fds.clear();  // the receiver had no room for them
+  lost.fds.clear();  // the receiver had no room for the descriptors
   const auto arguments = arguments_from(std::move(lost)).value();
   EXPECT_EQ(arguments.actor, call.actor);
   EXPECT_FALSE(arguments.values);

@@ -44,7 +44,7 @@ struct Found {
   std::optional<actors::SessionFolder> other = {};
   std::string token_file = {};  // path of that file
 };
-// Reads token and fingerprint. Returns InvalidArgument, with its name, if one is missing or wrong.
+// Reads token and fingerprint. Returns InvalidArgument, which names it, if one of them is missing or wrong.
 Result<actors::Credentials> credentials_of(const Target& target);
 // Finds the cluster of `target`. Returns Unavailable/NoCluster if none runs. Without an address there are two ways. With `exactly`
 // (commands that use or end a cluster), exactly one cluster must run, apart from those private to a program. If there are more, it returns

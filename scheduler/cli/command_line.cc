@@ -76,7 +76,7 @@ Result<const CLI::App*> configured_verb(const CLI::App& app, const Configured& k
 Result<const CLI::Option*> configured_option(const CLI::App& verb, const Configured& key) {
   const CLI::Option* const option = verb.get_option_no_throw("--" + key.name);
   if (option == nullptr) return fail(unknown_key(key, option_names(verb)));
-  // The option has a variable of its own, which belongs outside of sections: a value in a section would override it in the environment.
+  // Refuses an option that has a variable of its own. A value in a section would take precedence over that variable in the environment.
   const auto& about = option->get_description();
   for (const auto& setting : all_settings()) {
     const std::string named = "$" + std::string(setting.name);

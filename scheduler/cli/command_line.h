@@ -43,7 +43,7 @@ class CommandLine {
   void set_choices(const CLI::Option* option, std::vector<std::string> values) { choices_[option] = std::move(values); }
   const std::vector<std::string>& command() const { return command_; }
   bool command_is_script() const { return command_is_script_; }
-  // The verb's exit code is that of a program of the user. A full disk under this command's output changes nothing in it.
+  // The verb's exit code is that of a program of the user. A full disk under this command's output does not change that code.
   void keeps_programs_code(CLI::App* verb) { keep_code_.insert(verb); }
   // The exit code for wrong options of this verb, instead of kUsage.
   void set_usage_exit(CLI::App* verb, int code) { usage_exits_[verb] = code; }
@@ -57,10 +57,10 @@ class CommandLine {
   }
   const Environment& environment() const { return common_.environment; }
 
-  // The words that may stand in place of the last one of `words`, which are those behind `shoal`.
+  // Completions of the last one of `words`, which are the words behind `shoal`.
   Completions completions(std::vector<std::string> words) const;
 
-  // Options of files, which count unless the command line has them. run() refuses those that no verb has.
+  // Options from configuration files, which count unless the command line has them. run() refuses options that no verb has.
   void set_configuration(Configuration configuration) { configuration_ = std::move(configuration); }
   const Configuration& configuration() const { return configuration_; }
 

@@ -46,7 +46,7 @@ Result<std::chrono::seconds> head_absence_limit(const Environment& environment);
 
 // Refuses a setting of Shoal that is on or off, with a value that is neither (reason Usage).
 Result<void> check_switch(const std::string& name, const std::string& value);
-// The same for those settings of a script that are on or off: $SHOAL_FSDP and others.
+// check_switch() for each setting of a script that is on or off: $SHOAL_FSDP and others.
 Result<void> check_switches(const Environment& environment);
 
 // The defaults of the options for a store in etcd, from variables $SHOAL_STORE_..

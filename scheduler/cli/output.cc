@@ -102,7 +102,7 @@ actors::Resources for_people(actors::Resources resources) {
 }
 
 namespace {
-constexpr std::size_t kWidestColumn = 100;  // a longer cell moves the rest of its line: padding every line would print it once per row
+constexpr std::size_t kWidestColumn = 100;  // a longer cell only moves the rest of its own line: else all rows would be padded to its width
 }
 
 void print_table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {

@@ -76,7 +76,7 @@ void print(std::FILE* to, fmt::format_string<detail::Shown<Args>...> format, con
 
 // Prints a program's output, each line behind `prefix`. On a terminal, sequences that would change more than the line are escaped.
 void print_output(std::FILE* to, std::string_view prefix, std::string_view lines);
-// The same, without a prefix.
+// As print_output(), without a prefix.
 void print_output(std::FILE* to, std::string_view text);
 
 // Ends the output: returns kFailed in place of kOk, and prints why, if stdout has not taken all of it. A reader that has gone, as `head`

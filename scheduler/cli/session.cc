@@ -63,7 +63,7 @@ bool request_end(const SessionFolder& folder, const actors::Credentials& credent
   bool answered = false;
   (void)wait_for(
       [&] {
-        const auto info = folder.info();  // read each time, as it names the leader
+        const auto info = folder.info();  // read each time, as the leader may change
         if (!info) return true;
         if (const auto client = Client::connect(context, info->way(), runtime::Duration::zero()))
           answered = (*client)->request(Method::kShutdown, {}, std::chrono::seconds(2)).has_value();

@@ -27,7 +27,8 @@ struct CandidacyOptions {
   std::int64_t ttl_s = 3;   // duration of the lease; etcd's minimum is about 2
   runtime::Duration keep_every = std::chrono::seconds(1);
   runtime::Duration check_every = std::chrono::milliseconds(200);  // interval of checks while this head waits
-  // etcd's revision at which an earlier head of this session registered; 0: there was none. A cluster's end after it concerns this head.
+  // etcd's revision at which an earlier head of this session registered; 0: there was none. An end of the cluster after that revision
+  // concerns this head.
   std::int64_t since = 0;
   // Callbacks on the loop:
   std::function<void(Leadership)> elected;

@@ -64,7 +64,7 @@ Error error_of(const std::string& server, const HttpPost::Reply& reply) {
         .with_hint("--store etcd://HOST:PORT/NAME names etcd's client port; use etcds:// where that port speaks TLS");
   }
   const std::string message = "etcd at " + server + ": " + text_in(said, "error");
-  // With users, etcd refuses a request without one by code 3, as it does malformed requests.
+  // An etcd with users refuses a request that names no user with code 3, which malformed requests get, too. So the error's text decides.
   const int code = message.find("user name is empty") == std::string::npos ? said["code"].get<int>() : 16;
   switch (code) {
     case 3:

@@ -47,7 +47,7 @@ std::string end_of(const std::string& prefix);
 
 struct TxnReply {
   bool succeeded = false;
-  std::int64_t revision = 0;                  // etcd's revision at that time
+  std::int64_t revision = 0;                  // etcd's revision when it answered
   std::vector<std::vector<KeyValue>> ranges;  // one list per operation of the branch that was taken; empty unless the operation is a range
 };
 

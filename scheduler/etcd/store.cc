@@ -134,7 +134,7 @@ class Writer {
   }
 
   // Makes one transaction, which succeeds only while this head leads. Returns Unavailable if its outcome is unknown: it may have happened.
-  // Once a later one succeeds, it can happen no more.
+  // Once a later transaction succeeds, this one can no longer happen.
   Result<void> write(json ops) {
     const std::string mine = fmt::format("{}:{}", leadership_.id, ++num_writes_);
     const std::string leader = leader_key(address_), sequence = sequence_key(address_);

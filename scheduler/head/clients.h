@@ -41,7 +41,7 @@ class Clients {
 
   Client& at(std::uint64_t number) { return clients_.at(number); }
   Client& at(const runtime::Peer& peer) { return clients_.at(peer.number()); }
-  // Removes a client and closes its connection, if that is open. The connection's open calls fail only when no entry refers to it any more.
+  // Removes a client and closes its connection, if that is open. Its open calls fail only after the client has left clients_.
   void close(std::uint64_t number) { const auto owned = clients_.extract(number); }
 
  private:

@@ -2,8 +2,9 @@
 // that it follows from are stored. Effects keep their order, and simultaneous events share a commit.
 //
 // While the store fails (a locked database, a full disk), effects wait and each retry() tries the commit again. After `refuse_after`,
-// writable() returns an error, and requests that wait get it as well: what they have made is undone, so that it does not happen later,
-// unasked. Readers, and requests that were refused or made nothing, do not wait for a store that fails. One commit at a time is under way.
+// writable() returns an error, and requests that wait get it as well: what they have made is undone, so that it takes no effect after
+// their clients have got an error. Readers, and requests that were refused or made nothing, do not wait for a store that fails. One commit
+// at a time is under way.
 //
 // Loop thread only.
 #pragma once
@@ -43,9 +44,9 @@ class Commits {
   // yet.
   void answer(actors::Effect effect, runtime::Responder responder, Result<runtime::Message> result);
   // `created` is undone if the request that is answered next is refused later. It is empty if that request repeats another or finds what
-  // exists. A request without this call has changed something that is not undone.
+  // exists. Without a call of set_created(), what the request has changed is not undone.
   void set_created(Created created) { created_ = std::move(created); }
-  // The same for a request that an action answers (AnswerHosted).
+  // As set_created(), for a request that an action answers (AnswerHosted).
   void await(Created created);
   // Returns true if a request made this actor or group, and it is not stored. A gang is named by its first actor.
   bool unstored(ActorId id) const { return contains(id.value); }
@@ -100,8 +101,9 @@ class Commits {
   bool busy_ = false;
   Due due_ = Due::kNone;  // when the next commit begins
   std::optional<Created> created_;
-  std::unordered_set<std::uint64_t> unstored_, storing_;  // ids of what requests have made; storing_: in the commit under way, or failed
-  std::optional<Unsaved> unsaved_;                        // set while the last commit is one that failed
+  // Ids of what requests have made and is not stored. storing_: a commit of it is under way, or has failed.
+  std::unordered_set<std::uint64_t> unstored_, storing_;
+  std::optional<Unsaved> unsaved_;  // set while the last commit is one that failed
   runtime::Timer flushing_, refusing_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -119,7 +119,7 @@ void Head::on_notice(Peer& peer, runtime::Request notice) {
 
 void Head::on_closed(Peer& peer, const Error& why) {
   auto& client = clients_.at(peer);
-  const auto owned = std::move(client.peer);  // the connection is destroyed when this function returns
+  const auto owned = std::move(client.peer);  // the connection, which has called this function, lives until it returns
   if (links_.closed(client.node, peer)) {
     state_.step(NodeAway{client.node});
     node_watch_.missing(client.node);

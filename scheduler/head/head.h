@@ -53,7 +53,7 @@ class Head final : public runtime::PeerHandler {
     std::string store;                                           // name of the store, shown by `shoal status`
     std::function<std::vector<actors::MetricFamily>()> measure;  // returns measurements of this process; may be empty
     Packages::Options packages;
-    // With several heads: returns true while this head leads. Afterwards the head makes no decision, and sends and answers nothing.
+    // With several heads: returns true while this head leads. Once it returns false, the head decides, sends and answers nothing.
     std::function<bool()> leads;
     // Called once, when the head leads no more. The owner destroys the head, but not within this call.
     std::function<void()> on_fenced;

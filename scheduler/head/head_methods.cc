@@ -156,7 +156,7 @@ void Head::answer_actors() {
       [this](Client&, const actors::GetCreationSpec& request) { return state_.creation_spec(request.worker); });
   methods_.on<Method::kWorkerLeaves>(
       [this](Client&, const actors::GetCreationSpec& request) { state_.step(WorkerLeaves{request.worker}); });
-  // A worker that goes on requests its CPUs back.
+  // As a request, kWorkerBlocked comes from a worker that wants its lent CPUs back.
   methods_.on<Method::kWorkerBlocked>([this](Client&, const actors::WorkerBlocked& request) -> Result<void> {
     if (request.blocked) return fail(invalid_argument("a request cannot state that a worker waits: send a notice"));
     return state_.step(WorkerResumes{request.worker});

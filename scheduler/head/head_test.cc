@@ -255,7 +255,7 @@ TEST_F(HeadTest, AReaderDoesNotWaitForAStoreThatFails) {
   call(Method::kStatus, {}, looked);
   call(Method::kStopJob, to_bytes(actors::StopJob{JobId{1}, false}), wrong);
   world_.run_for(10ms);
-  EXPECT_FALSE(submitted || looked || wrong);  // the commit under way may have what they show
+  EXPECT_FALSE(submitted || looked || wrong);  // the commit under way may contain what these answers would show
   store_.slow = false;
   store_.locked = true;
   store_.finish(fail(unavailable("database is locked")));

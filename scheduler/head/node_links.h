@@ -27,7 +27,7 @@ class NodeLinks {
   static constexpr const char* kNotReached = "NotReached";
 
   NodeLinks(runtime::Log log, Options options) : log_(std::move(log)), options_(options) {}
-  // Calls fail when their connections are destroyed, which then means nothing about the node.
+  // Calls that fail later, because this head's connections are destroyed, are ignored: they say nothing about a node.
   ~NodeLinks() { *alive_ = false; }
 
   bool contains(NodeId node) const { return links_.contains(node); }

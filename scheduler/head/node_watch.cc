@@ -20,7 +20,7 @@ void NodeWatch::watch(NodeId id, pid_t pid) {
   });
 }
 
-// The node may have sent a pid of another pid namespace. So this takes the pid that the kernel names as the listener on the node's unix
+// The node may have sent a pid of another pid namespace. So the head takes the pid that the kernel names as the listener on the node's unix
 // socket.
 void NodeWatch::watch_if_near(const actors::RegisterNode& node) {
   const auto endpoint = runtime::parse_endpoint(node.endpoint);

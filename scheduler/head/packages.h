@@ -28,7 +28,7 @@ class Packages {
     // How long an incomplete package may get no part before another one may take its room.
     runtime::Duration stalled = std::chrono::minutes(1);
   };
-  // Returns those of the packages that a living or waiting process, actor or job needs. It looks through all of these.
+  // Returns those of the packages that a living or waiting process, actor or job needs. A call is slow, as it looks through all of these.
   using Used = std::function<std::set<std::string>(const std::set<std::string>& names)>;
   Packages(runtime::Clock& clock, Options options, Used used);
 

@@ -63,7 +63,7 @@ class PackagesTest : public testing::Test {
   Packages::Options options_{.folder = base_ + "/packages", .max_bytes = 100};
   std::map<char, std::string> contents_ = {{'a', "abcdef"}, {'b', "abcxyz"}, {'c', "whole"}};
   std::set<std::string> used_;
-  int num_looks_ = 0;  // through all jobs and actors
+  int num_looks_ = 0;  // number of looks through all jobs and actors
   std::optional<Packages> packages_;
 };
 

@@ -23,7 +23,7 @@ class HeadAbsence {
   };
   HeadAbsence(Limits limits, runtime::TimePoint now) : limits_(limits), since_(now) {}
 
-  // A head of the cluster has answered, if only with an error, or has been there until now.
+  // A head of the cluster has answered, if only with an error, or its connection has lasted until now.
   void answered(runtime::TimePoint now);
   // An attempt to reach a head has failed. Returns the reason why the node ends, if it has waited long enough.
   std::optional<std::string> failed(const std::string& heads, const Error& why, runtime::TimePoint now);

@@ -25,7 +25,7 @@ void join_objects(actors::NodeReport& node);
 class Inspection : public std::enable_shared_from_this<Inspection> {
  public:
   static constexpr runtime::Duration kPatience = std::chrono::seconds(3);  // time limit of a process's answer
-  // The same for metrics: a scrape by Prometheus has ten seconds in all.
+  // The time limit for metrics, which is shorter: a scrape by Prometheus has ten seconds in all.
   static constexpr runtime::Duration kMetricsPatience = std::chrono::seconds(2);
   // Limit of the rows of all processes together. A process whose answer exceeds it is cut to an equal share of this number.
   static constexpr std::size_t kMaxRows = 100'000;

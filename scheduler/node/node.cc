@@ -87,7 +87,7 @@ Workers::Events Node::worker_events() {
       .changed = [this](const Worker& worker) { head_.report(worker.update()); },
       .not_started =
           [this](const actors::WorkerUpdate& exit) {
-            head_.report_exit(exit);  // repeated to later heads, since this one may not have stored it
+            head_.report_exit(exit);  // repeated to later heads, since the present one may not have stored the exit
             check_ended();
           },
       .ended = [this](const Worker& worker, const actors::WorkerUpdate& exit) { worker_ended(worker, exit); },
@@ -137,7 +137,7 @@ void Node::on_drained(Peer& peer) { objects_.parts().drained(peer.number()); }
 
 void Node::on_closed(Peer& peer, const Error& why) {
   if (head_.is(peer)) return head_.closed(why);
-  const NodeClient owned = clients_.take(peer.number());  // the connection is destroyed when this function returns
+  const NodeClient owned = clients_.take(peer.number());  // the connection, which has called this function, lives until it returns
   // A closed connection is not a death, which the pidfd reports. A forked child may hold the socket open, or user code may have closed it.
   if (Worker* const w = workers_.find(owned.worker); w != nullptr && w->peer == &peer) {
     reports_.metrics().left(owned.worker);

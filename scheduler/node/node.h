@@ -95,7 +95,7 @@ class Node final : public runtime::PeerHandler {
   void on_closed(runtime::Peer& peer, const Error& why) override;
   void on_drained(runtime::Peer& peer) override;
 
-  // These make the handlers of the events of its parts.
+  // These make the handlers of the events of the node's parts.
   HeadLink::Events head_events();
   Workers::Events worker_events();
   Objects::Events object_events();

@@ -190,7 +190,7 @@ TEST_F(NodeTest, ReportsBeforeADeathCountAlsoIfTheDeathArrivesFirst) {
   received(dead);
   const auto dies = [&] { launcher_.watched.at(dead.pid)(); };
   const auto reported_cause = [&] {
-    // In which the get of an absent object waits.
+    // Meanwhile the get of an absent object waits.
     world_.run_for(1s);
     dead.count(kGiven, other.id);
     dead.put(kAwaited);
@@ -246,7 +246,7 @@ TEST_F(NodeTest, ASessionEndsWithItsJobAndItsConnectionThoughItsProcessLives) {
   }
 }
 
-// A dead process's end may be read with its last messages, while the node handles the death.
+// The end of a dead process's connection may be read with its last messages, while the node handles the death.
 TEST_F(NodeTest, ASessionWhoseConnectionEndsWhileItsDeathIsHandledEndsOnce) {
   constexpr pid_t kPid = 11;
   ASSERT_TRUE(world_.run_until([&] { return head_.node != nullptr; }, 10s));
@@ -291,7 +291,7 @@ TEST_F(NodeTest, AnAttachedWorkerWhoseStartFailsIsKilledAndItsEndReported) {
   EXPECT_EQ(head_.exits.at(kWorker).cause->message(), "the zygote is gone");
 }
 
-// A driver asks so when it leaves. Lines of other jobs' workers go on.
+// A driver that leaves asks for its job's unfinished lines. Those of other jobs' workers stay unfinished.
 TEST_F(NodeTest, UnfinishedLinesAreEndedForTheJobThatLeaves) {
   constexpr WorkerId kOwn{21}, kOther{22};
   start(kOwn, kJob, 11);
@@ -356,7 +356,7 @@ TEST_F(OldHeadTest, AStoppedWorkerIsReportedAsOneThatRuns) {
   constexpr WorkerId kWorker{21};
   start(kWorker, kJob, 11);
   const auto num_reports = [&] { return head_.states[kWorker].size(); };
-  world_.run_for(10s);  // reports of its start
+  world_.run_for(10s);  // so that all reports of the worker's start arrive
   const std::size_t before = num_reports();
   stopped_ = {11};
   ASSERT_TRUE(world_.run_until([&] { return num_reports() > before; }, 30s));
@@ -410,7 +410,7 @@ TEST_F(NodeTest, AWorkerThatBecameReadyAroundAStopRunsAfterIt) {
     return [&, state] { return !head_.states[kWorker].empty() && head_.states[kWorker].back() == state; };
   };
   ASSERT_TRUE(world_.run_until(is(WorkerState::kStopped), 30s));
-  stopped_ = {};  // it continues, and reports itself before the next look
+  stopped_ = {};  // the worker continues, and reports itself before the next look
   Process process(world_, 11, node_.endpoint(), kWorker);
   actors::WorkerUpdate ready;
   ready.worker = kWorker;

@@ -131,7 +131,7 @@ std::string fingerprint(const runtime::Token& token, const std::string& authorit
   return out;
 }
 
-// Waits until it leads, then leads until the end. Fails (1) when it loses the lead.
+// One of several heads: waits until it leads, then leads until the end. Its process fails (exit code 1) when it loses the lead.
 class OneOfSeveral {
  public:
   OneOfSeveral(RoleProcess& process, const HeadRole& role) : w_(process), role_(role), ready_fd_(role.ready_fd) {}
@@ -212,7 +212,7 @@ class OneOfSeveral {
     if (!leader.empty() && leader != info_.head) ready();  // the leader is found
   }
 
-  // This head leads, or stands by for one that does.
+  // To be called once this head leads, or stands by for a head that leads.
   void ready() {
     note_head_start(w_.folder.path(), std::nullopt);
     report(std::exchange(ready_fd_, -1), {{"head", info_.head}, {"head_local", info_.head_local}});

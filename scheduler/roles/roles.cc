@@ -123,7 +123,7 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
   o.head.endpoints = std::move(heads);
   o.listen = process.credentials.endpoint("shoal-" + process.folder.name() + "-node-" + std::to_string(getpid()));
   if (!process.credentials.host.empty()) o.host = process.credentials.host;
-  // Ray's resource names for nodes: they place work by address.
+  // Ray's names of resources by which programs place work on the node with an address.
   for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
@@ -182,7 +182,7 @@ int run_node(const NodeRole& role) {
   if (!role.keeps_head && role.head_absence_limit.count() > 0) options.head.absence.unreached = role.head_absence_limit;
   options.events.on_orphaned = [&](const std::string& why) {
     (void)actors::write_orphaned(w.folder, why);
-  };  // best effort: it is logged as well
+  };  // best effort, since the reason is logged as well
   options.events.on_ending = [&] {
     if (keeper) keeper->stop();
   };

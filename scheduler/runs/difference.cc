@@ -153,7 +153,7 @@ std::string sentence_of(const Difference& d) {
                                grown->change_us() > 0 ? "grew" : "shrank", duration_text(std::abs(grown->change_us())));
   }
   std::string out = fmt::format("{}: {:.0f} % {}", steps, std::abs(part) * 100, part > 0 ? "longer" : "shorter");
-  // The activity that changed most in the same direction; then its unit that did.
+  // Names the activity that changed most in the direction of the step, and the unit of that activity that did.
   const auto same = [&](const Compared& c) { return c.differs && (c.change_us() > 0) == (part > 0); };
   const auto less = [&](const Compared& a, const Compared& b) {
     return std::abs(a.change_us()) * same(a) < std::abs(b.change_us()) * same(b);

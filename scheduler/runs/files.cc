@@ -105,7 +105,7 @@ LevelFiles::Outcome LevelFiles::read(const Fd& folder, const std::vector<LevelFi
   const std::uint64_t newest = cursors_.empty() ? 0 : cursors_.rbegin()->first.second;
   for (const auto& file : files) {
     if (gap) break;
-    // Once read whole, files with a smaller number grow no more, and coarser levels only repeat what level 0 had.
+    // After the first reading, only the newest file of level 0 grows, and coarser levels only repeat rows of level 0.
     if (begun_ && (file.level > 0 || file.number < newest)) continue;
     if (!begun_ && limits_.tail_bytes > 0 && &file != &files.back()) continue;
     if (!read_file(folder, file, on_line)) gap = merges_;
@@ -157,7 +157,7 @@ bool LevelFiles::read_file(const Fd& folder, const LevelFile& named, const OnLin
   const auto size = std::min<std::uint64_t>(static_cast<std::uint64_t>(seen.st_size), limits_.file_bytes);
   if (!begun_ && limits_.tail_bytes > 0 && size > limits_.tail_bytes) {
     cursor.offset = size - limits_.tail_bytes;
-    cursor.in_long_line = true;  // begins within a line
+    cursor.in_long_line = true;  // reading begins within a line
   }
   read_lines(file, cursor, named.level, on_line);
   return true;

@@ -40,7 +40,8 @@ class LevelFiles {
     std::size_t tail_bytes = 0;    // above 0: the first call reads only so much, the end of the newest file of level 0
     std::size_t newest_lines = 0;  // above 0: the first call reads only so many lines, the newest ones
   };
-  // `merges`: the writer merges older files into the next, coarser level. The rows of a file that disappeared before it was read are there.
+  // `merges`: the writer merges older files into the next, coarser level. If a file disappeared before it was read, that level has its
+  // rows.
   LevelFiles(std::string kind, bool merges, Limits limits) : kind_(std::move(kind)), merges_(merges), limits_(limits) {}
 
   enum class Outcome {

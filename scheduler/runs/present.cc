@@ -126,7 +126,7 @@ StepTable step_table(const std::vector<Rank>& ranks) {
     if (begins) first = std::max(first, of.back()->step + kWarmUpSteps);
     std::reverse(of.begin(), of.end());
   }
-  // Merges by the number of the step.
+  // Joins the ranks' rows by the number of the step. Only steps that all ranks have are kept.
   std::vector<std::size_t> at(single.size());
   for (const auto* row : single[0]) {
     if (row->step < first) continue;

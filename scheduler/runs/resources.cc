@@ -147,7 +147,8 @@ void find_memory(const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
 // ---- disks ----
 
 void find_full_disk(const Run& run, const std::vector<Rank>& ranks, std::vector<Verdict>& out) {
-  // A disk without a single block left takes no sample either, so the reader's own look counts, too. Small file systems are full later.
+  // A disk without a single block left takes no sample either, so the reader's own look counts, too. Small file systems count as full with
+  // fewer free bytes.
   const bool known = run.disk_total > 0;
   const auto least = known ? std::min(kLeastDiskBytes, run.disk_total / kSmallDisk) : kLeastDiskBytes;
   const bool full_now = run.state == RunState::kRunning && known && run.disk_free < least;

@@ -13,8 +13,8 @@
 
 namespace shoal::scheduler::runs {
 
-// Rows in the order of their times. The reader bounds their number: from the older half it merges neighbours, or drops them where they do
-// not add up.
+// Rows in the order of their times. The reader bounds their number: in the older half it merges neighbours, or drops every second row
+// if two rows have no sum.
 template <class Row>
 struct Series {
   std::deque<Row> rows;

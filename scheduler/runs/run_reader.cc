@@ -42,7 +42,7 @@ constexpr int kMostReadings = 3;  // readings in one poll, each after files were
 // A listing of a folder that was changed this long ago or earlier is complete: clocks of file systems are coarse.
 constexpr std::int64_t kSettledUs = 2'000'000;
 
-// Sums of accepted values do not overflow.
+// The largest values that are accepted. Sums of such values do not overflow.
 constexpr std::int64_t kMostDuration = 10'000'000'000'000;   // 115 days
 constexpr std::int64_t kMostTime = 4'000'000'000'000'000;    // the year 2096
 constexpr std::int64_t kMostAmount = 1'000'000'000'000'000;  // 1 PB
@@ -399,7 +399,7 @@ void RunReader::judge_life(Process& process, Followed& followed, std::int64_t no
       followed.changed_us != 0 ? steady_us - followed.changed_us : now_us - std::max(beat_us, followed.written_us), 0);
   const bool ended = std::any_of(process.events.rows.begin(), process.events.rows.end(), [](const Event& e) { return e.kind == "end"; });
   const auto pid = process.live ? process.live->pid : process.facts.pid;
-  // The start time that follows from the kernel's data moves when the clock is set, so the recorded one is moved alike.
+  // When the clock is set, the start time that the kernel's data give moves. So the recorded start time is moved by the same amount.
   auto start_us = process.live ? process.live->start_us : process.facts.start_us;
   for (const auto& e : process.events.rows)
     if (e.kind == "clock") start_us += number_in(e, "us");
@@ -421,7 +421,7 @@ void RunReader::judge_state() {
     return std::any_of(run_.processes.begin(), run_.processes.end(),
                        [&](const Process& p) { return p.life == life && p.facts.role != "launcher"; });
   };
-  // The record of `shoal run` decides first: it is written last of all, when the last beat of a rank may still be young.
+  // The record of `shoal run` counts more than beats: it is written last of all, when the last beat of a rank may still be young.
   run_.state = run_.end                                  ? RunState::kEnded
                : any(Life::kAlive) || any(Life::kSilent) ? RunState::kRunning
                : any(Life::kEnded)                       ? RunState::kEnded

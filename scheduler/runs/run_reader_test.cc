@@ -265,7 +265,7 @@ TEST_F(RunReaderTest, ADamagedFolderCostsOnlyItsBadLines) {
   append("steps.0-0.jsonl", step(7));
   append("steps.0-0.jsonl", R"({"step":8,"us":9223372036854775807,"end":9223372036854775807})"
                             "\n");
-  append("steps.0-0.jsonl", std::string(5000, 'y'));  // without an end
+  append("steps.0-0.jsonl", std::string(5000, 'y'));  // a line without an end
   append("events.0-0.jsonl", "{\"t\":\"x\",\"kind\":3}\n{\"t\":\"x\",\"kind\":\"end\"}\n");
   append("live", "short");
   append("steps.99-0.jsonl", step(1));
@@ -312,7 +312,7 @@ TEST_F(RunReaderTest, AProcessOfThisHostLivesByItsBeatAndItsPid) {
   r.poll(kNow + kGoneAfterUs + 1);
   EXPECT_EQ(run.processes[0].life, Life::kGone);
   EXPECT_EQ(run.state, RunState::kLost);
-  lives_ = true;  // stopped
+  lives_ = true;  // the process lives, but is stopped
   r.poll(kNow + kSilentAfterUs + 1);
   EXPECT_EQ(run.processes[0].life, Life::kSilent);
   append("events.0-0.jsonl", R"({"t":7,"kind":"end","code":0})"
@@ -325,7 +325,7 @@ TEST_F(RunReaderTest, AProcessOfThisHostLivesByItsBeatAndItsPid) {
 TEST_F(RunReaderTest, AProcessOfAnotherHostLivesByItsBeatOnAnyClock) {
   write_facts("b");
   for (const std::int64_t skew : {std::int64_t{-3'600'000'000}, std::int64_t{0}, std::int64_t{3'600'000'000}}) {
-    lives_ = false;  // asks for pids of this host only
+    lives_ = false;  // without effect, since the reader asks only for pids of this host
     write_live(kNow + skew);
     auto r = reader();
     const auto& p = r.run().processes;
@@ -358,7 +358,7 @@ TEST_F(RunReaderTest, AClockThatJumpsMakesNoProcessQuiet) {
   }
 }
 
-// The kernel counts the begin of a process by the time of day at present.
+// The kernel computes a process's start from the present time of day, so a jump of the clock moves it.
 TEST_F(RunReaderTest, AProcessIsFoundAgainAfterItsClockHasJumped) {
   write_facts("a");
   write_live(kNow);

@@ -14,8 +14,8 @@ namespace shoal::scheduler::runs {
 
 enum class Trouble {
   kNone,
-  kSharedCpu,   // one rank computes longer, without CPU
-  kMoreWork,    // one rank computes longer, with CPU
+  kSharedCpu,   // one rank computes longer, since it gets less CPU time
+  kMoreWork,    // one rank computes longer, and uses more CPU time
   kSlowLoader,  // on all ranks
   kSlowLoaderOfOne,
   kExposed,
@@ -155,7 +155,7 @@ class SimulatedRun {
       if (mine && is(Trouble::kSharedCpu)) runqueue_us_[static_cast<std::size_t>(k)] += compute * size_, compute *= 1 + size_;
       if (mine && is(Trouble::kMoreWork)) compute *= 1 + size_, cpu *= 1 + size_;
       double load = base_us_ * load_part_ * lognormal(0.6), out = base_us_ * out_part_ * lognormal(0.4);
-      if (chance(0.005)) load *= 10;  // an epoch
+      if (chance(0.005)) load *= 10;  // an epoch begins
       if (is(Trouble::kSlowLoader) || (mine && is(Trouble::kSlowLoaderOfOne))) load += base_us_ * size_ * lognormal(0.2);
       if (evaluate_every_ != 0 && step_ % evaluate_every_ == 0 && trouble_us_ == 0 && (k == 0 || step_ / evaluate_every_ % 2 == 0))
         out += uniform(3e5, 4e6);

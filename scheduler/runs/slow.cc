@@ -19,7 +19,7 @@ namespace {
 constexpr double kLeastUs = 700'000;
 constexpr double kLongStep = 3;  // times the median step: a longer step counts as this long (span_us)
 constexpr std::size_t kWindows[] = {8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256};
-// Without a history of twice the window, noise is hardly known: the window has at least this.
+// If the history is shorter than two windows, noise is hardly known. Then the window has at least so many steps, and lasts so long.
 constexpr std::size_t kLeastStepsAlone = 16;
 constexpr double kLeastAloneUs = 1'000'000;
 
@@ -27,17 +27,18 @@ constexpr double kLeastAloneUs = 1'000'000;
 constexpr double kLeastSlower = 0.25;
 // A rank that was not slow from the begin has to have become slower by this fraction.
 constexpr double kLeastChange = 0.2;
-// A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so many deviations.
+// A median of n steps varies by 1.25 sigma / sqrt(n). Thousands of windows are judged, with heavy tails: so a trouble
+// exceeds the noise by this many deviations.
 constexpr double kDeviations = 5;
-// Noise of neighbouring steps is related. Blocks of the same length on other ranks, and earlier ones, show how much. A trouble exceeds them
-// by this factor.
+// The noise of neighbouring steps is correlated. Blocks of as many steps, earlier or on other ranks, show how strongly. A trouble exceeds
+// such blocks by this factor.
 constexpr double kAboveBlocks = 1.5;
 constexpr std::int64_t kLeastSharedUs = 5'000'000;  // how long a rank has to lag if all ranks share CPUs with other processes
 constexpr double kMostSteps = 0.85;                 // the fraction of the window's steps that show at least half of the trouble
 constexpr double kLeastCost = 0.05;                 // a fraction of the step: a smaller cost is not reported
 
 constexpr double kLeastLoader = 0.3;    // the least fraction of the step in the loader, or outside of the step
-constexpr double kLeastProgram = 0.5;   // the same if the program outside of the step takes most of it, and has done so from the begin
+constexpr double kLeastProgram = 0.5;   // the same for a fraction that is as large from the begin, if most of it lies outside of the step
 constexpr double kLeastGrowth = 0.2;    // the least growth of a fraction of the step, or its least distance above that of other ranks
 constexpr double kLeastExposed = 0.3;   // the least fraction of the step that is exposed, on the rank that waits least
 constexpr double kLeastPartUs = 3'000;  // per step: shorter parts are overheads of tiny models
@@ -93,7 +94,7 @@ double largest_block(const Values& values, std::size_t end, std::size_t size) {
   return out;
 }
 
-// The time of the last n steps. A step with an evaluation counts as a few others do, because it does not make a burst any longer.
+// The time of the last n steps. A long step, such as one with an evaluation, counts as kLongStep usual ones: it makes no trouble older.
 double span_us(const StepTable& table, std::size_t n) {
   Values total;
   for (std::size_t i = table.size() - n; i < table.size(); ++i) total.push_back(static_cast<double>(table.rows[0][i]->total_us));
@@ -407,7 +408,7 @@ void add_loader(const StepTable& table, std::vector<Verdict>& out) {
                                       [](const StepRow& r) { return static_cast<double>(r.in(Activity::kLoader)); });
   const auto out_us = median_of_last(table, 0, std::min<std::size_t>(table.size(), 8),
                                      [](const StepRow& r) { return static_cast<double>(r.in(Activity::kElsewhere)); });
-  // The rank whose last part is nearest to that of all ranks stands for them.
+  // The rank whose last part is nearest to that of all ranks stands for all in the verdict.
   std::size_t middle = 0;
   for (std::size_t k = 0; k < part.size(); ++k)
     if (std::abs(part[k].back() - all.back()) < std::abs(part[middle].back() - all.back())) middle = k;

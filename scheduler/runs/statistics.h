@@ -8,7 +8,7 @@ namespace shoal::scheduler::runs {
 
 double median(std::vector<double> values);  // 0 without values
 double quantile(std::vector<double> values, double part);
-// The standard deviation of a series' noise, from differences of neighbours. So a change of level counts once.
+// The standard deviation of a series' noise, from differences of neighbours. So a change of level hardly counts: one difference has it.
 double noise(const std::vector<double>& values);
 // The position from which the values belong to `level`, that of the series' end, and no longer to `before`. Page's cumulative sum finds it,
 // from the end backwards; the middle between both levels separates them.

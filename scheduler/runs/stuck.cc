@@ -16,7 +16,7 @@ using runtime::StepRow;
 namespace {
 
 // A rank is stuck once an activity lasts this long, and this many times as long as in its longest step.
-constexpr double kStuckUs = 650'000;  // a page shows it up to 250 ms later, with the next beat
+constexpr double kStuckUs = 650'000;  // a page shows an activity up to 250 ms later, with the next beat
 constexpr double kTimesLongest = 5;
 // Longer limits: evaluations run in the program between steps, an epoch's begin starts the loader's workers, and a save waits for the disk.
 constexpr double kStoppedAfterUs = 120'000'000;
@@ -62,7 +62,7 @@ std::string where_text(const Process& p) {
   return unit.empty() ? out : out + " of " + unit;
 }
 
-// The longest time of a step that rows show at the activity, the first steps aside.
+// The longest time that the process spent at the activity in one step, by its rows, without the first steps.
 double longest_us(const Process& p, Activity activity) {
   double out = 0;
   for (const auto& row : p.steps.rows) {
@@ -94,7 +94,7 @@ double limit_us(const Process& p) {
 bool is_alive(const Rank& r) { return r.process->life == Life::kAlive && r.process->live.has_value(); }
 bool is_waiting(const Rank& r) { return is_alive(r) && is_wait(r.process->live->activity); }
 
-// The longest time of a step in which all ranks waited: even the one that waited least.
+// The longest wait of all ranks in one step: that of the rank which waited least.
 double longest_wait_us(const StepTable& table) {
   double out = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -264,7 +264,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
   for (const auto& r : active) (is_waiting(r) ? waiting : moving).push_back(r);
 
   if (moving.empty()) {
-    // All wait, each for another one. The rank that has come least far may be the cause.
+    // All ranks wait, each for another one. The rank that has come least far may be the cause.
     double shortest = std::numeric_limits<double>::max();
     for (const auto& r : active) shortest = std::min(shortest, held_us(*r.process));
     const bool first = std::any_of(active.begin(), active.end(), [](const Rank& r) { return in_first_steps(*r.process); });
@@ -298,7 +298,7 @@ void add_hang(const Run& run, const std::vector<Rank>& ranks, const StepTable& t
     out.push_back(std::move(v));
     return;
   }
-  // The rank that has been at its activity for the largest multiple of what is usual there.
+  // The rank whose activity has lasted longest in proportion to the limit of that activity.
   const auto over = [&](const Rank& r) { return held_us(*r.process) / limit_us(*r.process); };
   const auto& worst = *std::max_element(moving.begin(), moving.end(), [&](const Rank& a, const Rank& b) { return over(a) < over(b); });
   // A wait of others shows that the run stands. Without it the program may compile, or evaluate between its steps.

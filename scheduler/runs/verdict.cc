@@ -96,7 +96,7 @@ std::vector<Verdict> diagnose(const Run& run, std::int64_t now_us) {
   find_resources(run, ranks, now_us, out);
   find_slow(run, table, out);
   find_deaths(run, out);
-  // A trouble of the rank says why the others wait for it.
+  // Drops the note that others wait for a rank, if a trouble of that rank explains it.
   const auto waits = std::find_if(out.begin(), out.end(), [](const Verdict& v) { return v.code == "waiting"; });
   const auto explains = [&](const Verdict& v) { return v.state != Health::kOk && v.rank == waits->rank; };
   if (waits != out.end() && std::any_of(out.begin(), out.end(), explains)) out.erase(waits);

@@ -34,7 +34,7 @@ struct Verdict {
 const char* health_text(Health health);  // "ok", ...
 // True for what is worth a record and no trouble: `clock_jump`, `waiting`, `deaths`.
 bool is_note(const Verdict& verdict);
-// As docs/runs.md has it.
+// The verdict as JSON, with the keys of docs/runs.md.
 nlohmann::json to_json(const Verdict& verdict);
 
 // At least one; the first is the most important. `now_us`: the time of day of the run's last poll.

@@ -44,7 +44,7 @@ struct Case {
   const char* code;
   bool names_rank;
   int step_off;    // how far the step may be from the true one
-  double limit_s;  // to find it in 95 of 100 runs
+  double limit_s;  // time in which 95 of 100 runs find the trouble
 };
 
 class TroubleTest : public ::testing::TestWithParam<Case> {};
@@ -279,7 +279,7 @@ TEST(VerdictTest, TheStepOfADeathIsThatOfTheOthersWaits) {
     EXPECT_EQ(v.rank, 1) << v.code;
     EXPECT_EQ(v.host, "a") << v.code;
   }
-  run.processes[0].live->generation = 2, run.processes[0].live->step = 90;  // it has gone on without the dead one
+  run.processes[0].live->generation = 2, run.processes[0].live->step = 90;  // rank 0 has gone on without the dead rank
   run.state = RunState::kRunning, run.end.reset();
   EXPECT_EQ(diagnose(run, kNow)[0].since_step, 29u);
 }
@@ -313,7 +313,7 @@ TEST(VerdictTest, ALossBelongsToTheRankThatWasFirst) {
   EXPECT_EQ(v.code, "not_finite");
   EXPECT_EQ(v.rank, 1);
   EXPECT_EQ(v.since_step, 37u);
-  happens(0, "not_finite", 37);  // a mean over ranks
+  happens(0, "not_finite", 37);  // a mean over ranks, which names no rank
   EXPECT_FALSE(diagnose(run, kNow)[0].rank.has_value());
   happens(0, "finite", 39);
   EXPECT_EQ(diagnose(run, kNow)[0].rank, 1);
@@ -376,7 +376,7 @@ TEST(VerdictTest, ASlowDiskIsThatOfTheRankWhichWrote) {
     }
   }
   EXPECT_EQ(code_of(run), "ok");
-  for (auto& p : run.processes)  // but the save slept
+  for (auto& p : run.processes)  // but the saving process slept
     for (auto& sample : p.samples.rows)
       if (sample.t_us > kNow - 3'000'000) sample.cpu_us = 400'000, sample.runqueue_us = 1'400'000;
   EXPECT_EQ(code_of(run), "slow_disk");
@@ -391,7 +391,7 @@ TEST(VerdictTest, ADiskWithoutRoomForASampleIsFullByTheReadersLook) {
   EXPECT_EQ(v.code, "full_disk");
   EXPECT_EQ(v.since_step, 41u);
   EXPECT_EQ(v.sentence, "the disk of the run's folder is full on host a since step 41: recording has stopped, and checkpoints may fail");
-  run.disk_total = 100'000'000, run.disk_free = 40'000'000;  // a small one
+  run.disk_total = 100'000'000, run.disk_free = 40'000'000;  // a small disk
   EXPECT_EQ(code_of(run), "ok");
   run.disk_free = 20'000'000;
   EXPECT_EQ(code_of(run), "full_disk");

@@ -21,7 +21,7 @@ constexpr std::size_t kMaxClassName = RowBounds::kMaxText - 16;
 
 std::size_t bytes_of(const std::string& text) { return text.size() + kText; }
 
-// As encoded: an amount has two words and a name that ends with a zero byte, in whole words.
+// The bytes of encoded resources: each has two words for its amount, and its name with a final zero byte, in whole words.
 std::size_t bytes_of(const Resources& resources) {
   constexpr std::size_t kWord = 8;
   std::size_t out = 0;

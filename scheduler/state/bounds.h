@@ -18,7 +18,7 @@ Result<void> check_bounds(const actors::JobSpec& job);
 Result<void> check_bounds(const actors::GangSpec& gang);
 Result<void> check_bounds(const actors::GroupSpec& group);
 Result<void> check_bounds(const actors::HostActor& actor);
-// The same for attributes that an actor's row has already, with those that are to be added.
+// Checks the attributes that an actor's row has already, together with those that are to be added.
 Result<void> check_bounds(const std::map<std::string, std::string>& attributes, const actors::SetAttributes& more);
 
 // Upper bounds of a row's bytes in a message, with its cause.

@@ -121,7 +121,7 @@ TEST_F(BoundsTest, SumsBeyondTheRangeOfOneAmountStayExact) {
   ASSERT_EQ(starts.size(), 10u);
   EXPECT_EQ(state_.status().available.units("memory"), 0);
   dies(starts[0], 1, "it failed");
-  check();  // also the job's share
+  check();  // also checks the job's share
   const auto status = state_.status();
   EXPECT_EQ(status.total.units("memory") - status.available.units("memory"), 9 * of({{"memory", kMost}}).units("memory"));
   for (std::uint64_t id = 1; id <= 10; ++id) {

@@ -420,7 +420,7 @@ TEST_F(ClusterStateTest, ANameStandsForOneLivingActorOfItsNamespace) {
   ASSERT_FALSE(state_.step(GangRequested{elsewhere}).value());
   ASSERT_TRUE(state_.step(ActorKilled{first.actors[0].id}));
   EXPECT_FALSE(state_.find({"a", "n"}));
-  EXPECT_FALSE(state_.step(GangRequested{named(gang(job, 1, {{"CPU", 1}}), "a")}).value());  // free again
+  EXPECT_FALSE(state_.step(GangRequested{named(gang(job, 1, {{"CPU", 1}}), "a")}).value());  // the name is free again
 }
 
 TEST_F(ClusterStateTest, ADetachedActorIsAJobOfItsOwn) {

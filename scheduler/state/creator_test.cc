@@ -109,7 +109,7 @@ TEST_F(CreatorTest, ChildrenOfAFormerProcessEndBeforeTheRestartedOneMakesMore) {
       EXPECT_TRUE(state_.step(GangRequested{child}));
       return taken<StartWorkerOn>();
     }();
-    ASSERT_EQ(started.size(), 3u);  // room after each restart
+    ASSERT_EQ(started.size(), 3u);  // the node has room after each restart
     for (const auto& s : started) ready(s);
     dies(p, 137, "was killed by SIGKILL");
     EXPECT_EQ(state_of(child), ActorState::kDead);
@@ -117,7 +117,7 @@ TEST_F(CreatorTest, ChildrenOfAFormerProcessEndBeforeTheRestartedOneMakesMore) {
     p = taken<StartWorkerOn>().at(0);
     ready(p);
     for (const auto& s : started) dies(s, 137, "was killed by SIGKILL");
-    pass(20s);  // no early death
+    pass(20s);  // so that no death counts as early
     state_.step(NodeBeat{NodeId{1}});
   }
   ASSERT_TRUE(state_.step(ActorKilled{parent_, true}));

@@ -165,7 +165,7 @@ TEST_F(DrainTest, AnActorThatHasNowhereToGoStaysUntilTheDeadline) {
   pass(2s);
   start();
   EXPECT_EQ(node_of(one), old);
-  join(3, 2);  // room for it
+  join(3, 2);  // room for the actor
   pass(1s);
   start();
   start();
@@ -214,7 +214,7 @@ TEST_F(DrainTest, AnActorWithoutRestartsRunsUntilTheDeadline) {
   pass(2s);
   start();
   EXPECT_EQ(left_, std::vector{old});
-  EXPECT_FALSE(state_.step(SchedulingSet{{old, NodeScheduling::kSchedulable, 0}}));  // too late
+  EXPECT_FALSE(state_.step(SchedulingSet{{old, NodeScheduling::kSchedulable, 0}}));  // too late: the node was asked to leave
   state_.step(NodeLost{old, unavailable("its node's process ended")});
   EXPECT_EQ(state_.actor(one)->cause->reason(), "ActorDied");
   EXPECT_EQ(state_.actor(one)->cause->cause_reason(), "NodeDrained");

@@ -72,7 +72,8 @@ struct WorkerNotStarted {
   int exit_code;
   const Error& cause;
 };
-// The start did not reach the node, or the connection broke meanwhile. The node reports the worker when it joins again, unless it is lost.
+// The start did not reach the node, or the connection broke meanwhile. When the node joins again, it reports the worker,
+// unless the start was lost.
 struct WorkerNotReached {
   WorkerId worker;
   const Error& cause;

@@ -191,7 +191,7 @@ void explain_newcomer(Parts& s) {
     ++s.queue.num_searches;
     set_reason(s, p, why(s, p));
   } else {
-    return;  // left to the next tick
+    return;  // the entry is left to the next tick
   }
   p.shown = Pending::Shown::kReason;
 }

@@ -175,7 +175,7 @@ TEST_F(GroupTest, AWorkerThatWaitsLendsItsCpus) {
   const auto started = taken<StartWorkerOn>();
   ASSERT_EQ(started.size(), 1u);
   state_.step(WorkerBlocked{started[0].message.worker, true});
-  state_.step(WorkerBlocked{started[0].message.worker, true});  // repeated
+  state_.step(WorkerBlocked{started[0].message.worker, true});  // a repeated notice
   EXPECT_EQ(state_of(second.actors[0].id), ActorState::kStarting);
   EXPECT_EQ(state_.status().available.units("GPU"), 0);
   state_.step(WorkerBlocked{started[0].message.worker, false});  // both running now
@@ -196,7 +196,7 @@ TEST_F(GroupTest, AWorkerThatDiesWhileItLendsFreesItsCpusOnce) {
   const auto started = taken<StartWorkerOn>();
   state_.step(WorkerBlocked{started.at(0).message.worker, true});
   dies(started[0], 137, "killed");
-  state_.step(WorkerBlocked{started[0].message.worker, false});  // late
+  state_.step(WorkerBlocked{started[0].message.worker, false});  // a late notice
   state_.step(GroupRemoved{g.id});
   EXPECT_EQ(state_.status().available, of({{"CPU", 2}}));
 }
@@ -261,7 +261,7 @@ TEST_F(GroupTest, ANodeOfChoiceThatHasNoRoomIsReplacedOrRefusedAtOnce) {
   EXPECT_EQ(state_.actor(refused)->cause->reason(), "Unschedulable");
   EXPECT_NE(state_.actor(refused)->cause->message().find("has no room for it now"), std::string::npos);
   EXPECT_EQ(state_.actor(at_once(true))->node, NodeId{1});
-  const ActorId waits = at_once(true);  // both are full
+  const ActorId waits = at_once(true);  // both nodes are full
   EXPECT_EQ(state_of(waits), ActorState::kPending);
   join(3, {{"CPU", 1}});
   EXPECT_EQ(state_.actor(waits)->node, NodeId{3});
@@ -359,7 +359,7 @@ TEST_F(GroupTest, LabelsThatArePreferredAreMatchedWhereThereIsRoomOnANodeWithThe
   EXPECT_EQ(node_of(1, {}, {in_b, fast}), NodeId{2});
   EXPECT_EQ(node_of(1, {in_b}, {tape}), NodeId{2});                             // no node has the preferred label
   EXPECT_EQ(node_of(1, {in_b}, {fast}), NodeId{3});                             // no room on the node with the preferred label
-  EXPECT_EQ(node_of(2, {}, {in_b}), NodeId{1});                                 // the gang as a whole elsewhere
+  EXPECT_EQ(node_of(2, {}, {in_b}), NodeId{1});                                 // the gang goes elsewhere as a whole
   EXPECT_EQ(node_of(1, {}, {LabelMatch{"zone", {"a"}, true}}), NodeId{3});      // a negated preference
   EXPECT_EQ(node_of(1, {LabelMatch{"zone", {"a"}, false}}, {in_b}), NodeId{});  // a required label: it waits
   EXPECT_EQ(state_.status().pending.size(), 1u);

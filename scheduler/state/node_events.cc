@@ -39,7 +39,7 @@ void start_again(Parts& s, const Worker& w) {
   s.turn.act(StartWorkerOn{w.row.node, *std::move(message)});
 }
 
-// Ends the node's workers that it has not reported, once it has reported all.
+// Ends workers that a node has not reported since it joined again. To be called once it has reported all that it has.
 void end_unreported(Parts& s, NodeId node) {
   const auto unreported = s.workers.unreported(node);
   if (unreported.empty()) return;
@@ -139,7 +139,8 @@ Result<void> on(Parts& s, const NodeJoined& event) {
   } else {
     s.nodes.join(node, s.turn.now);
   }
-  // A new node may be a given-up one under a new id. It may then still have memory of jobs that ended meanwhile.
+  // A new node may be a given-up one under a new id. It may then still have memory of jobs that ended
+  // meanwhile, so it gets the ends of all ended jobs.
   for (const JobId job : s.jobs.ended_jobs()) s.turn.act(EndJobOn{node.id, job});
   if (s.nodes.at(node.id).leave_sent) s.turn.act(EndNodeOn{node.id});
   place_pending(s);

@@ -1,7 +1,8 @@
 // The parts of the cluster state: a table per kind of row, the queue of what waits, and the turn of the current event.
 //
 // A table keeps its own invariants. Functions on Parts change several tables. events.h handles events, and endings.h ends what depends on
-// something that ended. queue.h chooses the next entry, and placing.h gives it room. Each of these uses later ones only.
+// something that ended. queue.h chooses the next entry, and placing.h gives it room. Each of these files uses only those
+// named after it.
 #pragma once
 
 #include <algorithm>

@@ -132,8 +132,8 @@ class StandIns {
                  inside);
     }
     for (const auto& [id, job] : s_.jobs) {
-      // At least one process of a running job lives. So if no known process does, rows were lost; else missing rows are those of processes
-      // that ended long ago.
+      // At least one process of a running job lives. So if no known process lives, rows were lost. Otherwise the missing rows are those of
+      // processes that ended long ago.
       const bool none_lives = job.row.state == JobState::kRunning && std::ranges::none_of(job.processes, [&](WorkerId p) {
                                 return s_.workers.living(p) != nullptr || known_.contains({TableName::kWorkers, p.value});
                               });

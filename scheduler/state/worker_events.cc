@@ -123,7 +123,7 @@ void on(Parts& s, const WorkerNotStarted& event) {
   const WorkerId id = event.worker;
   const Worker* const w = s.workers.living(id);
   if (w == nullptr || w->row.state != WorkerState::kStarting) return;
-  if (w->row.pid != 0) return;  // reported by its node since, on another connection
+  if (w->row.pid != 0) return;  // its node has reported the worker since, on another connection
   worker_exited(s, id, event.exit_code, event.cause);
   s.turn.act(StopWorkerOn{w->row.node, {id, SIGKILL, 0}});  // in case the request arrived and only its answer was lost
 }

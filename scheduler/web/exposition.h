@@ -12,7 +12,7 @@ namespace shoal::scheduler::web {
 inline constexpr const char* kExpositionType = "text/plain; version=0.0.4; charset=utf-8";
 
 // Sums the reports of head and nodes as they arrive; a node's samples get its id and host as labels. At most `max_user_series` series of
-// user metrics are kept. Further ones are left out and counted, as are series of another kind than earlier ones of the name.
+// user metrics are kept. Further ones are left out and counted, as are series of another kind than earlier ones of the same name.
 class ClusterMetrics {
  public:
   static constexpr std::size_t kMaxUserSeries = 200'000;

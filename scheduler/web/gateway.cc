@@ -134,7 +134,7 @@ void Gateway::find_job_after(std::uint64_t last, const std::string& id, std::fun
 
 // ---- logs
 
-// A request to a node on a separate connection, with one time limit for both.
+// A request to a node on a separate connection. One time limit is for connection and request together.
 class Gateway::NodeCall final : public runtime::PeerHandler, public std::enable_shared_from_this<NodeCall> {
  public:
   NodeCall(Gateway& gateway, runtime::TimePoint until, Answer answer)
@@ -344,7 +344,7 @@ class Gateway::Tail final : public runtime::PeerHandler, public std::enable_shar
   void on_request(Peer&, runtime::Request, runtime::Responder responder) override { responder.fail(unimplemented("a client")); }
   void on_closed(Peer&, const Error&) override { finish(); }
 
-  // The text of a log that cannot be read has no end, so that its reader takes it for broken off.
+  // `whole`: false for a log that cannot be read. The answer then gets no end, so that its reader sees it as cut off.
   void finish(bool whole = true) {
     const auto self = shared_from_this();
     if (gateway_.tails_.erase(self) == 0) return;

@@ -16,7 +16,7 @@ std::string http_token(const runtime::Token& token);
 
 class Guard {
  public:
-  // `host` is the server's bound address. `page_token`: grants GET alone, beside the token; "" for none.
+  // `host` is the server's bound address. `page_token`: a second token, which grants GET alone; "" for none.
   Guard(const runtime::Token& token, const std::string& host, std::uint16_t port, std::string page_token = "");
 
   // The status is 403 for a foreign Host (DNS rebinding) or a foreign Origin (cross-site requests), and 401 without a token that

@@ -100,7 +100,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   void when_sent(std::function<void()> next) {
     if (!server_) return;
-    if (!writing_) return next();  // then nothing is unsent either
+    if (!writing_) return next();  // nothing is being written, so nothing is unsent
     sent_ = std::move(next);
   }
   void end_pieces() {
@@ -118,7 +118,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     limit_ = {};
     std::error_code ignored;
     socket_.close(ignored);
-    const auto dropped = std::exchange(sent_, {});  // may hold the last reply to this connection
+    const auto dropped = std::exchange(sent_, {});  // destroyed last: it may hold the reply, which holds this connection
     server->connections.erase(number_);
   }
 
@@ -183,7 +183,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpParser parser_;
   std::array<char, 16 << 10> buffer_;
   std::string unsent_, sending_;
-  std::function<void()> sent_;  // called once both are empty
+  std::function<void()> sent_;  // called once unsent_ and sending_ are both empty
   runtime::Timer limit_;
   bool received_ = false, refused_ = false, continue_sent_ = false, writing_ = false, last_ = false;
 };

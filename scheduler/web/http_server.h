@@ -54,7 +54,7 @@ class HttpServer {
     runtime::Duration request_time = std::chrono::seconds(10);  // for the whole request to arrive
     runtime::Duration write_time = std::chrono::seconds(30);    // for the client to read the pending output
     std::set<std::string> open_paths = {};                      // paths that need no token, since they contain no data
-    std::string page_token = {};                                // grants GET, beside the token; "" for none
+    std::string page_token = {};                                // a second token, which grants GET alone; "" for none
   };
   using Handler = std::function<void(const HttpRequest&, std::shared_ptr<HttpReply>)>;
 

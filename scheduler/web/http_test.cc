@@ -132,9 +132,9 @@ TEST_F(GuardTest, TheTokenOfAPageReadsAndChangesNothing) {
   EXPECT_EQ(status("GET", page), 200);
   EXPECT_EQ(status("POST", page), 401);
   EXPECT_EQ(status("DELETE", page), 401);
-  EXPECT_EQ(status("GET", std::string(64, 'd')), 401);  // an earlier head's
+  EXPECT_EQ(status("GET", std::string(64, 'd')), 401);  // an earlier head's page token
   EXPECT_EQ(status("POST", hex_), 200);
-  EXPECT_EQ(this->status({{"host", "127.0.0.1:8265"}, {"authorization", "Bearer "}}), 401);  // no page token is no empty one
+  EXPECT_EQ(this->status({{"host", "127.0.0.1:8265"}, {"authorization", "Bearer "}}), 401);  // an empty token is no page token
 }
 
 // RFC 2104, as computed by `printf 'shoal http' | openssl dgst -sha256 -mac HMAC -macopt hexkey:aa..ab`.

@@ -65,7 +65,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
     json (*rows)(const ListReply& page);
     std::string (*after)(const Listing& sent);
     RowFilter filter = {};
-    bool counts = true;  // reads on to the last row, for their number
+    bool counts = true;  // reads on to the last row, to count all rows
   };
   Listing(Gateway& gateway, ListRequest request, std::size_t limit, Shape shape, std::shared_ptr<HttpReply> reply)
       : gateway_(gateway), request_(request), first_(request.after), limit_(limit), shape_(std::move(shape)), reply_(std::move(reply)) {}
@@ -77,7 +77,7 @@ class Listing final : public std::enable_shared_from_this<Listing> {
   // True if rows follow the last one that was sent, whose id is last().
   bool more() const { return total() ? num_rows_ > num_sent_ : more_; }
   const std::string& last() const { return last_; }
-  // The number of all rows; nothing if the request began in their middle, or does not want it.
+  // The number of all rows; nullopt if the request began at a later row, or does not want the number.
   std::optional<std::size_t> total() const { return first_ == 0 && shape_.counts ? std::optional(num_rows_) : std::nullopt; }
 
  private:

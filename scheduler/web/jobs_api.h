@@ -25,7 +25,7 @@ class JobsApi {
   // Rows of one answer under /api/v0; Ray's state API has the same bounds.
   static constexpr std::size_t kDefaultRows = 100, kMaxRows = 10'000;
 
-  // The gateway outlives it.
+  // The gateway outlives this object.
   JobsApi(Gateway& gateway, Surroundings around, std::string session)
       : gateway_(gateway), around_(std::move(around)), session_(std::move(session)) {}
 

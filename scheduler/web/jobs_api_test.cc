@@ -256,7 +256,7 @@ TEST_F(JobsApiTest, AJobIsSoughtNoFurtherThanItsPage) {
 }
 
 TEST_F(JobsApiTest, AnEmptyIdNamesNoJob) {
-  head_.jobs[2].submission.id.clear();  // a driver's
+  head_.jobs[2].submission.id.clear();  // a driver's job has no submission id
   EXPECT_EQ(get("/api/jobs//")->status, 404);
   EXPECT_EQ(get("/api/jobs//logs")->status, 404);
   EXPECT_EQ(json::parse(get("/api/jobs/" + to_string(JobId{3}))->text)["job_id"], to_string(JobId{3}));

@@ -24,7 +24,7 @@ class Metrics {
     // empty, the loop waits.
     std::function<void(std::function<void()> work, std::function<void()> then)> aside = {};
   };
-  // The clock outlives it. The gateway may end later and then fail pending requests, which are ignored.
+  // The clock outlives this object. A gateway that ends later fails its pending requests; these answers are ignored.
   Metrics(Gateway& gateway, runtime::Clock& clock) : Metrics(gateway, clock, Options()) {}
   Metrics(Gateway& gateway, runtime::Clock& clock, Options options) : gateway_(gateway), clock_(clock), options_(options) {}
   ~Metrics() { *alive_ = false; }

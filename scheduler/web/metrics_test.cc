@@ -43,7 +43,7 @@ class Asked final : public runtime::PeerHandler {
   void on_notice(Peer&, runtime::Request) override {}
   void on_closed(Peer&, const Error&) override {}
   Endpoint endpoint() const { return listener_->endpoint(); }
-  std::size_t connections() const { return peers_.size(); }  // so far
+  std::size_t connections() const { return peers_.size(); }  // number of connections so far
 
   bool silent = false, is_head = false;
   int asked = 0;

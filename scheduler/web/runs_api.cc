@@ -64,7 +64,7 @@ std::string page_policy() {
 }
 
 std::string page_with(const json& snapshot) {
-  // Only ASCII, and no '<': no text of a run can end the element, whatever the file's encoding is taken for.
+  // Only ASCII, and no '<'. So no text of a run can end the page's data element, even if a browser assumes another encoding.
   std::string data;
   for (const char c : snapshot.dump(-1, ' ', true, json::error_handler_t::replace)) c == '<' ? data += "\\u003c" : data += c;
   std::string out(page_html());
@@ -221,7 +221,7 @@ class RunsApi::Folders {
       }
       open_.erase(at);
     }
-    // Only the name of a run that is found: no other path can be read.
+    // Accepts only the name of a listed run, so that a request can read no other path.
     const auto& all = found(now_us);
     const auto at = std::find_if(all.begin(), all.end(), [&](const auto& run) { return run.name == name; });
     if (at == all.end()) return fail(not_found("there is no run '" + name + "'").with_hint("`shoal ls` lists the runs"));

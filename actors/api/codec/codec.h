@@ -70,15 +70,15 @@ inline constexpr bool kIsTuple = false;
 template <class... T>
 inline constexpr bool kIsTuple<std::tuple<T...>> = true;
 
-// The number of results of a method that returns several, else 0. A tuple with a tuple in it is a single value: a part alone would not
-// show that it is several values again.
+// The number of results of a method that returns several, else 0. A tuple with a tuple in it is a single value: the inner tuple,
+// as a part of its own, would be encoded as one value, where its reader expects several.
 template <class T>
 inline constexpr std::size_t kNumResults = 0;
 template <class... T>
   requires(!kIsTuple<std::remove_cvref_t<T>> && ...)
 inline constexpr std::size_t kNumResults<std::tuple<T...>> = sizeof...(T);
 
-// True for an argument whose value may not be here: Future<T> (api/context/future.h).
+// True for an argument whose value may not have arrived yet: Future<T> (api/context/future.h).
 template <class A>
 struct ReferenceTo {
   static constexpr bool kIs = false;

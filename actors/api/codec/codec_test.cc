@@ -34,7 +34,7 @@ struct Layer {
   static constexpr auto fields = shoal::fields(&Layer::name, &Layer::weights, &Layer::epoch, &Layer::colour);
 };
 
-// Another version of the first class.
+// A later version of Layer, which lacks most fields and has a new one.
 struct Renamed {
   std::string name;
   int added = 7;

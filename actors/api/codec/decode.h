@@ -1,4 +1,4 @@
-// Values to arguments and results (codec.h).
+// Decodes Values to arguments and results (codec.h).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace shoal::actors::api {
 // The origin of the values that are decoded, for texts of errors and for items that need a Context.
 struct Decoding {
   std::string_view method = {};         // the arguments' method; empty for a result
-  const std::vector<Value>* deps = {};  // values of the references
+  const std::vector<Value>* deps = {};  // values of the references among the arguments
   Hub* hub = {};                        // this process's Hub, which handles need
 };
 

@@ -1,4 +1,4 @@
-// Arguments and results to Values (codec.h).
+// Encodes arguments and results to Values (codec.h).
 #pragma once
 
 #include <array>
@@ -75,7 +75,7 @@ Result<Encoded> encode_call(ValueMemory* memory, List<P...>, const A&... args) {
     return Encoded{std::move(value), std::move(to.deps), to.head.refs() != nullptr && to.head.refs()->to_values};
   });
 }
-// The same for a value without references.
+// As encode_call(), for arguments without references.
 template <class... P, class... A>
 Result<Value> encode(ValueMemory* memory, List<P...> params, const A&... args) {
   static_assert(((!ReferenceTo<A>::kIs || std::is_same_v<A, Stored<P>>) && ...), "a future is there already: it is an argument of calls");
@@ -115,7 +115,7 @@ Result<Value> encode_result(ValueMemory* memory, const A& result) {
   }
 }
 
-// An error as the value of an answer. It is the remote function's own error, whereas an error without a value means that its worker failed.
+// An error as the value of an answer. It is the remote function's own error. An error without a value means that the worker failed.
 Result<Value> raised_value(const Error& error);
 
 }  // namespace shoal::actors::api

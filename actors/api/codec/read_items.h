@@ -1,4 +1,4 @@
-// CBOR items to C++ values (items.h). On false the reader has the reason.
+// Reads CBOR items into C++ values (items.h). If a function returns false, its reader has the reason.
 #pragma once
 
 #include <algorithm>

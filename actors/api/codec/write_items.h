@@ -1,4 +1,4 @@
-// C++ values to CBOR items (items.h).
+// Writes C++ values as CBOR items (items.h).
 #pragma once
 
 #include <array>

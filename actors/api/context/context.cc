@@ -94,7 +94,7 @@ Result<std::vector<Context::Created>> Context::create(std::size_t count, bool me
     out[0] = {exists->row.id, there.future(), {}};
     return out;
   }
-  // Keeps the objects that the arguments refer to, for restarts.
+  // Keeps the objects that the arguments refer to, since a restart constructs the actor from the same arguments.
   const auto kept = makes_itself && !args.value.refs().empty() ? std::make_shared<const actors::Value>(args.value) : nullptr;
   for (std::size_t i = 0; i < count; ++i) {
     out[i].id = spec.actors[i].id;
@@ -157,7 +157,7 @@ Result<void> Context::drive(asio::io_context& loop, asio::cancellation_signal& c
     loop.poll();
     if (ready()) return out;
     const auto woken = [&] { return hub_.wakeups != seen; };
-    // After a cancellation this waits for the coroutine's end only.
+    // After the cancellation the deadline counts no more: this waits for the end of the coroutine.
     const auto waited = out ? hub_.wait(woken, deadline) : session.loop().wait(woken);
     if (!waited && out) {
       out = fail(Error(waited.error()).in("coroutine"));

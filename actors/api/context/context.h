@@ -30,7 +30,7 @@ struct FoundActor;
 
 namespace shoal {
 
-// Resources reserved together, bundle by bundle, in which Where places actors and functions. A value.
+// Resources reserved together, bundle by bundle, in which Where places actors and functions. Copies name the same group.
 struct PlacementGroup {
   GroupId id;
   Future<void> ready;  // ready once all bundles are reserved
@@ -42,11 +42,11 @@ class Context {
     std::string program;                             // this binary, which its workers run too
     std::string build_id;                            // the build that workers must have
     std::string caller = "driver";                   // describes this process in errors of the actors that it calls
-    std::set<std::string, std::less<>> class_names;  // full names of the program's actors
+    std::set<std::string, std::less<>> class_names;  // full names of the program's actor classes
     std::set<std::string, std::less<>> functions;    // the program's remote functions
     std::string name_space;                          // for names of actors and groups; empty: the job's own
     std::uint32_t num_restarts = 0;                  // restarts of this process's actor
-    std::map<std::string, std::string> env = {};     // for the processes that it starts
+    std::map<std::string, std::string> env = {};     // variables of the processes that this process starts
     std::string working_dir = "";                    // the working folder of those processes
     std::string run_folder = "";                     // where record() writes; empty: nowhere
     std::chrono::milliseconds hand_over{30'000};     // time in which a worker of functions that shall end reports the actors that it leaves
@@ -121,7 +121,7 @@ class Context {
   // The steps of this driver's training, for `shoal show` and the dashboard.
   StepRecord& record() { return record_; }
 
-  // Runs a coroutine in this thread until it ends. It may await futures of this Context, and such coroutines. After `timeout` it is
+  // Runs a coroutine in this thread until it ends. It may await futures of this Context, and other Tasks. After `timeout` it is
   // cancelled, and the result is DeadlineExceeded; an exception is Internal. Each thread may run one.
   template <class T>
   Result<T> run(Task<T> task, Duration timeout = kForever) {

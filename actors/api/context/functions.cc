@@ -15,7 +15,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-constexpr std::chrono::milliseconds kShort{1};  // pause before the next visit to a pool that wants something at each visit
+constexpr std::chrono::milliseconds kShort{1};  // pause between visits, while a pool wants something new at each visit
 
 // Identifies a kind of worker: calls with equal keys may share workers.
 std::string key_of(const Resources& resources, const FunctionOptions& o) {
@@ -64,7 +64,7 @@ Result<void> FunctionPools::adopt(Leaving& leaving) {
     const LeftItem& item = std::get<1>(left)[leaving.adopted];
     const auto known = session.actors().know(item.actor, item.class_name);
     if (!is_over(known)) return fail(known.error());
-    if (!known) continue;  // the head has no row of it any more
+    if (!known) continue;  // the head has no row of this actor any more
     Handles::Left one{item.actor, {item.class_name, item.restarts, item.restarts ? kept : nullptr}, {}};
     if (item.token) one.token = std::make_from_tuple<ObjectKey>(*item.token);
     session.loop().own([&] { session.actors().handles().adopt(std::move(one)); });
@@ -81,7 +81,7 @@ Result<Value> FunctionPools::hand_over(const Value& request) {
   const auto needed = [] { return encode(Words(), false, std::vector<LeftItem>()); };
   if (!session.loop().own(none_open)) lend();
   if (!session.loop().wait(none_open, until) || !see_off_all(until)) return needed();
-  session.reporter().send_last_metrics(kLastMetrics);   // the answer follows this worker's objects, so the node has them
+  session.reporter().send_last_metrics(kLastMetrics);   // the node then has this worker's objects, too: they were sent before
   if (!session.loop().own(none_open)) return needed();  // threads may have made calls meanwhile
   std::vector<LeftItem> out;
   std::vector<ObjectKey> refs;
@@ -145,7 +145,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   const std::lock_guard lock(pools_mutex_);
   if (const auto it = pools_.find(key); it != pools_.end()) return it->second;
   auto pool = std::make_shared<Pool>(Pool{resources, options, {}});
-  // Runs on the loop, which must not block. So no thread that holds mutex_ waits for the loop.
+  // Takes mutex_ on the loop, which must not block. So no thread that holds mutex_ waits for the loop.
   const auto wanted = [this] {
     {
       const std::lock_guard process_report(mutex_);
@@ -266,7 +266,7 @@ void FunctionPools::see_off() {
     }
     remaining.push_back(std::move(leaving));
   }
-  // Other workers come first next time.
+  // The next round begins with another worker, so that one that does not answer delays no other for long.
   if (!remaining.empty()) std::rotate(remaining.begin(), remaining.begin() + 1, remaining.end());
   leaving_ = std::move(remaining);
 }

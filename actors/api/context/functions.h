@@ -87,7 +87,7 @@ class FunctionPools {
   // Starts and ends workers as the pool wants. Returns true if a start waits for room in the cluster.
   bool attend(Pool& pool);
   std::size_t room_for(const Pool& pool, std::size_t workers, bool starting);
-  // Ends an idle worker. One that has run is first asked what it leaves; this function does not wait for the answer.
+  // Ends an idle worker. A worker that has run is first asked which actors it leaves; this function does not wait for the answer.
   void end(ActorId worker);
   // Ends workers that have answered which actors they leave behind, and adopts these. A worker without an answer is killed, and its actors
   // with it, since their handles could not be counted. While the head is away, workers stay in leaving_.

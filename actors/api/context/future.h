@@ -4,9 +4,9 @@
 // add", "actor Counter(3f..)", "rank 1".
 //
 // As an argument of a call a future stands for its value. For a parameter of type Future, and inside other values (a vector, a class's
-// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of the process that made
-// the call or put(). The node keeps it while any process holds a reference, also after the end of that process. If the process ends before
-// the value is there, the future fails as Unavailable/OwnerDied.
+// field), it is a reference: the receiver waits for the value or passes it on. The value then lies at the node of its owner, the
+// process that made the call or put(). The node keeps it while any process holds a reference, also after the owner's end. If the owner ends
+// before the value is there, the future fails as Unavailable/OwnerDied.
 #pragma once
 
 #include <string>
@@ -68,7 +68,7 @@ struct Results<std::tuple<T...>> {
 
 namespace shoal {
 
-// As an argument of a call it stands for its value: the call runs once it is ready, and fails with its error.
+// As an argument of a call, a Future stands for its value: the call runs once the value is there, and fails if the future fails.
 template <class T>
 class [[nodiscard]] Future {
  public:
@@ -84,7 +84,7 @@ class [[nodiscard]] Future {
     if (const auto waited = reply_.wait(timeout); !waited) return fail(waited.error());
     return reply_.template result<T>();
   }
-  // The same for Bytes, without a copy.
+  // As get(), for Bytes, without a copy.
   Result<BytesView> view(Duration timeout = kForever) const
     requires std::is_same_v<T, Bytes>
   {
@@ -123,8 +123,8 @@ struct ReferenceTo<Future<T>> {
 
 namespace shoal {
 
-// Waits until `num_ready` are ready or the time is over. `ready` has at most that many, failed ones included. Returns InvalidArgument for a
-// duplicate future, and for a `num_ready` that is not between 1 and their number.
+// Waits until `num_ready` of the futures are ready or the time is over. Waited::ready has at most that many, failed ones included. Returns
+// InvalidArgument for a duplicate future, and for a `num_ready` below 1 or above the number of futures.
 template <class T>
 Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready = 1, Duration timeout = kForever) {
   std::vector<const actors::api::Reply*> replies;
@@ -134,7 +134,7 @@ Result<Waited> wait(const std::vector<Future<T>>& futures, std::size_t num_ready
 
 struct CancelOptions {
   bool force = false;     // end the process of a running function; InvalidArgument for a method, whose actor ends by Context::kill
-  bool recursive = true;  // cancel the calls made within it, too
+  bool recursive = true;  // also cancel the calls that the cancelled call has made
 };
 
 // Cancels a call: its future, and calls with it as an argument, fail with Cancelled/TaskCancelled. A call that has not begun never

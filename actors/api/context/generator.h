@@ -4,9 +4,9 @@
 //     for (int i = 0; i < to; ++i) co_yield i;
 //   }
 //
-// It runs in its call, and waits only for room on the connection (stream.h), not for the caller to take items. `co_yield shoal::fail(..)`
-// ends it with that error. If it is cancelled, or its caller is gone, it is destroyed at its next item. Its reference parameters live as
-// long as it does.
+// A generator runs in its call, and waits only for room on the connection (stream.h), not for the caller to take items. `co_yield
+// shoal::fail(..)` ends it with that error. A generator that is cancelled, or whose caller is gone, is destroyed at its next item. Its
+// reference parameters live as long as the generator.
 #pragma once
 
 #include <coroutine>

@@ -2,8 +2,9 @@
 //
 // Both are values. An actor ends after its open calls when no process, message or object has a handle: its destructor runs, and its
 // process ends. Detached actors stay. Handles from get_actor(), get_if_exists or handle(id) do not keep an actor, nor do its own handles
-// of itself; those that it passes on do. Earlier it ends by a kill, with the driver's job, or with the process that made it. A retired
-// worker of functions leaves its actors to the process that keeps it. Actors whose handles form a cycle live until one of these ends.
+// of itself; those that it passes on do. A kill, the end of the driver's job, or that of the process that made the actor ends it
+// earlier. A retired worker of functions leaves its actors to the process that keeps it. Actors whose handles form a cycle live until such
+// an earlier end.
 //
 // Calls of one process on one actor run in the order in which they were made.
 #pragma once
@@ -141,14 +142,14 @@ class Handle {
   void write(actors::api::CborWriter& to) const {
     actors::api::write_handle(to, hub_, actors::api::full_class_name<T>(), {callee_.actor, share_});
   }
-  // A future that is ready once its constructor has returned. Calls need not wait for it.
+  // A future that is ready once the actor's constructor has returned. Calls need not wait for this.
   Future<void> constructed() const { return Future<void>(constructed_); }
 
  private:
   actors::api::Hub* hub_ = nullptr;
   actors::api::Callee callee_;
   actors::api::Reply constructed_;
-  actors::Handles::Share share_;  // null: it does not count
+  actors::Handles::Share share_;  // null: this handle does not count
 };
 
 // Handles can be arguments and results, and parts of either.
@@ -183,7 +184,7 @@ class Mesh {
     return Mesh(*hub_, {from, from + static_cast<std::ptrdiff_t>(count)});
   }
 
-  // The same call on each actor, with arguments encoded once.
+  // Makes the same call on each actor. The arguments are encoded once.
   template <class Pointer, class... A>
   Futures<actors::api::Returned<actors::api::ReturnOf<Pointer>>> call_all(Pointer method, const A&... args) const {
     using R = actors::api::ReturnOf<Pointer>;

@@ -11,7 +11,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-// A pickle, for Python: shoal._handle._foreign(class name).
+// Around a class name these make a pickle, which calls shoal._handle._foreign(class name) in Python.
 constexpr std::string_view kFoundBegin = "cshoal._handle\n_foreign\n(V", kFoundEnd = "\ntR.";
 
 }  // namespace

@@ -20,8 +20,8 @@ struct Where {
   GroupId group = {};                    // from this placement group's resources
   std::int32_t bundle = -1;              // from this bundle of the group; -1: any
   NodeId node = {};                      // on this node
-  bool soft = false;                     // if that node is gone or could never hold it, on another
-  bool at_once = false;                  // if that node has no room now: with `soft` on another, else fail as ResourceExhausted
+  bool soft = false;                     // if that node is gone or could never hold the actor, on another node
+  bool at_once = false;                  // if that node has no room now: with `soft` on another node, else fail as ResourceExhausted
   bool spread = false;                   // on the node with the fewest processes
   std::vector<LabelMatch> labels = {};   // only on a node with these labels
   std::vector<LabelMatch> prefers = {};  // preferred labels, if such a node has room

@@ -15,9 +15,9 @@ namespace shoal {
 class Context;
 
 // For a method or remote function that runs in this thread: true once its call was cancelled (future.h: cancel). The call goes on to its
-// end, so long ones should check this. False outside of calls. Coroutines need no check, since their awaits end.
+// end, so long ones should check this. False outside of calls. Coroutines need no check, since a cancelled one ends at its await.
 bool is_cancelled();
-// The same as a Result, for SHOAL_OK: it returns Cancelled/TaskCancelled once the call was cancelled.
+// As is_cancelled(), as a Result for SHOAL_OK: Cancelled/TaskCancelled once the call was cancelled.
 Result<void> check_cancelled();
 // The Context of this process, for functions that call others. To be called within a call only.
 Context& context();
@@ -51,7 +51,7 @@ struct RunningCall {
 
 inline constinit thread_local RunningCall this_threads_call;
 
-// Marks the thread as running this call, while it lives.
+// While this object lives, its thread counts as running the call.
 class RunsCall {
  public:
   explicit RunsCall(const RunningCall& call) : before_(std::exchange(this_threads_call, call)) {}

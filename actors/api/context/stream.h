@@ -1,7 +1,8 @@
 // The results of a call that yields (generator.h): futures, in order, each available as soon as its value is there.
 //
 // As in Python (python/shoal/_objects/streams.py), the worker sends items over the call's connection, then the answer with their
-// number (actors/session/references/streams.h). All items are here when the answer is. An item is then a result like any other.
+// number (actors/session/references/streams.h). So all items have arrived when the answer arrives. An arrived item is a result like any
+// other.
 #pragma once
 
 #include <cstdint>
@@ -127,7 +128,7 @@ class [[nodiscard]] Stream {
     SHOAL_TRY(auto item, items_->next(timeout));
     return item ? std::optional<Future<T>>(Future<T>(*std::move(item))) : std::nullopt;
   }
-  // The same in a coroutine: co_await stream.async().
+  // As next(), in a coroutine: co_await stream.async().
   Task<std::optional<Future<T>>> async() { return typed(items_); }
   // The number of items, or the call's failure; ready with the call.
   Future<std::uint64_t> completed() const { return Future<std::uint64_t>(items_->answer()); }

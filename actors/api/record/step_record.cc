@@ -31,7 +31,7 @@ StepRecord::~StepRecord() = default;
 
 runtime::Telemetry* StepRecord::open() {
   if (telemetry_ || folder_.empty()) return telemetry_.get();
-  // Other arguments than the program's name may be secrets.
+  // Records only the program's name, since its arguments may be secrets.
   auto opened = runtime::Telemetry::open(folder_, {.role = "rank", .host = host_name(), .device = "cpu", .argv = {program_}});
   folder_.clear();
   if (opened) {

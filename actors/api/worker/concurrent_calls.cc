@@ -106,7 +106,7 @@ bool ConcurrentCalls::cancel(CallKey call) {
     waits->fail(call_cancelled(waits->call.method));
     return false;
   }
-  // A call that has neither begun nor waits is answered already: no answer would remove a note of its cancellation.
+  // A call that has neither begun nor waits is answered already. Only an answer removes the note of a cancellation, so this one would stay.
   if (!begun_.contains(pair_of(call))) return false;
   cancelled_.note(call);
   return true;

@@ -61,7 +61,8 @@ class ConcurrentCalls {
 
   // The calls that may run at once, of all groups together.
   std::size_t max_running() const { return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}); }
-  // Execution::run_until_release; begin() passes a call to the thread that runs it. A release is returned once all other calls have ended.
+  // As Execution::run_until_release. begin() passes a call to the thread that runs it. A release is returned once all other calls have
+  // ended.
   Incoming run_until_release(const std::function<void(Turn)>& begin);
   // Answers a call that began. Any thread: the call's arguments are freed without owning the loop.
   void ended(Turn turn, Result<Value> result);

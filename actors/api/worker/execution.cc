@@ -25,7 +25,7 @@ std::unique_ptr<Execution> make_execution(Mode mode, ExecutionParts parts) {
 
 Result<Value> CallRunner::run(const Incoming& incoming) const {
   const Call& call = incoming.call;
-  if (call.method == kConstruct) return encode(List<>());  // the actor was made from its creation spec, before its creator's call arrived
+  if (call.method == kConstruct) return encode(List<>());  // does nothing: the actor was made from its creation spec already
   if (call.method == kHandOver) return context_.functions().hand_over(call.args);
   const RunsCall runs({&context_, incoming.key(), call.method});
   SHOAL_OK(check_cancelled());  // fails if the call was cancelled while it waited in this process

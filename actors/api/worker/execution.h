@@ -23,14 +23,14 @@ Mode mode_of(const Concurrency& wants, std::int32_t max_concurrency);
 // Runs single calls of this process's actor. Any thread.
 class CallRunner {
  public:
-  // Both outlive this object.
+  // The context and the instance outlive this object.
   CallRunner(Context& context, Instance& instance) : context_(context), instance_(instance) {}
 
   Context& context() const { return context_; }
   const Instance& instance() const { return instance_; }
   // Runs a call to its end, and returns its result.
   Result<Value> run(const Incoming& incoming) const;
-  // The same for a call on a loop. `incoming` must live until the returned task ends; exceptions of a coroutine pass through.
+  // As run(), for a call on a loop. `incoming` must live until the returned task ends; exceptions of a coroutine pass through.
   Task<Value> start(const Incoming& incoming) const;
 
  private:

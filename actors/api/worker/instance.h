@@ -24,8 +24,8 @@ struct Arguments {
 
 // How an actor's calls run.
 struct Concurrency {
-  bool on_loop = false;                   // it has coroutines
-  std::vector<std::int32_t> groups = {};  // sizes of its concurrency groups
+  bool on_loop = false;                   // the actor has coroutines
+  std::vector<std::int32_t> groups = {};  // sizes of the actor's concurrency groups
 };
 
 // An actor of any class, as a worker uses it.
@@ -35,7 +35,7 @@ class Instance {
   // Returns the method's result. Returns NotFound for a method that is not listed, InvalidArgument for wrong arguments,
   // Internal/MethodThrew for an exception.
   virtual Result<Value> call(std::string_view method, const Arguments& args) = 0;
-  // The same for calls on a loop. The arguments must live until the returned task ends; exceptions of a coroutine pass through.
+  // As call(), for calls on a loop. The arguments must live until the returned task ends; exceptions of a coroutine pass through.
   virtual Task<Value> start(std::string_view method, Arguments args) { return now(*this, method, args); }
   virtual Concurrency concurrency() const { return {}; }
   // The method's concurrency group, from 1 on; 0: none.

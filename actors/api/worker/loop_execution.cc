@@ -10,7 +10,7 @@ namespace shoal::actors::api {
 
 namespace {
 
-// Runs a coroutine's steps as part of its call.
+// An executor of a coroutine. During each step, the coroutine's call is the running call of the thread (RunsCall).
 class CallExecutor {
  public:
   CallExecutor(asio::io_context& loop, const RunningCall& call) : loop_(&loop), call_(call) {}
@@ -75,7 +75,7 @@ void LoopExecution::begin(const std::shared_ptr<Running>& running) {
 void LoopExecution::stop(CallKey call) {
   const auto it = running_.find({call.peer, call.request});
   if (it == running_.end()) return;
-  const auto running = it->second;  // keeps it alive, since it may end at once
+  const auto running = it->second;  // keeps the running call alive, which emit() may end at once
   running->cancelled = true;
   running->stop.emit(asio::cancellation_type::all);
 }

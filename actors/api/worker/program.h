@@ -98,8 +98,8 @@ class TypedInstance final : public Instance {
   T actor_;
 };
 
-// The functions that a pool calls by name. An error that one returns is an answer's value, since an error of the call means that its
-// worker died.
+// The functions that a pool calls by name. An error that a function returns becomes the answer's value, since an error of the
+// call itself means that the worker died.
 template <auto... functions>
 class FunctionTable final : public Instance {
   static_assert((!kIsTask<std::remove_cvref_t<typename FunctionSignature<decltype(functions)>::Return>> && ...),

@@ -14,7 +14,7 @@ SerialExecution::SerialExecution(ExecutionParts parts)
 Incoming SerialExecution::run_until_release() {
   std::optional<Ended> ended;
   while (true) {
-    // A single turn of the loop's ownership answers a call and waits for the next one.
+    // Answers the last call and waits for the next one while it owns the loop once, since a change of the loop's owner takes time.
     Incoming incoming = wait_for_call(loop_, [&] { return next(ended); });
     if (incoming.call.method == kRelease) return incoming;
     auto result = runner_.run(incoming);
@@ -36,7 +36,7 @@ std::optional<Incoming> SerialExecution::next(std::optional<Ended>& ended) {
 }
 
 void SerialExecution::cancel(CallKey call) {
-  // A call that neither runs nor waits is answered already: no answer would remove a note of its cancellation.
+  // A call that neither runs nor waits is answered already. Only an answer removes the note of a cancellation, so this one would stay.
   const auto waits = [&](const Incoming& incoming) { return incoming.key() == call; };
   if (call == now_ || std::any_of(early_.begin(), early_.end(), waits)) cancelled_.note(call);
 }

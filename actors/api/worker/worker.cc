@@ -161,7 +161,7 @@ class Worker {
     {
       const RunsCall runs({&context_, incoming.key(), incoming.call.method});
       execution_.reset();
-      instance_.reset();  // runs its destructor
+      instance_.reset();  // runs the actor's destructor
     }
     session_.loop().own([&] { incoming.fail(unavailable("no handle of it was left").with_reason("ActorDied")); });
     session_.reporter().send_last_metrics(kLastMetrics);

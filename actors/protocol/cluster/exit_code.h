@@ -1,4 +1,4 @@
-// The exit code that the row of a job has, or lacks.
+// The exit code of a job, if the job's row knows it.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace shoal::actors {
 
-// Returns the exit code of a job that has ended. The code of a driver that has joined by itself and left in order is known to its parent
-// alone: the row has its state, and nothing here.
+// Returns the exit code of a job that has ended, else nullopt. Also nullopt for a driver that has joined by itself and left in order: only
+// its parent process knows that code.
 inline std::optional<std::int32_t> known_exit_code(const JobRow& row) {
   const bool left_in_order = row.state == JobState::kSucceeded && row.submission.id.empty() && row.driver_pid != 0;
   return ended(row.state) && !left_in_order ? std::optional(row.exit_code) : std::nullopt;

@@ -20,7 +20,7 @@ enum class MetricKind : std::uint16_t {
 };
 inline constexpr std::uint16_t kNumMetricKinds = 4;
 
-// For the lists of fields: labels, which travel as texts (name, value, name, ..), and a text that has to be a metric's name.
+// For lists of fields (fields.h). LabelTexts sends labels as texts: name, value, name, .. With MetricName a text has to be a metric's name.
 template <class Labels>
 struct LabelTexts {
   Labels& labels;

@@ -19,7 +19,7 @@ std::string amount_text(const std::string& name, std::int64_t units) {
   return fmt::format("{:g}", amount);
 }
 
-// Ends at the range of the type, which sums over many nodes may exceed.
+// The sum, or the nearest number in the range of the type, which sums over many nodes may exceed.
 std::int64_t plus(std::int64_t a, std::int64_t b) {
   std::int64_t out = 0;
   return __builtin_add_overflow(a, b, &out) ? (a < 0 ? INT64_MIN : INT64_MAX) : out;

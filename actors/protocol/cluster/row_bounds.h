@@ -14,7 +14,7 @@ struct RowBounds {
   static constexpr std::size_t kMaxText = 4 << 10;
   // Attributes of an actor, labels of a node, metadata of a job: pairs, and bytes with kPairBytes more for each pair.
   static constexpr std::size_t kPairBytes = 32, kMaxPairsBytes = 64 << 10, kMaxPairs = kMaxPairsBytes / kPairBytes;
-  // Resources of a node or a request, the bytes of a name, and an amount in units.
+  // The most resources of a node or a request, bytes of a resource's name, and units of an amount.
   static constexpr std::size_t kMaxResources = 1000, kMaxResourceName = 300;
   static constexpr std::int64_t kMaxUnits = std::int64_t{1} << 60;
   // Entries of resources that all processes of one submitted job request together.

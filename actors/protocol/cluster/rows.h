@@ -31,7 +31,7 @@ inline constexpr std::uint16_t kNumWorkerStates = 4;
 enum class NodeState : std::uint16_t { kAlive, kDead };
 // kRescheduling: a node with one of its bundles was lost, and that bundle waits for another node.
 enum class GroupState : std::uint16_t { kPending, kCreated, kRescheduling, kRemoved };
-// A node's readiness for new work. A draining node takes none either, and leaves once it is idle or its deadline is over.
+// A node's readiness for new work. Cordoned and draining nodes take none. A draining node leaves once it is idle or its deadline is over.
 enum class NodeScheduling : std::uint16_t { kSchedulable, kCordoned, kDraining };
 inline bool ended(JobState state) { return state != JobState::kPending && state != JobState::kRunning; }
 // The cause of the ends of processes and actors on a node that was drained.
@@ -59,9 +59,9 @@ struct ActorRow {
   bool detached = false;
   std::int32_t max_restarts = 0, max_task_retries = 0;
   std::uint32_t num_restarts = 0;
-  std::string endpoint;                           // where its process takes calls; empty until the actor lives
+  std::string endpoint;                           // where the actor's process takes calls; empty until the actor lives
   std::string pending_reason;                     // why the actor is not placed yet
-  std::map<std::string, std::string> attributes;  // texts that the actor itself sets: rows, bytes
+  std::map<std::string, std::string> attributes;  // texts that the actor itself sets, such as a ShardActor's bytes
   std::optional<Error> cause;                     // why the actor is dead, or its process ended
   static void fields(auto& v, auto io) {
     SHOAL_FIELD(v.id, Id);
@@ -194,7 +194,7 @@ struct ClusterStatus {
   std::string session;  // the session folder
   pid_t head_pid = 0;
   Resources total, available;            // sums; they have up to RowBounds::kMaxResources names, a node's own name last
-  std::uint32_t resources_left_out = 0;  // names that the sums lack
+  std::uint32_t resources_left_out = 0;  // number of names that the sums leave out
   std::uint32_t num_nodes = 0, num_workers = 0, num_actors = 0, num_jobs = 0;
   // Actors, groups and jobs that wait, with the reasons; equal ones make one text, and the texts are bounded. `num_pending`: all that wait.
   std::vector<std::string> pending;
@@ -203,7 +203,7 @@ struct ClusterStatus {
   std::uint32_t num_set_aside = 0;
   std::string store;               // name of the store that the head uses
   std::vector<std::string> heads;  // endpoints, the leading head's first; empty with one head
-  // Other jobs wait for resources that workers of functions of the asking job hold.
+  // True if workers of functions hold resources for which other jobs wait. Only workers of the job that requested this status count.
   bool wanted_back = false;
   static void fields(auto& v, auto io) {
     SHOAL_FIELD(v.session, Session);

@@ -191,7 +191,7 @@ void ActorCalls::on_notice(runtime::Peer& peer, runtime::Request notice) {
 void ActorCalls::on_closed(runtime::Peer& peer, const Error& why) {
   const auto link = links_.with(peer);
   if (link == nullptr) return;
-  const auto owned = std::move(link->second.peer);  // the connection is destroyed when this function returns
+  const auto owned = std::move(link->second.peer);  // the connection, which has called this function, lives until it returns
   const std::string endpoint = link->first;
   step_at(endpoint, ConnectionEnded{owned->identity().local});
   link_failed(endpoint, why);
@@ -269,7 +269,7 @@ void ActorCalls::cancel(const ValueFuture& result, CancelHow how) {
       sender_.fail_unsent(t, call, call_cancelled(t.state.class_name() + "." + call.call.method));
       // A callback of the cancelled call may have removed the actor.
       Target* const left = targets_.find(id);
-      if (left != nullptr) sender_.flush(id, *left);  // calls behind it may have waited for its arguments
+      if (left != nullptr) sender_.flush(id, *left);  // calls behind the cancelled one may have waited for its arguments
       return;
     }
     SentCall* const sent = t.sent.find(result);
@@ -302,7 +302,8 @@ void ActorCalls::keep_next(ActorId id, Target& t) {
     Target* const target = *alive ? targets_.find(id) : nullptr;
     if (target != nullptr && --target->unanswered == 0) keep_next(id, *target);
   };
-  // Leaves out the constructor call, since it may wait for resources forever. The call that ends the actor stays behind it in the queue.
+  // Does not wait for the constructor's call, which may wait for resources forever. The call that ends the actor is queued behind that one,
+  // so the actor does not end too early.
   std::vector<ValueFuture> calls;
   for (const auto& unsent : t.unsent.all()) {
     if (unsent.call.method != "__init__") calls.push_back(unsent.promise.future());

@@ -44,7 +44,7 @@ TEST_F(ManyArgumentsTest, AllOfThemArriveAndLaterCallsStayAfterThem) {
 TEST_F(ManyArgumentsTest, ACallCancelledAmongItsArgumentsLeavesNone) {
   now_alive();
   const auto first = call(kActor, "first");
-  ASSERT_TRUE(run_until_ready(first));  // now it is connected
+  ASSERT_TRUE(run_until_ready(first));  // now the link is connected
   const auto unwanted = call(kActor, "arguments", values(300, "unwanted"));
   const auto next = call(kActor, "arguments", values(200)), last = call(kActor, "arguments", values(2));
   calls_.cancel(unwanted, {});

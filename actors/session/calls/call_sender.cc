@@ -152,7 +152,7 @@ void CallSender::send(Target& t, ActorLink& link, UnsentCall&& c) {
   // While an answer is due on this connection, calls are gathered and flushed together; otherwise the call is flushed at once.
   const auto flush = peer.num_pending() == 0 ? runtime::Flush::kNow : runtime::Flush::kLater;
   peer.call(method, *std::move(message), {id.value, number_sent}, flush);
-  if (c.before > 0 && !t.sent.contains(number_sent)) discard_portions(t, c);  // the connection refused it at once
+  if (c.before > 0 && !t.sent.contains(number_sent)) discard_portions(t, c);  // the connection refused the call at once
 }
 
 void CallSender::fail_unsent(const Target& t, const UnsentCall& c, const Error& cause) {

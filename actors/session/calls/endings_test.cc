@@ -139,7 +139,7 @@ class StartedAgainTest : public ActorCallsTest {
     calls_.updated(reported);
   }
   void starts_again() {
-    world_.run_for(1s);  // lets its process's messages arrive: the simulated network drops those under way at its end
+    world_.run_for(1s);  // lets the process's messages arrive: when it ends, the simulated network drops those under way
     host_.reset();
     reports(ActorState::kRestarting);
     world_.run_for(100ms);

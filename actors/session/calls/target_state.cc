@@ -63,7 +63,7 @@ void TargetState::on(const GraceOver&, Facts facts) {
   } else if (phase_ == Phase::kUndecided) {
     phase_ = Phase::kPending;
     const Error cause = *std::exchange(cause_, {});
-    if (facts.reports != Reports::kAll) return die(died_of(cause));  // there is no head that would restart it
+    if (facts.reports != Reports::kAll) return die(died_of(cause));  // no head would restart the actor
     process_lost(cause);
   }
 }

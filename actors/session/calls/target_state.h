@@ -60,8 +60,8 @@ struct TargetAction {
     kStartGrace,           // send GraceOver after the grace, unless kStopGrace comes first
     kStopGrace,            // GraceOver does not follow any more
     kDropCopies,           // drop the copies of calls that may be sent again only if the actor was not made
-    kRequeueUnbegun,       // sent calls did not begin: queue those that have a copy again, fail the others
-    kRetryOnNextProcess,   // sent calls may have begun: queue those with retries left again after the delay, fail the others
+    kRequeueUnbegun,       // sent calls did not begin: queue again those that have a copy, fail the others
+    kRetryOnNextProcess,   // sent calls may have begun: after the delay queue again those with retries left, fail the others
     kRetryOnReconnection,  // as kRetryOnNextProcess, without the delay
     kFailCalls,            // fail sent and queued calls
     kDie,                  // fail sent and queued calls, and refuse later ones
@@ -75,7 +75,7 @@ using TargetActions = std::vector<TargetAction>;
 class TargetState {
  public:
   enum class Phase : std::uint8_t {
-    kPending,    // it has no process: it is not placed yet, or it is restarted
+    kPending,    // the actor has no process: it is not placed yet, or it is restarted
     kPlaced,     // its process is at endpoint()
     kEnding,     // its process has ended; reports of this are held until the process's last messages are read
     kUndecided,  // its process is gone, and the head's report decides about the calls sent to it

@@ -70,7 +70,7 @@ class Targets {
   const Error* cause(ActorId actor) const;
   // True if this process has no record of the actor, but has forgotten some dead actors: this one may be among them.
   bool forgotten(ActorId actor) const { return forgot_ && !knows(actor); }
-  // True if the actor has no process, or its constructor waits for arguments, and no call of user code waits for it.
+  // True if no call of user code waits for the actor, and it either has no process or waits for its constructor's arguments.
   bool waits_for_nobody(ActorId actor) const;
   // True if the call of the actor's constructor waits for arguments.
   bool waits_for_arguments(ActorId actor) const;

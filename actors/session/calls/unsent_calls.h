@@ -60,7 +60,7 @@ class UnsentCalls {
   // `any`: calls may overtake a call that waits for a reference.
   void in_any_order(bool any) { any_order_ = any; }
   bool any_order() const { return any_order_; }
-  // While `on`, next() passes over calls that were lost before.
+  // While `on`, next() passes over calls that were lost before, since these wait for the retry delay.
   void delay_lost(bool on) { lost_wait_ = on; }
 
  private:

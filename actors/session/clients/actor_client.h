@@ -37,7 +37,7 @@ class ActorClient {
   // Ends an actor: calls made afterwards fail. `restart`: an actor that may restart loses only its process.
   Result<void> kill(ActorId actor, bool restart = false);
   // Kills an actor that was never placed or lacks its arguments, unless a call of user code in this process waits for it. Returns true if
-  // it did.
+  // it killed the actor.
   Result<bool> withdraw(ActorId actor);
   // Kills an idle or used-up worker of functions. The actors that it made (a function may return a handle) are adopted by this process.
   Result<void> retire(ActorId worker);

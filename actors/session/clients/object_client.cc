@@ -106,7 +106,7 @@ void ObjectClient::put(ObjectId id, const Result<Value>& value) {
   if (published) return;
   Message m = body(to_bytes(ObjectRef{id, self_.job, 0, self_.worker, {}}));
   m.payload = runtime::encode_error(Error(published.error()).in("an object that was to be shared"));
-  (void)node_.link().notify(Method::kPutObject, std::move(m));  // makes processes that wait for the object fail
+  (void)node_.link().notify(Method::kPutObject, std::move(m));  // so that requests for the object fail instead of waiting for it
 }
 
 // Without a connection to the node the changes are dropped, since no node counts for this process any more.

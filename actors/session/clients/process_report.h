@@ -30,7 +30,7 @@ class ProcessReporter {
   void send_last_metrics(runtime::Duration within);
 
  private:
-  // Both: loop thread only.
+  // report() and metrics(): loop thread only.
   ProcessReport report(const Inspect& request);
   std::vector<MetricFamily> metrics(bool last) const;
 

@@ -117,7 +117,7 @@ class SessionFolder {
   std::string path_;
 };
 
-// Records why this host's node ended by itself, and returns it; "" if it did not.
+// write_orphaned() records why this host's node ended by itself. read_orphaned() returns that record; "" if there is none.
 Result<void> write_orphaned(const SessionFolder& folder, const std::string& why);
 std::string read_orphaned(const SessionFolder& folder);
 // The error where no cluster runs. The hint names the reason if this host's latest session has ended by itself.

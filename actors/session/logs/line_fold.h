@@ -16,7 +16,7 @@ namespace shoal::actors {
 class LineFold {
  public:
   struct Options {
-    runtime::Duration window = std::chrono::seconds(2);  // time after its first appearance in which a line is folded
+    runtime::Duration window = std::chrono::seconds(2);  // from a line's first appearance: the time in which repetitions are folded
     std::size_t max_lines = 256;                         // number of lines that are remembered
   };
   explicit LineFold(Options options) : options_(options) {}

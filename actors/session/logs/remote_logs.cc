@@ -71,7 +71,7 @@ void RemoteLogs::on_notice(Peer& peer, runtime::Request notice) {
 void RemoteLogs::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
-    const auto owned = std::move(link.peer);  // the connection is destroyed when this function returns
+    const auto owned = std::move(link.peer);  // the connection, which has called this function, lives until it returns
     return lost(node, link, why);
   }
 }

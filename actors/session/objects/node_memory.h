@@ -18,7 +18,7 @@ class NodeMemory : public std::enable_shared_from_this<NodeMemory> {
   // The memory of this name, zeroed for the first process. With `member` >= 0 the node records that member's death on the membership page
   // at the memory's start. Not on the loop.
   Result<std::shared_ptr<runtime::Mapping>> open(const std::string& name, std::size_t bytes, int member);
-  // The node's client ends after this call, which waits for calls under way. Memories stay mapped.
+  // To be called before the node's client ends. Waits for calls of the client that are under way. Memories stay mapped.
   void close() { node_.end(); }
 
  private:

@@ -26,7 +26,7 @@ class Outlived {
     return true;
   }
   bool forked() const { return process_.forked(); }
-  // True as soon as end() waits: a long call returns then.
+  // True as soon as end() waits for calls. A long call polls this, and then returns.
   bool ending() const { return ending_; }
 
   // To be called before the target ends. Waits for calls of the target that are under way; later ones do nothing.

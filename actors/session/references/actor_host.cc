@@ -151,7 +151,7 @@ void ActorHost::on_notice(runtime::Peer& peer, runtime::Request notice) {
 void ActorHost::on_closed(runtime::Peer& peer, const Error&) {
   callers_.erase(peer.number());
   std::erase_if(before_, [&](const auto& before) { return before.first.first == peer.number(); });
-  const auto owned = peers_.extract(peer.number());  // the connection is destroyed when this function returns
+  const auto owned = peers_.extract(peer.number());  // the connection, which has called this function, lives until it returns
 }
 
 void CallQueue::on_call(Incoming incoming) {

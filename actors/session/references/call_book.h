@@ -93,7 +93,7 @@ class CallBook {
     friend class CallBook;
     std::map<std::pair<TaskState, std::string>, std::uint64_t> calls_;
   };
-  // Appends metrics of three kinds: `counts`, the calls here, and all calls that ended here since the process began.
+  // Appends metrics: the open calls, those in `counts` and those that run here, and the calls that ended here since the process began.
   void measure(Counts counts, std::vector<MetricFamily>& out) const;
   // Appends ended calls, first those that failed, each kind latest first, up to `limit` rows in all. Returns the number of ended calls
   // that are not among them.

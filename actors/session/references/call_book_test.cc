@@ -96,7 +96,7 @@ TEST_F(CallBookTest, ReportsHaveTheNumberOfEndedCallsThatTheyOmit) {
   book_.ended(book_.taken(call_of("add", 1), kCaller), kRaisedFailure);
   EXPECT_EQ(book_.report_over(out, 10'000), 10u);
   out.resize(1);
-  EXPECT_EQ(book_.report_over(out, 3), CallBook::kMaxEnded + 9);  // 2 of them are reported
+  EXPECT_EQ(book_.report_over(out, 3), CallBook::kMaxEnded + 9);  // `out` has room for two of them
 }
 
 TEST_F(CallBookTest, ReportsHaveTheNumberOfOmittedRunningCalls) {

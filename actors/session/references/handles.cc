@@ -66,7 +66,7 @@ struct Handles::State : std::enable_shared_from_this<State> {
       self->again[actor] = self->actions.later([weak, actor] {
         const auto state = weak.lock();
         if (!state || state->ended()) return;
-        const auto timer = state->again.extract(actor);  // the timer is destroyed when this function returns
+        const auto timer = state->again.extract(actor);  // the timer, which has called this function, lives until it returns
         state->release(actor);
       });
     });

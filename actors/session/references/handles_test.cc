@@ -202,7 +202,7 @@ TEST_F(HandlesTest, ALeavingProcessHandsItsActorsOver) {
   EXPECT_EQ(handles_->left().size(), 2u);
 
   waits_.clear();
-  for (auto& one : all) handles_->adopt(std::move(one));  // here they stand for another process's Handles
+  for (auto& one : all) handles_->adopt(std::move(one));  // handles_ stands for another process's Handles here
   EXPECT_EQ(reported(), (std::vector{kActor, kSelf}));    // those without a token end at once
   got(token, "ObjectFreed");
   EXPECT_EQ(reported(), std::vector{kOther});

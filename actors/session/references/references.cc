@@ -42,7 +42,7 @@ struct References::Hold {
 
 void arrived(Value& value, References& references, ValueMemory& memory) {
   value.refer(value.refs(), references.received(value.refs()));
-  // Memory that came by descriptor is kept from now on. A value that came as bytes lies in memory that this process keeps already.
+  // Registers memory that came by descriptor, so that it can be moved to a file. A value that came as bytes lies in registered memory.
   if (value.shared() && !value.memory()->referred) memory.keeps(value.memory());
 }
 

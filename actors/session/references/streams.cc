@@ -24,7 +24,7 @@ void Streams::follow(Id id, const runtime::Future<Value>& answer) {
     it->second.over = true;
     const auto awaited = it->second.items.find(it->second.next);
     if (awaited != it->second.items.end())
-      // No effect on an item that was received.
+      // If the item was received, end() has no effect.
       end(it->second, it->second.next, runtime::Promise<Value>(awaited->second));
   });
 }

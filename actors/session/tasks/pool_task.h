@@ -30,7 +30,7 @@ struct PoolTask {
   FunctionTask spec;
   runtime::Promise<Value> promise;
   std::size_t missing = 0;  // references among its arguments that are not ready
-  // Expected duration in seconds, set when it is sent.
+  // Expected duration in seconds, set when the task is sent.
   double expected = 0;
   runtime::TimePoint sent;
   ValueFuture attempt;  // answer of the present attempt, set when the task is sent
@@ -46,7 +46,7 @@ struct PoolTask {
     worker = {};
     sent = {};
   }
-  // Uses up one of its retries. Returns false if none is left.
+  // Uses up one of the task's retries. Returns false if no retry is left.
   bool use_retry() {
     if (spec.retries == 0) return false;
     if (spec.retries > 0) --spec.retries;

@@ -31,7 +31,7 @@ class TaskPool {
   struct Wants {
     std::size_t workers = 0;  // workers to be made, for waiting tasks
     bool starting = false;    // some workers are not made yet
-    // The CPUs of all workers are lent and do not come back soon.
+    // The CPUs of all workers are lent and do not come back soon, so one more worker is to be made, even without room.
     bool alone = false;
     bool empty = false;  // the pool has no workers
     // Workers to be retired: idle for long, used up, or wanted by other jobs.
@@ -49,8 +49,8 @@ class TaskPool {
   // Fails unfinished tasks, and those submitted later, as Cancelled.
   void close();
 
-  // Enters ended tasks into `book` as tasks of process `self`. All pools of the process share the counter `next` of task numbers. Both
-  // outlive the pool's use of them.
+  // Enters ended tasks into `book` as tasks of process `self`. All pools of the process share the counter `next` of task numbers.
+  // `book` and `next` outlive the pool's use of them.
   void note_in(CallBook& book, WorkerId self, std::uint64_t& next) {
     book_ = &book;
     self_ = self;

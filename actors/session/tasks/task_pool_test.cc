@@ -20,7 +20,7 @@ TEST_F(TaskPoolTest, EachWorkerGetsOneAndTheOthersWait) {
 TEST_F(TaskPoolTest, ATaskSentToADeadIdleWorkerHasNotBegun) {
   worker(kA);
   gone_.insert(kA);
-  const auto a = submit("a");  // it has no retries
+  const auto a = submit("a");  // the task has no retries
   EXPECT_EQ(outcome(a), "pending");
   EXPECT_EQ(pool_.take_wants(1h).workers, 1u);
   worker(kB);

@@ -57,7 +57,8 @@ Result<void> check_variable(Configured& key) {
 
 bool same_key(const Configured& a, const Configured& b) { return a.name == b.name && a.verb == b.verb; }
 
-// Settings of a working directory may come with somebody's sources: they choose no program, no cluster, no secret and no file to write.
+// True for a variable that a working directory's file must not set, since that may come with somebody's sources: one that chooses a
+// program, a cluster, a secret or a file to write.
 bool is_of_user_alone(const std::string& variable) {
   const auto names = {"SHOAL_ADDRESS", "SHOAL_BINARY", "SHOAL_CA_FINGERPRINT", "SHOAL_HOME",
                       "SHOAL_PYTHON",  "SHOAL_TOKEN",  "SHOAL_TOKEN_FILE",     "SHOAL_RUN_FOLDER"};
@@ -77,8 +78,8 @@ bool chooses_program(const std::string& variable) {
          std::ranges::any_of(ends, [&](const char* part) { return variable.ends_with(part); });
 }
 
-// The same of an option's section: its words choose neither what is executed, nor which hosts get the caller's variables or reach a
-// cluster, nor a file or folder that is replaced.
+// The same for a key in a section: options that choose what is executed, which hosts get the caller's variables or reach a cluster, or
+// which file or folder is replaced.
 bool is_of_user_alone(const Configured& key) {
   if (key.verb.empty()) return is_of_user_alone(key.name);
   const auto names = {"shoal",  "image",  "hosts",      "master-addr",    "runtime-env", "runtime-env-json",
@@ -111,7 +112,7 @@ Result<void> add_file(Configuration& out, const std::string& file, Place place) 
     out.warnings.push_back(fmt::format("{} is left out: {} (SHOAL_CONFIG=none reads no file)", file, why));
     return {};
   };
-  // Users link their own file to one of another folder. A link in a working directory could name any file that the user owns.
+  // Users may link their own file to one of another folder. In a working directory a link is refused: it could name any file of the user.
   const int links = place == Place::kOfFolder ? O_NOFOLLOW : 0;
   const Fd in(open(file.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links));
   if (!in && errno == ELOOP && links != 0) return leave_out("it is a link");
@@ -144,7 +145,7 @@ bool is_file(const fs::path& path) {
 
 std::string distrust(const struct stat& info, uid_t user, gid_t group) {
   if (info.st_uid != user && info.st_uid != 0) return fmt::format("it belongs to another user (uid {})", info.st_uid);
-  const bool of_group_alone = info.st_gid == group && group == user;  // the group that distributions make for each user
+  const bool of_group_alone = info.st_gid == group && group == user;  // distributions make such a group for each user
   if ((info.st_mode & S_IWOTH) != 0 || ((info.st_mode & S_IWGRP) != 0 && !of_group_alone)) return "other users can write it";
   return "";
 }

@@ -27,7 +27,7 @@ std::span<const Setting> all_settings();
 // True if the value is never printed.
 bool is_secret(std::string_view variable);
 
-// A key of a file.
+// A key in a configuration file, with its values.
 struct Configured {
   std::vector<std::string> verb;  // the words of an option's section, as in [launch.slurm]; empty for a variable
   std::string name;               // SHOAL_TIMEOUT, or the option without dashes
@@ -37,7 +37,7 @@ struct Configured {
 
 struct Configuration {
   std::vector<Configured> settings;  // each key once
-  std::vector<std::string> files;    // those that were read, the one that counts more first
+  std::vector<std::string> files;    // the files that were read; earlier ones take precedence
   std::vector<std::string> warnings;
   std::map<std::string, std::string> variables;  // values of the command's own environment, without those of files
 };
@@ -55,7 +55,7 @@ std::string distrust(const struct stat& info, uid_t user, gid_t group);
 using Variable = std::function<std::string(std::string_view)>;
 Result<Configuration> find_configuration(const Variable& variable, const std::string& folder);
 
-// The error for a key that is none, with the one of `known` that may be meant.
+// The error for an unknown key. It suggests the key of `known` that the user may have meant.
 Error unknown_key(const Configured& key, const std::vector<std::string>& known);
 
 }  // namespace shoal::scheduler::cli

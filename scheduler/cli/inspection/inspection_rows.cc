@@ -87,9 +87,9 @@ struct Teller {
 
 bool over(TaskState state) { return state == TaskState::kFinished || state == TaskState::kFailed; }
 
-// Chooses between two reports of one attempt. A report of its end is better than any other, and then one of the process that ran it, which
-// has its times. All attempts from the 255th on share a number. Among those, a report that began after the other one's end belongs to a
-// later attempt.
+// Chooses between two reports of one attempt. A report of the attempt's end is better than any other. Next comes one of the process that
+// ran the attempt, since it has the times. All attempts from the 255th on share a number. Among those, a report that began after the other
+// one's end belongs to a later attempt.
 bool better(const TaskReport& a, bool a_ran_it, const TaskReport& b, bool b_ran_it) {
   if (over(a.state) != over(b.state)) {
     const TaskReport &ended = over(a.state) ? a : b, &other = over(a.state) ? b : a;

@@ -46,7 +46,7 @@ std::string batch_script(const LaunchRequest& r) {
   out += "\n# One task per host: `shoal run` starts the ranks, binds no CPU, and ends on all hosts with the script's exit code.\n";
   std::string srun = "srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0";
   if (r.elastic()) srun += " --no-kill";
-  if (r.cpus > 0) srun += fmt::format(" --cpus-per-task={}", r.cpus);  // Slurm 22.05 and later do not take it from the job
+  if (r.cpus > 0) srun += fmt::format(" --cpus-per-task={}", r.cpus);  // Slurm 22.05 and later do not take this number from the job
   out += fmt::format("exec {} \\\n  {} run {}\n", srun, shell_word(r.shoal), shell_words(run_words(r)));
   return out;
 }

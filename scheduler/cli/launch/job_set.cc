@@ -101,7 +101,7 @@ class Objects {
     add_job(4, pods);
   }
 
-  // A Job of Kueue may have fewer pods than it asks for.
+  // Adds the Job of the further hosts, of whose pods Kueue may admit only some.
   void add_further_job() {
     yaml_.line(0, "---");
     yaml_.line(0, "# Hosts that come and go: Kueue admits from one of them to all, after and apart from the first ones.");

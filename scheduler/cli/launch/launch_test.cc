@@ -145,7 +145,7 @@ TEST(Launch, RefusesSecretsInFiles) {
     request.variables = {{"DATABASE", "postgres://me:pw@host/x"}};
     expect_refused(request, launcher, "its value has an address with a password");
     request.variables = {{"HF_TOKEN", "x", true}};
-    EXPECT_EQ(bool(complete(request, launcher)), launcher == LaunchTarget::kSsh);  // through stdin
+    EXPECT_EQ(bool(complete(request, launcher)), launcher == LaunchTarget::kSsh);  // which passes the value through stdin
     request.variables = {{"SHOAL_TOKEN", "x", true}};
     expect_refused(request, launcher, "the secret by which the hosts meet");
     request.variables = {{"A", "1"}, {"A", "2"}};

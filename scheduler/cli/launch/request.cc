@@ -52,14 +52,14 @@ std::vector<std::string> parts_of(const std::string& text, char separator) {
   return out;
 }
 
-// Names of Slurm: a word that neither a shell nor sbatch takes for anything else.
+// Checks a name of Slurm: it has to be a word that neither a shell nor sbatch takes for anything else.
 Result<void> check_plain(const std::string& option, const std::string& text) {
   if (text.empty()) return {};
   if (text.front() != '-' && consists_of(text, std::string(kLower) + kUpper + "._-,@:+")) return {};
   return fail(bad_value(option, text, "a name of letters, digits and . _ - , @ : +"));
 }
 
-// A name of Kubernetes (RFC 1123).
+// Checks a name of Kubernetes (RFC 1123).
 Result<void> check_label(const std::string& option, const std::string& text, std::size_t longest) {
   if (text.empty()) return {};
   const bool fits = consists_of(text, std::string(kLower) + "-") && text.front() != '-' && text.back() != '-' && text.size() <= longest;
@@ -277,7 +277,7 @@ std::vector<std::string> run_words(const LaunchRequest& request) {
 }
 
 std::string shell_word(const std::string& text) {
-  // A = in front of a command's name would assign a variable, and a ~ at the beginning would name a home.
+  // A word with = or ~ is quoted: a = before a command's name would assign a variable, and a ~ at the begin would name a home.
   if (consists_of(text, std::string(kLower) + kUpper + "._-/:,@%+")) return text;
   std::string out = "'";
   for (const char c : text) {

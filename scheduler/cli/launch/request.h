@@ -1,5 +1,5 @@
 // The request of `shoal launch` to a scheduler. Pure: options in, a checked request or a refusal out. Each scheduler has a function that
-// makes the text a person would write from it: batch_script.h, job_set.h, ssh_script.h.
+// turns the request into a text such as a person would write: batch_script.h, job_set.h, ssh_script.h.
 #pragma once
 
 #include <chrono>
@@ -66,8 +66,8 @@ Result<Volume> read_volume(const std::string& text);
 // Reads --env: NAME=VALUE, or NAME, for which `callers` has the value of the caller's variable, if it is set.
 Result<LaunchVariable> read_variable(const std::string& text, const std::function<std::optional<std::string>(const std::string&)>& callers);
 
-// The settings of Shoal for a training that mean the same on all hosts. A launcher whose hosts do not get the caller's environment passes
-// those on that are set. They are no secrets, paths or names of hosts.
+// The settings of Shoal for a training that mean the same on all hosts. If a launcher's hosts do not get the caller's environment, it
+// passes on those that are set. They are no secrets, paths or names of hosts.
 extern const std::vector<std::string> kTrainingSettings;
 
 // The request with its defaults filled in. Refuses options that contradict each other (reason Contradiction), and values that a scheduler

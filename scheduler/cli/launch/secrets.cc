@@ -12,7 +12,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kPlaces = {"FILE", "PATH", "DIR", "SOCK"};  // the value says where a secret is
 constexpr std::array<std::string_view, 13> kWords = {"TOKEN", "SECRET", "SECRETS",    "PASSWORD",    "PASSWD", "PASSPHRASE", "PASS",
                                                      "KEY",   "APIKEY", "CREDENTIAL", "CREDENTIALS", "PAT",    "AUTH"};
-// Names without underscores, such as PGPASSWORD. KEY is none of them, for MONKEY's sake.
+// Ends of words that name secrets, as in PGPASSWORD. KEY is not among them, since MONKEY names none.
 constexpr std::array<std::string_view, 5> kEnds = {"TOKEN", "SECRET", "APIKEY", "PASSWORD", "CREDENTIALS"};
 constexpr std::string_view kBehindAddress = " \t\n\"'`<>";
 constexpr std::string_view kBehindValue = " \t\n\"'&;,";
@@ -38,7 +38,7 @@ std::pair<std::size_t, std::size_t> user_in(std::string_view text, std::size_t f
   const auto end = std::min(text.find_first_of(kBehindAddress, from), text.size());
   const auto authority = text.substr(from, std::min(text.find_first_of("/?#", from), end) - from);
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) return {from, from + at};
-  // Without an @ so far: a password may have a / that should be written as %2F, and then the @ follows behind it.
+  // There is no @ before the first /. A password may contain a / that should have been written as %2F: then the @ comes behind the /.
   const auto colon = authority.find(':');
   if (colon == std::string_view::npos || authority.front() == '[' || is_port(authority.substr(colon + 1))) return {from, from};
   const auto at = text.substr(from, end - from).find('@');
@@ -68,7 +68,7 @@ std::string without_secrets(std::string_view text) {
   if (first != std::string_view::npos && std::ranges::all_of(text.substr(0, first), is_of_name) && names_secret(text.substr(0, first)))
     return std::string(text.substr(0, first + 1)) + "(secret)";
   std::string out;
-  std::size_t name = 0;  // where the name begins that ends at `i`
+  std::size_t name = 0;  // the begin of the name whose characters are read at present
   for (std::size_t i = 0; i < text.size();) {
     if (text.substr(i).starts_with("://")) {
       const auto [from, end] = user_in(text, i + 3);

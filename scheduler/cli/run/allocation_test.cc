@@ -220,7 +220,7 @@ TEST(Allocation, AHostThatJoinsIsNumberedAmongThoseThatJoinWithIt) {
   EXPECT_EQ(joins->node_rank, 1u);
   EXPECT_EQ(joins->max_nodes, 8u);
   EXPECT_TRUE(joins->elastic);
-  EXPECT_EQ(joins->leader, "");  // the first one of the job that joins is not the run's
+  EXPECT_EQ(joins->leader, "");  // the first host of the job that joins does not lead the run
   EXPECT_EQ(joins->run, "");
   const auto alone = decide({}, {.max = 8, .leader = "a", .joins = true});
   ASSERT_TRUE(alone) << alone.error().to_string();

@@ -28,7 +28,7 @@ Result<Child> Child::start(const Common& common, std::vector<std::string> words,
   spec.argv = std::move(words);
   spec.argv.insert(spec.argv.begin(), common.self);
   spec.env = std::move(env);
-  spec.env.insert(spec.env.begin(), "SHOAL_PYTHON=" + common.python);  // the interpreter beside the command by which this one was started
+  spec.env.insert(spec.env.begin(), "SHOAL_PYTHON=" + common.python);  // the interpreter that this command itself uses
   spec.death_signal = SIGHUP;                                          // on this signal the command ends what it has started
   // Schedulers send these to all processes of a job, and this command reacts for all of them.
   spec.ignored = {SIGTERM, SIGUSR1, SIGUSR2};

@@ -1,4 +1,4 @@
-// A command of this executable that ends with this process, whatever ends that.
+// A command of this executable that ends when this process ends, for whatever reason.
 #pragma once
 
 #include <chrono>

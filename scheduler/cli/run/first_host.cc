@@ -149,7 +149,7 @@ class FirstHost final : public HostPart {
     return {};
   }
 
-  // The hosts' numbers with their names, and which names this host does not know: a misspelt one never comes.
+  // The hosts' numbers with their names. Marks names that do not resolve, since a host with a misspelt name never comes.
   std::string names_of(const std::set<std::uint32_t>& missing) {
     std::vector<std::string> out;
     for (const auto i : missing) {
@@ -217,7 +217,7 @@ class FirstHost final : public HostPart {
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
       return whole;
     }
-    if (!*row) {  // submit has refused it, and printed why
+    if (!*row) {  // submit has refused the job, and printed why
       const bool refused = code == kSubmitUsage || code == kSubmitVersion || code == kSubmitAuth || code == kSubmitDoesNotFit ||
                            code == kSubmitCannotRun || code == kSubmitNotFound;
       record({refused ? kDoNotRetry : code, "the script was not started", {}, !refused, ""});

@@ -53,7 +53,7 @@ class FurtherHost final : public HostPart {
       if (!meeting) return fail_with(meeting.error(), kSubmitUnreachable, true);
       const auto begun = join(*meeting);
       if (begun) return follow();
-      // The head of an earlier run may end while this host joins. This run's head comes after it.
+      // The head of an earlier run may end while this host joins. Then this host tries again: this run's head comes after that one.
       const auto code = begun.error().code();
       const bool again =
           (code == Code::kUnavailable || code == Code::kDeadlineExceeded) && attempt < kMostAttempts && clock_->now() < deadline;
@@ -99,7 +99,7 @@ class FurtherHost final : public HostPart {
         return **meeting;
       } else if (there.error().reason() == kOtherRun || there.error().reason() == kEnds) {
         why = there.error().message();
-        // The end of a run without this host is not this host's end.
+        // Leaves out the record of that run's end, since this host has no part in that run.
         if (there.error().reason() == kOtherRun && !(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
         interval = kIntervalBesideARun;
       } else if (there.error().reason() == "CertificateRefused" && has_secret()) {
@@ -150,7 +150,8 @@ class FurtherHost final : public HostPart {
     SHOAL_TRY(const auto client, Client::connect(context, meeting.address, runtime::Duration::zero()));
     SHOAL_TRY(const auto reply, client->list(actors::ListRequest::What::kNodes));
     SHOAL_TRY(const auto script, job_of(*client));
-    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So that run does not wait for this host.
+    // A run with a fixed number of hosts begins once all are in it, and no run begins twice. So the run that answers waits for no
+    // host, and is another one.
     if (script && !allocation_.joins && (!allocation_.elastic || script->ended_unix_ms != 0))
       return fail(unavailable("another run of this name or secret is under way").with_reason(kOtherRun));
     if (script && script->ended_unix_ms != 0) return fail(unavailable("the run is under way to its end").with_reason(kEnds));

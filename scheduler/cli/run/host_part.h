@@ -62,7 +62,7 @@ class HostPart {
   // As end(), and then begin() may be called again.
   void abandon();
 
-  // False: this host had a part in the cluster before, which goes on.
+  // False: this host had a session of the cluster before the run, which goes on after it.
   bool owns_session() const { return !said_.contains("new_session") || said_["new_session"] == true; }
 
   // The ranks' part of the grace: the rest is for those that do not end by themselves, and for the cluster.

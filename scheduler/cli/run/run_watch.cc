@@ -101,7 +101,7 @@ class RunWatch::Work {
                        [](const runs::Process& p) { return p.on_this_host && p.life == runs::Life::kAlive && p.rank() >= 0; });
   }
 
-  // `script_ended`: a run without a living process is no lost one, since this command writes its end.
+  // `script_ended`: then a run without a living process does not count as lost, since this command is about to write the run's end.
   void poll(const std::set<std::string>& earlier, bool script_ended = false) {
     const auto now_us = time_of_day_us();
     if (!reader_) {
@@ -115,7 +115,7 @@ class RunWatch::Work {
     if (script_ended) ended.emplace(reader_->run()).state = runs::RunState::kEnded;
     for (const auto& verdict : runs::diagnose(ended ? *ended : reader_->run(), now_us)) {
       if (verdict.state == runs::Health::kOk && !runs::is_note(verdict)) continue;
-      if (verdict.code == "lost") continue;  // this command writes the run's end
+      if (verdict.code == "lost") continue;  // not reported, since this command itself writes the run's end
       auto& seen = seen_us_[{verdict.code, verdict.rank.value_or(-1)}];
       const bool again = seen == 0 || steady_us - seen > kForgottenUs;
       seen = steady_us;
@@ -133,7 +133,7 @@ class RunWatch::Work {
     const bool ok = verdict.state == runs::Health::kOk;
     if (telemetry_)
       telemetry_->event(ok ? "note" : "verdict", runs::to_json(verdict).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    // The error of a process that has ended comes with its exit. Waits may end soon, and the driver prints deaths.
+    // Verdicts that are not printed: an ended process's error comes with its exit, waits may end soon, and the driver prints deaths.
     for (const char* code : {"dead_rank", "dead_driver", "failed", "waiting", "deaths"})
       if (verdict.code == code) return;
     const auto next = verdict.next.empty() ? "" : fmt::format(" ({})", verdict.next);

@@ -16,7 +16,7 @@ class RunWatch {
   explicit RunWatch(const std::string& folder);
   // The script has ended by itself. The thread reads on until it knows of the ranks that have died with it.
   void script_ended();
-  // Ends the thread, or leaves it alone while it waits for the file system.
+  // Ends the thread. If the file system holds the thread up, does not wait for it: it runs on by itself.
   ~RunWatch();
   RunWatch(const RunWatch&) = delete;
   RunWatch& operator=(const RunWatch&) = delete;

@@ -18,7 +18,7 @@ class LogBook {
  public:
   struct Options {
     std::string folder;  // "": no files are written
-    // Limit of the file that is written. When it is full, it takes the place of an older one, which is removed.
+    // Limit of the file that is written. A full file is kept as the stream's older file, and the older one before it is removed.
     std::size_t max_file_bytes = 16u << 20;
     std::size_t tail_lines = 20;
     std::size_t tail_bytes = 4000;

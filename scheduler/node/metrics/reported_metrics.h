@@ -14,7 +14,7 @@ inline constexpr std::size_t kMaxLabelBytes = 1024;             // limit for a s
 inline constexpr std::size_t kMaxReportedLabelBytes = 1 << 20;  // limit for a process
 
 // Removes all but metrics of user code and of tasks that have names, bounds and labels which Prometheus can read. Each label may occur
-// once. It must be UTF-8, and none that nodes or the head add. Sorts labels by name. Returns the number of removed samples.
+// once. It must be UTF-8, and not one that nodes or the head add. Sorts labels by name. Returns the number of removed samples.
 std::size_t leave_unreadable(std::vector<actors::MetricFamily>& families);
 
 }  // namespace shoal::scheduler

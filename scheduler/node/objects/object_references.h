@@ -48,7 +48,7 @@ class ObjectReferences {
   // The nodes of processes elsewhere that hold references here.
   std::set<NodeId> nodes() const;
   void node_gone(NodeId node);
-  // For a node that has taken another id: forgets its dealings with other nodes under the earlier one.
+  // For a node that has taken another id: forgets what it has exchanged with other nodes under the earlier id.
   void start_anew();
 
  private:

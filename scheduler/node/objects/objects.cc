@@ -67,7 +67,7 @@ void Objects::node_gone(NodeId node, const Error& why) {
 // ---- for processes here ------------------------------------------------------------------------------------------------------------
 
 void Objects::put(JobId job, WorkerId worker, const ObjectRef& object, Result<Fd> memory) {
-  // Contents of an object that is not kept would never be released.
+  // Records what the object contains, but only if the object is kept: else nothing would ever release its contents.
   if (!memory_.ended(job) && !memory_.freed(job, object.id)) {
     if (const auto contained = references_.contain({job, object.id}, object.contains); !contained) memory = fail(contained.error());
   }
@@ -124,7 +124,7 @@ void Objects::drop(JobId job, WorkerId worker, const ObjectRef& m) {
 
 void Objects::move(JobId job, WorkerId worker, const ObjectKey& key, Fd file) {
   const Object object = names_.object(key);
-  // A new transfer of the object has begun since, and fills other memory than what was moved into this file.
+  // Ignores the file if a new transfer of the object has begun since: that fills other memory than what was moved into the file.
   if (object.home && !replicas_.table().complete(object)) return;
   const auto moved = [&]() -> Result<void> {
     const auto holders = object.home || object.job == job ? std::vector<WorkerId>() : references().holders(object);

@@ -40,7 +40,7 @@ class Spiller {
   std::uint64_t to_spill_ = 0;   // bytes that are still to be moved
   std::size_t checks_left_ = 0;  // number of objects that may still be examined to find these bytes
   bool writing_ = false;
-  std::optional<runtime::TimePoint> in_vain_;  // when it last found nothing to move
+  std::optional<runtime::TimePoint> in_vain_;  // when a search last found too little to move
   std::string no_file_;
   std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
 };

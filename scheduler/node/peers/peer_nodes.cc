@@ -73,7 +73,7 @@ void PeerNodes::call(NodeId node, Method method, Bytes bytes, Callback callback)
   reach(node);
 }
 
-// ---- where it is -------------------------------------------------------------------------------------------------------------------
+// ---- where a node is ---------------------------------------------------------------------------------------------------------------
 
 void PeerNodes::request_from_head(NodeId node) {
   Peer* const head = events_.head();
@@ -209,7 +209,7 @@ void PeerNodes::on_request(Peer&, runtime::Request, runtime::Responder responder
 void PeerNodes::on_closed(Peer& peer, const Error& why) {
   for (auto& [node, link] : links_) {
     if (link.peer.get() != &peer) continue;
-    const auto owned = std::move(link.peer);  // the connection is destroyed when this function returns
+    const auto owned = std::move(link.peer);  // the connection, which has called this function, lives until it returns
     return broke(NodeId(node), why);
   }
 }

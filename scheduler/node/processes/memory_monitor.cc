@@ -159,8 +159,8 @@ void MemoryMonitor::judge(std::uint64_t used, std::uint64_t limit, std::vector<M
   again(options_.at_end);
 }
 
-// The kernel counts a kill before it kills, and the node learns of the end later. So a new count waits for the end of a worker, but for
-// `kernel_memory` at most: then the kernel has killed another process.
+// The kernel counts a kill before it kills, and the node learns of the end later. So a new count is kept until a worker ends, but for
+// `kernel_memory` at most. If no worker has ended by then, the kernel has killed another process.
 void MemoryMonitor::forget_old_kills() {
   if (!options_.kernel_kills) return;
   const std::uint64_t now = options_.kernel_kills();

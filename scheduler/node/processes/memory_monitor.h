@@ -88,7 +88,7 @@ class MemoryMonitor {
   runtime::Timer looking_;
   std::optional<std::pair<WorkerId, Error>> ending_;  // the worker that was killed and has not ended yet, with the cause
   struct Awaited {
-    // Memory in use below which enough of the last killed worker's memory is free.
+    // Once less than this is in use, enough of the killed worker's memory is free.
     std::uint64_t used = 0;
     runtime::TimePoint until;
   };

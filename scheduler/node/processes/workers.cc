@@ -251,7 +251,7 @@ void Workers::gone(WorkerId worker, std::int32_t shell_code, const Error& cause)
   // alive meanwhile. Its connection may end during this.
   if (runtime::Peer* const peer = workers_.at(worker).peer; peer != nullptr) peer->read_arrived();
   const auto node = workers_.extract(worker);
-  if (node.empty()) return;  // its session has ended with its connection
+  if (node.empty()) return;  // the worker's session has ended with its connection
   Worker& w = node.mapped();
   devices_.give_back(worker);
   stopped_.ended(worker);

@@ -41,7 +41,7 @@ struct Worker {
   Fate fate = Fate::kRuns;
   std::uint64_t order = 0;  // number of its start, larger for later ones
   pid_t pid = 0;
-  actors::WorkerState state = actors::WorkerState::kStarting;  // apart from stops
+  actors::WorkerState state = actors::WorkerState::kStarting;  // never kStopped: that is in `stopped`
   bool stopped = false;                                        // a signal has stopped it; it is reported as kStopped
   std::string endpoint = {};
   std::string role = {};

@@ -27,7 +27,7 @@ class ZygoteTest : public testing::Test {
     const auto null = [] { return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC)); };
     zygote_->fork(spec, env, null(), null(), [this](Result<pid_t> r) { answers_.push_back(std::move(r)); });
   }
-  // Returns false if they do not come in time.
+  // Returns false if so many answers do not come in time.
   bool run_until_answers(std::size_t count) {
     for (int i = 0; i < 500 && answers_.size() < count; ++i) loop_.run_one(std::chrono::milliseconds(20));
     return answers_.size() == count;

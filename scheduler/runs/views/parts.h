@@ -21,7 +21,7 @@ using nlohmann::json;
 inline constexpr std::int64_t kDefaultPoints = 400, kMostPoints = 5'000, kDefaultLimit = 100, kMostLimit = 5'000;
 inline constexpr std::size_t kMostMetrics = 64, kMostMemorySeries = 64;
 
-// The query of a request, each of whose numbers has bounds. The first wrong one is the error of all.
+// The query of a request. Its numbers have to be within bounds; the error is that of the first wrong one.
 class Query {
  public:
   explicit Query(const std::map<std::string, std::string>& given) : given_(given) {}

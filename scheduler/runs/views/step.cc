@@ -43,7 +43,7 @@ Result<json> step_view(const Run& run, Query& query) {
   std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second->rank < b.second->rank; });
   std::int64_t begin = rows.front().second->begin_us, end = 0;
   for (const auto& [p, row] : rows) begin = std::min(begin, row->begin_us);
-  // Numbers of units belong to a process: lanes share one list of names.
+  // Each process numbers its units itself, so all lanes get the numbers of one list of names.
   std::map<std::string, int> units;
   json names = json::array();
   const auto unit_number = [&](const Process& p, int unit) {

@@ -25,8 +25,8 @@ std::optional<std::vector<NodeId>> place(const std::vector<actors::Resources>& w
 std::string explain(const std::vector<actors::Resources>& wants, const NodeResources& room,
                     actors::Strategy strategy = actors::Strategy::kPack, const NodeResources* whole = nullptr);
 
-// The text that users see for a pending entry, made from that of explain(). With busy() the entry starts once others end. With impossible()
-// no node could hold it; that text has a hint.
+// The text that users see for a pending entry, made from that of explain(). busy(): the entry starts once others end.
+// impossible(): no node could hold the entry; the text has a hint.
 std::string busy(const std::string& why);
 std::string impossible(const std::string& why);
 

@@ -30,7 +30,7 @@ class GroupTable : public Table<GroupId, rows::Group> {
   // ---- transitions
   // Adds a group. Returns InvalidArgument/NameTaken if a living group has this name.
   Result<void> request(const actors::GroupSpec& spec, std::uint64_t order);
-  // Gives each missing bundle a node, in their order; the group is created.
+  // Gives each bundle that has no node one of `nodes`, in their order. The group then is CREATED.
   std::vector<Bundle> reserve(GroupId id, const std::vector<NodeId>& nodes);
   // Gives up the bundles on a node that was lost.
   std::vector<Bundle> lose(GroupId id, NodeId node);

@@ -1,7 +1,7 @@
 // Gangs whose actors live in existing processes, such as the ranks of a training job. Members ask for their places one by one, and are
 // answered together.
 //
-// A gang gathers its members. Then it is complete, or has failed because a member died before that. Neither changes any more.
+// A gang gathers its members. Then it is complete, or it has failed, because a member died before. Both states are final.
 #pragma once
 
 #include <cstdint>

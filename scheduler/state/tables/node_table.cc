@@ -100,7 +100,7 @@ void NodeTable::restored(runtime::TimePoint now, std::int64_t unix_ms) {
     n.row.available = n.row.total;
     n.last_beat = now;
     n.link = n.row.state == NodeState::kAlive ? Link::kAway : Link::kConnected;
-    // The wall clock is the only one that two heads share.
+    // The stored deadline is a time of the wall clock, the only one that two heads share.
     n.drain_until = now + std::chrono::milliseconds(std::max<std::int64_t>(0, n.row.drain_until_unix_ms - unix_ms));
     if (n.row.state == NodeState::kAlive && n.row.scheduling() != NodeScheduling::kSchedulable) withheld_.insert(id);
   }

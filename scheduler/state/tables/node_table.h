@@ -68,7 +68,7 @@ class NodeTable : public Table<NodeId, rows::Node> {
   Allowed only(const NodeResources& room, const actors::Where& where, const std::vector<actors::Resources>& wants) const;
 
   // ---- notes for pending entries
-  // The text that the node required by `where` takes no new work; empty if it takes work, or none is required.
+  // A text if the node that `where` requires takes no new work. Empty if that node takes work, or `where` requires no node.
   std::string unschedulable(const actors::Where& where) const;
   // How many nodes are cordoned and draining, as "; 2 nodes are draining", to append to the text why an entry waits. Empty if none are.
   std::string unschedulable() const;

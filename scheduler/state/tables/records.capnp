@@ -22,7 +22,7 @@ struct Job {
   detached @7 :Bool;
   stopping @8 :Bool;
   order @9 :UInt64;
-  nodes @10 :List(UInt64);  # where a process of it was
+  nodes @10 :List(UInt64);  # where a process of the job was
   address @11 :Text;
   port @12 :UInt16;
 }

@@ -31,14 +31,14 @@ struct Worker {
   actors::WorkerRow row;
   bool leaving = false;  // an intended end was announced
   actors::Resources held;
-  GroupId group;  // placement group of the bundle it uses
+  GroupId group;  // placement group of the bundle that the worker uses
   std::int32_t bundle = -1;
   ActorId actor;          // the actor placed in it
-  bool launched = false;  // the head started it; other processes connected to their node by themselves
+  bool launched = false;  // started by the head; other processes connected to their node by themselves
 
-  std::int64_t lent = 0;  // CPU units that it has lent while it is blocked
-  bool reported = true;   // its node has reported it since the node joined again
-  bool moving = false;    // its process is being ended, so that its actor moves away from a draining node
+  std::int64_t lent = 0;  // CPU units that the worker has lent while it is blocked
+  bool reported = true;   // false until the worker's node, which joined again, has reported the worker
+  bool moving = false;    // the process is being ended, so that its actor moves away from a draining node
 };
 
 struct Job {

@@ -60,7 +60,7 @@ Result<void> write_live(const Fd& folder, std::string_view bytes) {
 
 Result<void> write_rows(const Fd& folder, const RunFilePart& part, std::string_view bytes) {
   const auto opened = open_to_write(folder, part.file, part.offset == 0 ? O_CREAT : 0);
-  if (!opened && opened.error().code() == Code::kNotFound) return {};  // a user has removed it, so its rest has no place
+  if (!opened && opened.error().code() == Code::kNotFound) return {};  // a user has removed the file, so the part is dropped
   if (!opened) return fail(opened.error());
   const Fd& file = *opened;
   struct stat seen {};

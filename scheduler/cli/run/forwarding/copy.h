@@ -20,8 +20,8 @@ class RunFilesCopy {
  public:
   explicit RunFilesCopy(std::string folder) : folder_(std::move(folder)) {}
 
-  // InvalidArgument/RunFileRefused: a name or size that the format has not; the sender repeats it in vain. Other errors are the disk's.
-  // Parts up to the one that failed are written. A process that this folder has from elsewhere stays as it is.
+  // InvalidArgument/RunFileRefused: the format has no such name or size, so the sender does not repeat the message. Other errors are the
+  // disk's. Parts up to the one that failed are written. A process that this folder has from elsewhere stays as it is.
   Result<void> write(const actors::RunFiles& files, std::string_view bytes);
 
  private:

@@ -203,7 +203,7 @@ TEST_F(ForwardingTest, AProcessThatWasSilentIsReadAgain) {
   EXPECT_LE(rounds, 40);
 }
 
-// Readers judge by that time when the process beat last.
+// Readers take the time of the page's last change for the process's last beat.
 TEST_F(ForwardingTest, APageThatComesTwiceIsNoBeat) {
   beat(process("b-1-5"), 1);
   const auto batch = source_.read(kMost);
@@ -309,7 +309,7 @@ TEST(Pace, AMessageTakesAQuarterOfASecond) {
   Pace pace;
   for (int i = 0; i < 10; ++i) pace.answered(pace.budget(), milliseconds(1));
   EXPECT_EQ(pace.budget(), Pace::kMost);
-  pace.answered(100, milliseconds(1));  // says nothing
+  pace.answered(100, milliseconds(1));  // so small a message says nothing about a fast link
   EXPECT_EQ(pace.budget(), Pace::kMost);
   pace.answered(Pace::kMost, milliseconds(1000));
   EXPECT_EQ(pace.budget(), Pace::kMost / 4);

@@ -15,7 +15,7 @@ class Pace {
 
   std::size_t budget() const { return budget_; }
 
-  // The answer to a message with so many bytes came after that time.
+  // The answer to a message of `bytes` came the time `after` later.
   void answered(std::size_t bytes, std::chrono::nanoseconds after) {
     const double intervals = std::max(std::chrono::duration<double>(after) / std::chrono::duration<double>(kInterval), 1e-6);
     const auto fitting = static_cast<double>(bytes) / intervals;

@@ -81,7 +81,7 @@ class RunFilesReceiver::Work final : public runtime::PeerHandler {
     newest = peer.number();
     const auto written = copy_.write(*files, request.message.payload.view());
     if (written) return responder.reply({});
-    // Whatever is wrong with this host's disk, it may be mended while the run goes on.
+    // Reports any error of the disk as a lack of room: the sender then tries again, since the disk may be mended while the run goes on.
     const bool is_refusal = written.error().reason() == kRefused;
     responder.fail(is_refusal ? written.error() : resource_exhausted(written.error().message()));
   }

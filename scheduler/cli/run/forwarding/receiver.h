@@ -17,7 +17,7 @@ namespace shoal::scheduler::cli {
 class RunFilesReceiver {
  public:
   static Result<std::unique_ptr<RunFilesReceiver>> start(const actors::Credentials& credentials, const std::string& folder);
-  // Ends the thread, or leaves it alone while it waits for the file system.
+  // Ends the thread. If the file system holds the thread up, does not wait for it: it runs on by itself.
   ~RunFilesReceiver();
   RunFilesReceiver(const RunFilesReceiver&) = delete;
   RunFilesReceiver& operator=(const RunFilesReceiver&) = delete;

@@ -30,7 +30,7 @@ constexpr auto kReconnect = seconds(1);
 constexpr auto kAnswerLimit = seconds(10);
 constexpr auto kNoRoom = seconds(5);  // pause after the first host's disk was full, as long as a process's pause after its own was full
 constexpr auto kPatience = seconds(1);
-constexpr auto kWarnAfter = seconds(15);  // a host whose link is cut is given up by the cluster before that, and needs no warning
+constexpr auto kWarnAfter = seconds(15);  // longer than the cluster takes to give up a host whose link is cut: that needs no warning
 
 }  // namespace
 

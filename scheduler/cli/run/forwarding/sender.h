@@ -1,7 +1,8 @@
 // Sends to a run's first host what the processes of this host record, while the run trains and once more at its end.
 //
 // A thread of its own reads the folder, which may lie on a file system that does not answer. It sends one message at a time, several times
-// a second, each as large as the link carries in that time. A first host that does not answer delays its own record of this host alone.
+// a second, each as large as the link carries in that time. A first host that does not answer
+// delays nothing but its own record of this host.
 #pragma once
 
 #include <chrono>
@@ -32,7 +33,7 @@ class RunFilesSender {
  public:
   // `since_us`: when this host's part of the run began, in microseconds since 1970.
   RunFilesSender(const actors::Credentials& credentials, RecordPlace place, const std::string& host, std::int64_t since_us);
-  // Ends the thread, or leaves it alone while it waits for the file system or the network.
+  // Ends the thread. If the file system or the network holds the thread up, does not wait for it: it runs on by itself.
   ~RunFilesSender();
   RunFilesSender(const RunFilesSender&) = delete;
   RunFilesSender& operator=(const RunFilesSender&) = delete;

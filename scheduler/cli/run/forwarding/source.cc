@@ -114,7 +114,7 @@ void RunFilesSource::read_rows(Batch& batch, const Fd& folder, const std::string
     if (kind_of_file(file) == FileKind::kRows && files.size() < kMostFiles) files.push_back(*runs::level_file(file));
   }
   // Coarser levels first: a process merges a file's rows into the next level before it removes the file. The first host's readers rely on
-  // it.
+  // that order.
   std::sort(files.begin(), files.end(),
             [](const auto& a, const auto& b) { return std::tuple(-a.level, a.kind, a.number) < std::tuple(-b.level, b.kind, b.number); });
   bool removed = false;
@@ -142,7 +142,7 @@ void RunFilesSource::read_file(Batch& batch, const Fd& folder, const std::string
                                std::size_t most) {
   const Fd opened = runs::open_file(folder, file.c_str());
   struct stat seen {};
-  if (!opened || fstat(opened.get(), &seen) != 0) return;  // gone since the listing
+  if (!opened || fstat(opened.get(), &seen) != 0) return;  // the file is gone since the listing
   const auto sent = process.files.find(file);
   const std::uint64_t offset = sent == process.files.end() ? 0 : sent->second;
   const auto size = std::min(static_cast<std::uint64_t>(seen.st_size), kMostFileBytes);

@@ -36,9 +36,9 @@ class RunFilesSource {
   // Reads the bytes that the first host lacks, live pages first: `most`, or one item that is larger. Forgets an earlier batch that was not
   // confirmed.
   Batch read(std::size_t most, Which which = Which::kAll);
-  // The first host has the last batch.
+  // To be called once the first host has the last batch.
   void confirm();
-  // Reads processes anew that have been silent for long.
+  // Makes the next read() include processes that have been silent for long and are read seldom.
   void wake() { round_ = 0; }
 
  private:
