@@ -24,7 +24,7 @@ namespace shoal::storage {
 class MemoryTable {
  public:
   struct Options {
-    // open() refuses arenas that would leave less than this many bytes available; 0: no check.
+    // open() refuses arenas that would leave less than this many bytes of the host's memory available; 0: no check.
     std::uint64_t spare_bytes = 256u << 20;
     std::size_t max_entries = 1 << 20;
     std::size_t max_arenas = 4096;  // each takes a descriptor of the node
@@ -63,9 +63,9 @@ class MemoryTable {
   // workers held, unless they are lasting.
   void mark_gone(WorkerId worker, const std::string& cause);
 
-  // Stores an object's memory, or the error that gets of it return. `maker`: the process that filled the memory, or id 0 if that is gone.
-  // While the process lives, the memory counts as its usage. nullopt, for a replica: the memory counts as no process's usage, and never
-  // moves into a file.
+  // Stores an object's memory, or the error that each get() of it returns. `maker`: the process that filled the memory, or id 0 if that is
+  // gone. While the process lives, the memory counts as its usage. nullopt, for a replica: the memory counts as no process's usage, and
+  // never moves into a file.
   Result<void> put(JobId job, ObjectId id, Result<Fd> memory, std::optional<WorkerId> maker = std::nullopt);
   using Got = std::function<void(Result<Fd>)>;
   // Calls `got` with a duplicate descriptor, at once or after the put. If the job ends first, `got` gets NotFound. If `owner`, the

@@ -1,5 +1,7 @@
 #include "python/native/metrics.h"
 
+#include <pthread.h>
+
 #include "python/native/bindings.h"
 
 namespace shoal::python {
@@ -8,7 +10,12 @@ using actors::MetricKind;
 using actors::MetricsRecorder;
 
 MetricsRecorder& recorder() {
-  static auto* const one = new MetricsRecorder;  // never destroyed: threads may record until the process ends
+  static auto* const one = [] {
+    auto* const recorder_of_process = new MetricsRecorder;  // never destroyed: threads may record until the process ends
+    // Not by os.register_at_fork: its functions run Python while they hold the recorder, and another thread may then get the GIL and wait.
+    pthread_atfork([] { recorder().before_fork(); }, [] { recorder().after_fork(false); }, [] { recorder().after_fork(true); });
+    return recorder_of_process;
+  }();
   return *one;
 }
 
@@ -51,8 +58,6 @@ void bind_metrics(nb::module_& m) {
           nb::arg("tags"), "None when this process has too many.");
   m.attr("MAX_METRIC_SERIES") = MetricsRecorder::kMaxSeries;
   m.def("is_metric_label", &actors::is_label, nb::arg("name"));
-  m.def("metrics_before_fork", [] { recorder().before_fork(); });
-  m.def("metrics_after_fork", [](bool in_child) { recorder().after_fork(in_child); }, nb::arg("in_child"));
 }
 
 }  // namespace shoal::python

@@ -589,8 +589,6 @@ MAX_METRIC_SERIES: int = 2000
 
 def is_metric_label(name: str) -> bool: ...
 
-def metrics_after_fork() -> None: ...
-
 class Activity(enum.Enum):
     """The occupation of a rank's training thread."""
 
@@ -1331,7 +1329,9 @@ class ProtectedShard:
         """The memory of one of `states`, as a torch tensor of uint8."""
 
     def set_usable(self, usable: bool) -> None:
-        """False while states are loaded: a death then loses them."""
+        """
+        False while states are written into the record: they are torn meanwhile, so a death loses them.
+        """
 
     def begin(self, step: int) -> bool:
         """

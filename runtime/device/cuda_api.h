@@ -10,7 +10,7 @@
 
 #include "runtime/core/result.h"
 
-// The driver's own names of what its handles point to.
+// The CUDA driver's own names of the structs behind its handles.
 struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;

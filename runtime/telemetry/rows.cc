@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -69,21 +70,19 @@ class PlainText {
   bool key(std::string_view& out) {
     if (!take('"')) return false;
     const char* const begin = at_;
-    while (at_ != end_ && *at_ >= ' ' && *at_ != '"' && *at_ != '\\') ++at_;  // char is signed: nlohmann checks UTF-8
+    while (at_ != end_ && static_cast<signed char>(*at_) >= ' ' && *at_ != '"' && *at_ != '\\') ++at_;  // nlohmann checks UTF-8
     out = {begin, at_};
     return take('"') && take(':');
   }
   bool number(std::int64_t& out) {
     const auto read = std::from_chars(at_, end_, out);
-    const bool whole = read.ec == std::errc() && read.ptr != end_ && (*read.ptr == ',' || *read.ptr == '}');
+    const bool whole = read.ec == std::errc() && read.ptr != end_ && (*read.ptr == ',' || *read.ptr == '}') && is_json({at_, read.ptr});
     if (whole) at_ = read.ptr;
     return whole;
   }
   bool number(double& out) {
-    const char* const digit = at_ != end_ && *at_ == '-' ? at_ + 1 : at_;
-    if (digit == end_ || *digit < '0' || *digit > '9') return false;
     const auto read = std::from_chars(at_, end_, out);
-    if (read.ec != std::errc()) return false;
+    if (read.ec != std::errc() || !is_json({at_, read.ptr})) return false;
     at_ = read.ptr;
     return true;
   }
@@ -100,6 +99,13 @@ class PlainText {
   }
 
  private:
+  // from_chars also takes `nan`, `007`, `.5` and `1.`, which JSON does not have.
+  static bool is_json(std::string_view number) {
+    const auto is_digit = [&](std::size_t i) { return i < number.size() && number[i] >= '0' && number[i] <= '9'; };
+    const std::size_t first = number.starts_with('-') ? 1 : 0, dot = number.find('.');
+    return is_digit(first) && !(number[first] == '0' && is_digit(first + 1)) && (dot == number.npos || is_digit(dot + 1));
+  }
+
   const char* at_;
   const char* const end_;
 };
@@ -265,12 +271,14 @@ std::optional<MetricsRow> plain_metrics(std::string_view line) {
   PlainText text(line);
   std::int64_t step = 0;
   bool any = false;
-  const auto value = [&](std::string_view name) { return text.number(out.values.emplace_back(name, 0).second); };
+  const auto value = [&](std::string_view name) {  // nlohmann keeps the last one of equal names
+    const bool is_new = std::none_of(out.values.begin(), out.values.end(), [&](const auto& v) { return v.first == name; });
+    return is_new && text.number(out.values.emplace_back(name, 0).second);
+  };
   const bool plain = text.object([&](std::string_view key) {
     if (key == "t") return text.number(out.t_us);
     if (key == "step") return text.number(step);
-    any = any || key == "values";
-    return key == "values" && text.object(value);
+    return key == "values" && !std::exchange(any, true) && text.object(value);
   });
   if (!plain || !any || !text.over()) return {};
   out.step = static_cast<std::uint64_t>(step);

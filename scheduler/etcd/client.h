@@ -61,7 +61,7 @@ class Client {
   // etcd has no space left.
   Result<TxnReply> txn(const nlohmann::json& compare, const nlohmann::json& then,
                        const nlohmann::json& otherwise = nlohmann::json::array());
-  // Keys from `from` up to `end`, at most `limit`.
+  // Keys from `from` up to, but without, `end`; at most `limit`.
   Result<std::vector<KeyValue>> range(const std::string& from, const std::string& end, std::int64_t limit);
   Result<std::int64_t> grant(std::int64_t ttl_s);
   // Extends a lease, and returns its seconds left; nullopt if the lease is over.

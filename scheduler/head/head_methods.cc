@@ -198,8 +198,8 @@ Result<actors::ReportedMetrics> Head::reported(const actors::Inspect& request) c
 Result<actors::RegisteredNode> Head::register_node(Client& client, const actors::RegisterNode& node) {
   if (client.node && client.node != node.id) return fail(invalid_argument("this connection belongs to node " + to_string(client.node)));
   SHOAL_OK(state_.step(NodeJoined{node}));
-  // A node has one connection, so an older one is closed: its messages are outdated, or will be repeated. If the node uses the older one,
-  // it reconnects.
+  // A node has one connection, so an older one is closed: its messages are outdated, or will be repeated. If the node still uses
+  // the older one, it connects again.
   if (const auto old = links_.set(node.id, *client.peer)) forget(*old);
   client.node = node.id;
   if (ending_) {

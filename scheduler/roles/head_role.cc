@@ -69,7 +69,7 @@ int run_alone(RoleProcess& w, const HeadRole& role) {
   options.listen = {Endpoint::tcp(role.host, role.port), local_head(w.folder)};
   sign_with_authority(w, options);
   options.store = role.fsync ? "sqlite, durability fsync" : "sqlite, durability process";
-  // Gives the notices to the nodes a moment to go out.
+  // Waits a moment, so that the notices to the nodes go out.
   runtime::Timer leaving;
   options.on_ended = [&] { leaving = w.clock->after(std::chrono::milliseconds(20), [&] { over = true; }); };
   {

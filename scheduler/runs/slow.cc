@@ -307,7 +307,8 @@ void add_waits_of_others(const StepTable& table, std::size_t rank, std::size_t s
   for (std::size_t k = 0; k < table.ranks.size(); ++k) {
     for (std::size_t i = since; i < table.size(); ++i) {
       const auto& row = *table.rows[k][i];
-      (k == rank ? own : other).push_back(static_cast<double>(row.exposed_us()) / std::max(static_cast<double>(row.total_us), 1.0));
+      const double part = static_cast<double>(row.exposed_us()) / std::max(static_cast<double>(row.total_us), 1.0);
+      (k == rank ? own : other).push_back(std::clamp(part, 0.0, 1.0));
     }
   }
   const double waits = median(std::move(own)), they_wait = median(std::move(other));
@@ -477,7 +478,8 @@ std::string longest_wait(const StepTable& table, std::uint64_t since_step) {
 
 void add_exposed(const StepTable& table, std::vector<Verdict>& out) {
   if (table.ranks.size() < 2 || cpu_pressure(table.ranks) > kMostPressure) return;
-  // Takes the rank that waits least in each step: what even this rank waits for is no rank's work.
+  // Takes, in each step, the rank with the smallest share of waits. A slow rank makes others wait, but not itself. So a wait that even this
+  // rank has comes from the communication.
   Values part, exposed;
   for (std::size_t i = 0; i < table.size(); ++i) {
     double least = 1e18, of = 0;

@@ -76,6 +76,9 @@ void set_reason(Parts& s, const Pending& p, const std::string& why) {
   }
 }
 
+// Room is kept for this entry, so it does not wait for what equal entries wait for.
+bool has_window(const Parts& s, const Pending& p) { return s.queue.window() && s.queue.window()->whose.same_as(p); }
+
 const std::string& reason_in_row(const Parts& s, const Pending& p) {
   return p.group ? s.groups.at(p.group).row.pending_reason
          : p.job ? s.jobs.at(p.job).row.pending_reason
@@ -133,8 +136,8 @@ std::vector<std::string> summed_reasons(const Parts& s) {
   std::string reason;
   int num_searches = 0;
   for (const auto& p : s.queue.entries()) {
-    if (p.like == 0 || p.like != before) reason = ++num_searches <= kMaxSearches ? why(s, p) : known_reason(s, p);
-    before = p.like;
+    if (p.like == 0 || p.like != before || has_window(s, p)) reason = ++num_searches <= kMaxSearches ? why(s, p) : known_reason(s, p);
+    before = has_window(s, p) ? 0 : p.like;
     std::string text = name_of(s, p) + ": " + reason;
     const auto known = index.find(text);
     if (known != index.end()) {
@@ -167,11 +170,11 @@ void explain_pending(Parts& s) {
     if (i == num_warned && p.shown == Pending::Shown::kWarning) ++num_warned;
     const bool warns = s.turn.now - p.since >= s.turn.options.warn_after;
     if (p.shown == Pending::Shown::kWarning || s.turn.now < p.not_before || (p.shown == Pending::Shown::kReason && !warns)) continue;
-    if (p.like == 0 || p.like != before) {
+    if (p.like == 0 || p.like != before || has_window(s, p)) {
       if (++s.queue.num_searches > kMaxSearches) break;
       reason = why(s, p);
     }
-    before = p.like;
+    before = has_window(s, p) ? 0 : p.like;
     p.shown = warns ? Pending::Shown::kWarning : Pending::Shown::kReason;
     if (i == num_warned && warns) ++num_warned;
     set_reason(s, p, reason);
@@ -185,7 +188,7 @@ void explain_newcomer(Parts& s) {
   if (size == 0 || s.queue.at(size - 1).shown != Pending::Shown::kNothing) return;
   Pending& p = s.queue.at(size - 1);
   const Pending* const before = p.like != 0 && size > 1 ? &s.queue.at(size - 2) : nullptr;
-  if (before != nullptr && before->like == p.like && before->shown != Pending::Shown::kNothing) {
+  if (before != nullptr && before->like == p.like && before->shown != Pending::Shown::kNothing && !has_window(s, *before)) {
     set_reason(s, p, reason_in_row(s, *before));
   } else if (s.queue.num_searches < kMaxSearches) {
     ++s.queue.num_searches;

@@ -65,7 +65,7 @@ void lose_bundles(Parts& s, NodeId node) {
       s.shares.gives(group.row.job, bundle.size);
     }
     if (waited) {
-      s.queue.search_again();  // the group asks for more now, and maybe on other nodes
+      s.queue.try_again(id);
     } else {
       s.queue.add({{}, {}, id, s.turn.now});
     }

@@ -135,8 +135,8 @@ class Queue {
     return std::exchange(num_tried_, entries_.size());
   }
 
-  // ---- reasons
-  // The number of first entries about which users have been warned, so that nothing is left to explain.
+  // ---- reasons why entries wait
+  // The number of entries at the front about which users have been warned. explain_pending() begins after them.
   std::size_t num_warned() const { return num_warned_; }
   void set_num_warned(std::size_t num) { num_warned_ = num; }
 
@@ -148,6 +148,16 @@ class Queue {
     num_tried_ = 0;  // entries that it has held up
     search_again();
   }
+  // This group's entry wants other bundles than before, so it has a turn although no node's room has grown.
+  void try_again(GroupId group) {
+    const auto at = std::ranges::find(entries_, group, &Pending::group);
+    if (at == entries_.end()) return;
+    at->tried_at = 0;
+    num_tried_ = std::min(num_tried_, static_cast<std::size_t>(at - entries_.begin()));
+    search_again();
+  }
+  // A value of Pending::like that no entry has yet.
+  std::uint64_t new_like() { return ++last_like_; }
   // A search of all entries for one that needs a window found none. Until `next` it would find none again, unless an entry goes or the
   // nodes' capacity changes.
   void searched(runtime::TimePoint next, std::uint64_t capacity_changes) { searched_ = {next, capacity_changes}; }
@@ -176,6 +186,7 @@ class Queue {
 
   std::deque<Pending> entries_;
   std::size_t num_in_groups_ = 0;
+  std::uint64_t last_like_ = 0;
   std::multiset<runtime::TimePoint> rests_;  // ends of rests; some of their entries may have gone
   std::size_t num_tried_ = 0;                // first entries that need no turn while the room has not grown since tried_growth_
   std::uint64_t tried_growth_ = 0;

@@ -115,22 +115,22 @@ void check_windows(Parts& s) {
   s.queue.searched(next, capacity_changes);
 }
 
-Pending waiting(const Parts& s, const Gang& gang) {
+Pending waiting(Parts& s, const Gang& gang) {
   Pending out{gang.spec.id, {}, {}, s.turn.now};
   out.gang_job = gang.spec.job;
   if (gang.spec.where.group) return out;  // ResourceIndex does not track room in groups
   const Pending* const last = s.queue.empty() ? nullptr : &s.queue.entries().back();
   const Gang* const before = last != nullptr && last->gang && last->like != 0 ? &s.gangs.at(last->gang) : nullptr;
   const bool alike = before != nullptr && gang.wants == before->wants && gang.spec.where == before->spec.where;
-  out.like = alike ? last->like : gang.spec.id.value;
+  out.like = alike ? last->like : s.queue.new_like();
   return out;
 }
 
-Pending waiting(const Parts& s, const rows::Job& job) {
+Pending waiting(Parts& s, const rows::Job& job) {
   Pending out{{}, job.row.id, {}, s.turn.now};
   const Pending* const last = s.queue.empty() ? nullptr : &s.queue.entries().back();
   const bool alike = last != nullptr && last->job && s.jobs.at(last->job).wants == job.wants;
-  out.like = alike ? last->like : job.row.id.value;
+  out.like = alike ? last->like : s.queue.new_like();
   return out;
 }
 

@@ -24,8 +24,8 @@ void place_after(Parts& s, const End& end) {
 void check_windows(Parts& s);
 
 // The entry of a gang or a submitted job for the end of the queue.
-Pending waiting(const Parts& s, const rows::Gang& gang);
-Pending waiting(const Parts& s, const rows::Job& job);
+Pending waiting(Parts& s, const rows::Gang& gang);
+Pending waiting(Parts& s, const rows::Job& job);
 void drop_gang(Queue& queue, GangId gang);
 void drop_group(Queue& queue, GroupId group);
 // Drops all entries of a job.

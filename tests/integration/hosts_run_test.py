@@ -237,9 +237,9 @@ def test_hosts_with_different_secrets_and_names_that_do_not_resolve_are_reported
         secret.write_text(digit * 64)
         secret.chmod(0o600)
     first = run(hosts.a, "--node-rank", "0", *words, SHOAL_TOKEN_FILE=str(secrets[0]))
-    first.said("missing: 1 (no-such-host.invalid, a name that does not resolve on this host)")
+    first.said("missing: 1 (no-such-host.invalid): its name does not resolve on this host")
     second = run(hosts.b, "--node-rank", "1", *words, SHOAL_TOKEN_FILE=str(secrets[1]))
-    second.said("has another secret than this host: SHOAL_TOKEN_FILE must be the same on each host")
+    second.said("has another secret than this host, or a certificate of another time: SHOAL_TOKEN_FILE must be the same on each host")
 
 
 def test_the_others_end_with_the_code_in_the_first_hosts_record(hosts, tmp_path):

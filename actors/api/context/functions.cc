@@ -148,7 +148,7 @@ Result<std::shared_ptr<FunctionPools::Pool>> FunctionPools::pool_for(const Funct
   // Takes mutex_ on the loop, which must not block. So no thread that holds mutex_ waits for the loop.
   const auto wanted = [this] {
     {
-      const std::lock_guard process_report(mutex_);
+      const std::lock_guard lock(mutex_);
       wanted_ = true;
     }
     changed_.notify_all();
@@ -233,7 +233,7 @@ void FunctionPools::request_last_words(Leaving& leaving) {
     words.then([this, alive = alive_](const Result<Value>&) {
       if (!*alive) return;
       {
-        const std::lock_guard process_report(mutex_);
+        const std::lock_guard lock(mutex_);
         wanted_ = true;
       }
       changed_.notify_all();

@@ -35,7 +35,7 @@ class ObjectStore::MakingRoom {
   bool ends();
   // Memory in use on the node, and bytes in files of the other processes.
   runtime::UsageBoard::Usage others() const;
-  std::uint64_t own_kept() const { return store_.membership_page_->usage(store_.place_->member).kept; }
+  std::uint64_t own_kept() const { return store_.usage_board_->usage(store_.place_->member).kept; }
   std::uint64_t spill_step() {
     return store_.spill(step_, [this] { return ends(); });
   }
@@ -44,7 +44,7 @@ class ObjectStore::MakingRoom {
 
   ObjectStore& store_;
   const std::uint64_t bytes_;
-  const std::uint64_t limit_ = store_.membership_page_->limit();
+  const std::uint64_t limit_ = store_.usage_board_->limit();
   // A search for unread memory covers the whole pool. To keep searches rare, each step spills at least this much, and pauses last four
   // times as long as a search (has_room).
   const std::uint64_t step_ = std::max(bytes_, std::min(limit_ / 64, kMovedAtOnce));
@@ -66,13 +66,13 @@ void ObjectStore::join(Place place) {
   const std::lock_guard lock(mutex_);
   words_ = std::make_shared<const runtime::Mapping>(std::move(place.membership_page));
   place_.emplace(std::move(place));
-  membership_page_.emplace(words_->data());
+  usage_board_.emplace(words_->data());
 }
 
 Result<Fd> ObjectStore::fill(std::size_t bytes, std::span<const runtime::SegmentPool::Part> parts) {
   SHOAL_TRY(auto again, pool_.fill_again(bytes, parts));
   if (again) return *std::move(again);
-  if (membership_page_) SHOAL_OK(MakingRoom(*this, bytes).make());
+  if (usage_board_) SHOAL_OK(MakingRoom(*this, bytes).make());
   return filled(bytes, parts);
 }
 
@@ -124,7 +124,7 @@ void ObjectStore::start_keeper() {
 }
 
 void ObjectStore::notify_waiting() {
-  if (membership_page_) membership_page_->set_kept(place_->member, pool_.bytes());
+  if (usage_board_) usage_board_->set_kept(place_->member, pool_.bytes());
 }
 
 void ObjectStore::keep() {
@@ -155,8 +155,8 @@ void ObjectStore::keep() {
 }
 
 bool ObjectStore::over(std::uint64_t bytes) const {
-  const std::uint64_t limit = membership_page_->limit();
-  return limit != 0 && membership_page_->total().kept + bytes > limit;
+  const std::uint64_t limit = usage_board_->limit();
+  return limit != 0 && usage_board_->total().kept + bytes > limit;
 }
 
 Result<void> ObjectStore::MakingRoom::make() {
@@ -180,9 +180,9 @@ void ObjectStore::MakingRoom::trim_full_pool() {
 // Spills this process's own values until there is room. Stops after two steps that free nothing: other processes still hold that memory.
 void ObjectStore::MakingRoom::spill_own() {
   for (int in_vain = 0; in_vain < 2 && !has_room();) {
-    const std::uint64_t before = store_.membership_page_->total().kept;
+    const std::uint64_t before = store_.usage_board_->total().kept;
     if (ends() || spill_step() == 0) break;
-    in_vain = has_room() || store_.membership_page_->total().kept < before ? 0 : in_vain + 1;
+    in_vain = has_room() || store_.usage_board_->total().kept < before ? 0 : in_vain + 1;
   }
 }
 
@@ -240,8 +240,8 @@ bool ObjectStore::MakingRoom::ends() {
 }
 
 runtime::UsageBoard::Usage ObjectStore::MakingRoom::others() const {
-  auto out = store_.membership_page_->total();
-  out.spilled -= std::min(out.spilled, store_.membership_page_->usage(store_.place_->member).spilled);
+  auto out = store_.usage_board_->total();
+  out.spilled -= std::min(out.spilled, store_.usage_board_->usage(store_.place_->member).spilled);
   return out;
 }
 
@@ -253,7 +253,7 @@ std::string ObjectStore::MakingRoom::why_not() const {
 }
 
 Error ObjectStore::MakingRoom::full(const std::string& why) const {
-  const auto total = store_.membership_page_->total();
+  const auto total = store_.usage_board_->total();
   return resource_exhausted(fmt::format("no room for an object of {} bytes: {} of the node's {} bytes for objects are taken ({} here), "
                                         "{} lie in files; {}",
                                         bytes_, total.kept, limit_, own_kept(), total.spilled, why))
@@ -295,7 +295,7 @@ std::uint64_t ObjectStore::spill(std::uint64_t bytes, const std::function<bool()
     if (!moved) break;
     if (!*moved) continue;
     out += memory->bytes();
-    membership_page_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
+    usage_board_->add_spilled(place_->member, static_cast<std::int64_t>(memory->bytes()));
     // The last holder of a value may release it in another thread while this object is destroyed.
     memory->on_gone([words = words_, member = place_->member, bytes = memory->bytes(), alive = std::weak_ptr<bool>(alive_)] {
       if (alive.lock()) runtime::UsageBoard(words->data()).add_spilled(member, -static_cast<std::int64_t>(bytes));

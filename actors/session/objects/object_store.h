@@ -76,7 +76,7 @@ class ObjectStore final : public ValueMemory {
   AtOnce at_once_{*this};
   std::optional<Place> place_;
   std::shared_ptr<const runtime::Mapping> words_;  // the usage board's memory
-  std::optional<runtime::UsageBoard> membership_page_;
+  std::optional<runtime::UsageBoard> usage_board_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::weak_ptr<SharedMemory>> kept_;

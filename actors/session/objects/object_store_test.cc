@@ -23,9 +23,9 @@ class ObjectStoreTest : public testing::Test {
  protected:
   // By default, `patience` is long enough for slow peers. Tests in which peers free nothing make it short.
   explicit ObjectStoreTest(std::chrono::steady_clock::duration patience = std::chrono::minutes(2)) : patience_(patience) {
-    runtime::UsageBoard membership_page(node_.data());
-    membership_page.set_limit(10 * kMiB);
-    membership_page.set_members(2);
+    runtime::UsageBoard usage_board(node_.data());
+    usage_board.set_limit(10 * kMiB);
+    usage_board.set_members(2);
     join(here_, 0);
     join(there_, 1);
   }

@@ -32,7 +32,7 @@ class CpuLending {
   void resume(ActorId id, PoolWorker& worker);
   // Number of workers whose request for their CPUs has no answer yet.
   std::size_t num_requested() const;
-  // Number of workers with lent CPUs that may get them back soon.
+  // Number of ready workers whose CPUs are lent or requested back, but for those that were refused often (is_out).
   std::size_t num_resumable() const;
   // True if every worker's CPUs are lent, and so many requests for them were refused that the pause between requests is the longest.
   bool all_out() const;

@@ -54,8 +54,11 @@ _NAME_BYTES = serialize.IDENTITY_BYTES + serialize.NUMBER_BYTES
 
 
 def _function(code, functions: dict):
-    """Returns one function object for all calls of a function, so that its closure and globals persist. The key is its pickle with the
-    caller's identity suffix. It differs for functions of one factory, and for copies that hold other values."""
+    """Returns the function object of a remote function, one for all calls, so that its closure and globals persist.
+
+    ``functions`` has those that were called, by their pickles. A pickle ends with the random identity of its ``RemoteFunction``, so the
+    keys of two functions of one factory differ. So do those of copies of a function that hold other values.
+    """
     head, buffers = code
     if buffers or type(head) is not bytes:
         return _large_function(head, buffers, functions)

@@ -81,8 +81,8 @@ class Ranks:
 
 
 def expect_alike(ranks: Ranks, digests: list[str], facts: dict[str, str]) -> None:
-    """Raises InvalidArgument on all ranks unless they have the same facts, because only rank 0's are written. ``digests``: those of all ranks'
-    facts. Collective if they differ."""
+    """Raises InvalidArgument on all ranks unless they have the same facts, because only rank 0's are written. ``digests``: those of
+    the facts of all ranks. Collective if they differ."""
     if len(set(digests)) == 1:
         return
     first, *others = ranks.gather(facts)

@@ -31,7 +31,7 @@ _LEAST_BYTES = 4 << 10  # smaller tensors go through the group's ordinary collec
 
 @dataclass
 class _Buffer:
-    """Shared memory: of all ranks together (``whole``), or a part for each rank."""
+    """Memory that the ranks of a host share: one tensor for all of them (``whole``, for gathers), or a part for each (for reductions)."""
 
     nbytes: int
     whole: bool

@@ -17,11 +17,9 @@ of tags longer than 1024 bytes are not exported.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from shoal import _native
@@ -208,10 +206,3 @@ class Histogram(Metric):
 
     def _arguments(self) -> tuple:
         return self._name, self._description, self.boundaries, self._tag_keys
-
-
-os.register_at_fork(
-    before=_native.metrics_before_fork,
-    after_in_parent=partial(_native.metrics_after_fork, in_child=False),
-    after_in_child=partial(_native.metrics_after_fork, in_child=True),
-)

@@ -305,7 +305,8 @@ class Stream final : public PollSource, public Budget::Owner, public std::enable
     return take(std::move(parsed), std::move(frames));
   }
 
-  // Delivers what the reader returned, and what has arrived behind a message that is delivered. Returns false if the connection is closed.
+  // Delivers the frames that the reader returned. The reader stops behind a message whose memory counts; once that is delivered, the reader
+  // goes on with the bytes after it. Returns false if the connection is closed.
   bool take(Result<void> parsed, std::vector<Frame> frames) {
     while (true) {
       if (!deliver(std::exchange(frames, {}))) return false;

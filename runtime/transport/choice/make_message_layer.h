@@ -19,7 +19,8 @@ struct MessageNetwork {
   int world_size = 1;
   // Returns what each rank has passed, in the order of ranks. Every rank makes the same calls. The bytes are secret, and trusted.
   std::function<Result<std::vector<std::string>>(const std::string& own)> exchange;
-  // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if every rank's host has RDMA and a UCX with it, else TCP.
+  // "tcp"; "tls", TCP with encryption; or "ucx". Empty: UCX if each rank's host has an RDMA device and a UCX library that can use it,
+  // else TCP.
   std::string kind;
   bool encrypted = false;  // the cluster's data travels in TLS only; an empty `kind` is "tls" then
   // The user's choice of a network interface, "eth0", or of an address of this host. Empty: the interface with the address `host`.

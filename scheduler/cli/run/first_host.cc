@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -121,6 +120,7 @@ class FirstHost final : public HostPart {
       if (!has_secret()) SHOAL_OK(check_ended(missing));
       const bool late = clock_->now() >= end;
       if (late || clock_->now() >= next_status) {
+        if (!late) resolve_next(missing);
         const auto lacking =
             fmt::format("{} of {} hosts are here; missing: {}", living ? living->size() : 0, allocation_.min_nodes, names_of(missing));
         if (late) {
@@ -142,30 +142,42 @@ class FirstHost final : public HostPart {
       const auto end = host_.folder.read_exit(number);
       if (!end) continue;
       reported_.insert(number);
-      const auto text = fmt::format("host {} has ended with exit code {}: {}", names_of({number}), end->exit_code, end->cause);
+      const auto text = fmt::format("host {} has ended with exit code {}: {}", name_of(number), end->exit_code, end->cause);
       if (!end->retryable && !allocation_.elastic) return fail(invalid_argument(text).with_reason("HostEnded"));
       print(stderr, "shoal: {}\n", text);
     }
     return {};
   }
 
-  // The hosts' numbers with their names. Marks names that do not resolve, since a host with a misspelt name never comes.
-  std::string names_of(const std::set<std::uint32_t>& missing) {
+  std::string name_of(std::uint32_t host) const {
+    return host < allocation_.nodes.size() ? fmt::format("{} ({})", host, allocation_.nodes[host]) : std::to_string(host);
+  }
+
+  // The hosts' numbers with their names. Marks names that did not resolve, since a host with a misspelt name never comes.
+  std::string names_of(const std::set<std::uint32_t>& missing) const {
     std::vector<std::string> out;
     for (const auto i : missing) {
       if (out.size() == 8) {
         out.push_back("..");
         break;
       }
-      if (i >= allocation_.nodes.size()) {
-        out.push_back(std::to_string(i));
-        continue;
-      }
-      const auto [at, is_new] = resolves_.try_emplace(i, true);
-      if (is_new) at->second = !addresses_of(allocation_.nodes[i]).empty();  // once, since a name server may take seconds
-      out.push_back(fmt::format("{} ({}{})", i, allocation_.nodes[i], at->second ? "" : ", a name that does not resolve on this host"));
+      out.push_back(name_of(i) + (unresolved_.contains(i) ? ": its name does not resolve on this host" : ""));
     }
     return fmt::format("{}", fmt::join(out, ", "));
+  }
+
+  // Resolves the name of the next missing host. One at a time, because a name server that does not answer costs seconds, in which this
+  // process reads no signal. Names may also come later, as those of pods.
+  void resolve_next(const std::set<std::uint32_t>& missing) {
+    auto next = missing.upper_bound(resolved_last_);
+    if (next == missing.end()) next = missing.begin();
+    if (next == missing.end() || *next >= allocation_.nodes.size()) return;
+    resolved_last_ = *next;
+    if (addresses_of(allocation_.nodes[*next]).empty()) {
+      unresolved_.insert(*next);
+    } else {
+      unresolved_.erase(*next);
+    }
   }
 
   // Begins to take the records of processes on the other hosts. It is for hosts that met by a secret: those that met by a file share the
@@ -279,9 +291,10 @@ class FirstHost final : public HostPart {
   }
 
   std::unique_ptr<RunFilesReceiver> receiver_;
-  std::uint32_t num_ranks_ = 0;       // the sum over all hosts
-  std::set<std::uint32_t> reported_;        // hosts whose end was reported already
-  std::map<std::uint32_t, bool> resolves_;  // by host: whether this one's name service knows its name
+  std::uint32_t num_ranks_ = 0;         // the sum over all hosts
+  std::set<std::uint32_t> reported_;    // hosts whose end was reported already
+  std::set<std::uint32_t> unresolved_;  // hosts whose names did not resolve at the last attempt
+  std::uint32_t resolved_last_ = 0;
 };
 
 }  // namespace

@@ -103,8 +103,9 @@ class FurtherHost final : public HostPart {
         if (there.error().reason() == kOtherRun && !(*meeting)->run.empty()) host_.folder.leave_out((*meeting)->run);
         interval = kIntervalBesideARun;
       } else if (there.error().reason() == "CertificateRefused" && has_secret()) {
-        why =
-            "the process at " + (*meeting)->address + " has another secret than this host: SHOAL_TOKEN_FILE must be the same on each host";
+        why = "the process at " + (*meeting)->address +
+              " has another secret than this host, or a certificate of another time: SHOAL_TOKEN_FILE must be the same on each host (" +
+              there.error().message() + ")";
         interval = kIntervalBesideARun;  // an earlier run's head may end
       } else {
         why = "the head at " + (*meeting)->address + " does not answer: " + there.error().message();

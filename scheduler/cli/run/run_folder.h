@@ -48,7 +48,7 @@ class RunFolder {
   // "": there was no record.
   Result<std::string> set_earlier_run_aside();
 
-  // The file appears with all of its content.
+  // Writes the meeting's file. Readers see no file, or the whole one.
   Result<void> write_meeting(const Meeting& meeting);
   // nullopt: it is not there yet. InvalidArgument if it belongs to another user, or others can read it.
   Result<std::optional<Meeting>> read_meeting() const;

@@ -1,4 +1,4 @@
-// migrate, check: run in Python, which reads scripts by their syntax and imports none of them.
+// migrate, check: run in Python, which parses the user's scripts and imports none of them.
 #include <string>
 #include <utility>
 #include <vector>

@@ -57,7 +57,7 @@ struct StartOptions {
   std::string durability = "process";  // "process": commits survive the head's death; "fsync": also a power cut
   std::string spill_folder;            // folder for spilled objects; "": the node's choice
   bool http = true;
-  std::string runs;                        // `shoal run` names the folder of its own folder
+  std::string runs;                        // a folder with further runs for the dashboard: that in which `shoal run` records
   std::optional<std::uint16_t> http_port;  // unset: 8265, or any free one
   bool block = false;                      // stay until a signal, the cluster's end or the node's end, then end the started processes
 };

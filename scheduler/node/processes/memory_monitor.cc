@@ -53,12 +53,12 @@ std::string bytes_text(std::uint64_t bytes) {
 }
 
 std::optional<std::size_t> whom_to_end(const std::vector<MemoryUser>& users, std::uint64_t limit) {
-  const auto should_spin = [&](const MemoryUser& u) { return u.bytes >= std::min(limit / kWorthIt, kWorthItBytes); };
+  const auto is_large = [&](const MemoryUser& u) { return u.bytes >= std::min(limit / kWorthIt, kWorthItBytes); };
   using Class = std::pair<bool, bool>;  // (large enough, work is retried)
   std::map<std::pair<JobId, Class>, std::size_t> sizes;
-  for (const auto& u : users) ++sizes[{u.job, {should_spin(u), u.run_again}}];
+  for (const auto& u : users) ++sizes[{u.job, {is_large(u), u.run_again}}];
   const auto key = [&](const MemoryUser& u) {
-    return std::tuple(should_spin(u), u.run_again, sizes.at({u.job, {should_spin(u), u.run_again}}), u.order);
+    return std::tuple(is_large(u), u.run_again, sizes.at({u.job, {is_large(u), u.run_again}}), u.order);
   };
   const auto it = std::max_element(users.begin(), users.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   if (it == users.end()) return std::nullopt;

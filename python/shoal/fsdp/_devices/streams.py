@@ -271,7 +271,7 @@ class Transfers:
         return out
 
     def free_copied(self) -> None:
-        """Frees gradients that reductions have copied to the host. Called at the begin of the next reduction, when most copies have ended."""
+        """Frees gradients that reductions have copied to the host. The next reduction begins with it, when most copies have ended."""
         for mark, _, allocated_on in self._copied:
             for stream in allocated_on:
                 with stream:

@@ -20,9 +20,9 @@ _NO_GRADIENT = _native.Gradient()
 
 
 class ParameterGradient:
-    """One parameter's gradient on this rank. The whole gradient is ``unsharded.grad`` plus ``_accumulated`` or ``_parts`` until ``work``
-    takes it; the engine reads it until ``published``. The reduced gradient, from ``complete``, is added to ``sharded.grad`` once.
-    Reductions end in the order in which they began."""
+    """One parameter's gradient on this rank. Before a reduction the whole gradient is ``unsharded.grad`` plus what earlier backwards left:
+    ``_parts`` where a batch has parts, else ``_accumulated``. ``work()`` gives it to the engine, which has copied it when ``published()``
+    is called. ``complete()`` has the reduced rows in ``sharded.grad``. Reductions end in the order in which they began."""
 
     def __init__(self, parameter: Slices, views: Views):
         self._parameter, self._views = parameter, views

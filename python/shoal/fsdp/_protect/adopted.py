@@ -34,7 +34,7 @@ class AdoptedArray:
 
 
 class AdoptedRank:
-    """A dead rank's shard. The node keeps it until ``release``, so that another process can continue where this one died."""
+    """A dead rank's shard, opened by this process. The node keeps it until ``release``: if this process dies, another one can adopt it."""
 
     def __init__(self, actor: _native.ShardActor, key: str):
         self._actor, self._native = actor, actor.adopt(key)

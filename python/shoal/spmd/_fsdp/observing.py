@@ -1,4 +1,5 @@
-"""Observes a forward for reasons why a unit cannot run on rows: hooks, tensors that it keeps, functions behind its outputs."""
+"""Observes a unit's forward for reasons why the unit cannot run on rows of the batch: hooks, tensors that outlive the forward, and a
+``torch.autograd.Function`` of the program behind its outputs."""
 
 from __future__ import annotations
 
