@@ -66,9 +66,14 @@ TEST(RowsTest, ALineInAnotherFormGivesTheSameRow) {
   EXPECT_EQ(step_row(R"({"step":3,"us":7.9,"n":2})")->total_us, 7);
   EXPECT_EQ(step_row(R"({"step":3,"us":99999999999999999999,"n":2})")->total_us, 0);
   EXPECT_EQ(step_row(R"({"n":2,"us":7,"step":3,"later":1.5})")->step, 3u);
-  for (const char* line : {R"({"step":3,"us":7)", R"({"step":3,"us":7}})", R"({"step":3,"us":7,})", R"({"step":3,"us":})"}) {
+  for (const char* line : {R"({"step":3,"us":7)", R"({"step":3,"us":7}})", R"({"step":3,"us":7,})", R"({"step":3,"us":})",
+                           R"({"step":003,"us":7})", R"({"step":3,"us":7,"later":1.})", R"({"step":3,"us":7,"later":nan})"}) {
     EXPECT_FALSE(step_row(line)) << line;
   }
+  const MetricsRow last = metrics_row(R"({"t":5,"step":9,"values":{"loss":1,"loss":2}})").value();
+  ASSERT_EQ(last.values.size(), 1u);
+  EXPECT_EQ(last.values[0].second, 2);
+  EXPECT_EQ(metrics_row(R"({"t":5,"step":9,"values":{"a":1},"values":{"b":2}})")->values[0].first, "b");
 }
 
 TEST(RowsTest, OtherLinesAreNoRows) {

@@ -297,6 +297,30 @@ TEST_F(GroupTest, AllBundlesGoToNodesWithOneValueOfALabel) {
   EXPECT_EQ(nodes_of(g), (std::set{NodeId{4}, NodeId{7}}));
 }
 
+// The first loss ties its bundle to the rack of the other one, the second frees both, and no node gains room.
+TEST_F(GroupTest, BundlesThatLostTheirRackGoToAnother) {
+  const auto join_in = [&](std::uint64_t id, const std::string& rack) {
+    actors::RegisterNode n;
+    n.id = NodeId{id};
+    n.resources = of({{"CPU", 1}});
+    n.labels = {{"rack", rack}};
+    ASSERT_TRUE(state_.step(NodeJoined{n}));
+  };
+  auto g = group({{{"CPU", 1}}, {{"CPU", 1}}}, actors::Strategy::kPack);
+  g.together = "rack";
+  join_in(1, "a");
+  join_in(2, "a");
+  ASSERT_TRUE(state_.step(GroupRequested{g}));
+  state_.step(NodeLost{NodeId{2}, unavailable("gone")});
+  join_in(3, "b");
+  join_in(4, "b");
+  ASSERT_TRUE(state_.step(SchedulingSet{{NodeId{1}, actors::NodeScheduling::kCordoned, 0}}));
+  EXPECT_EQ(state_of_group(g), "RESCHEDULING");
+  state_.step(NodeLost{NodeId{1}, unavailable("gone")});
+  EXPECT_EQ(state_of_group(g), "CREATED");
+  EXPECT_EQ(nodes_of(g), (std::set{NodeId{3}, NodeId{4}}));
+}
+
 TEST_F(GroupTest, SpreadGoesWhereFewAre) {
   join(1, {{"CPU", 4}});
   join(2, {{"CPU", 4}});
