@@ -314,7 +314,7 @@ TEST_F(GroupTest, BundlesThatLostTheirRackGoToAnother) {
   state_.step(NodeLost{NodeId{2}, unavailable("gone")});
   join_in(3, "b");
   join_in(4, "b");
-  ASSERT_TRUE(state_.step(SchedulingSet{{NodeId{1}, actors::NodeScheduling::kCordoned, 0}}));
+  ASSERT_TRUE(state_.step(SchedulingSet{{NodeId{1}, actors::NodeScheduling::kDraining, 60'000}}));
   EXPECT_EQ(state_of_group(g), "RESCHEDULING");
   state_.step(NodeLost{NodeId{1}, unavailable("gone")});
   EXPECT_EQ(state_of_group(g), "CREATED");
