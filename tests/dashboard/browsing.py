@@ -138,7 +138,7 @@ class Visit:
     def grows(self) -> None:
         """A run that goes on shows its later steps without a reload."""
         self.key("1")
-        tile = "() => Number(document.querySelector('.tile strong').innerText)"
+        tile = "() => Number(document.querySelector('.tile strong')?.innerText)"
         self.page.wait_for_function(f"() => ({tile})() > 0")
         first = self.page.evaluate(tile)
         self.page.wait_for_function(f"(first) => ({tile})() > first", arg=first)
