@@ -165,6 +165,10 @@ std::int64_t StepRow::exposed_us() const {
   return in(Activity::kGather) + in(Activity::kReduce) + in(Activity::kWindow) + in(Activity::kSync);
 }
 
+double StepRow::exposed_part() const {
+  return std::clamp(static_cast<double>(exposed_us()) / std::max(static_cast<double>(total_us), 1.0), 0.0, 1.0);
+}
+
 void StepRow::add(const StepRow& later) {
   step = later.step;
   steps += later.steps;

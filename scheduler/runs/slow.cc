@@ -306,9 +306,7 @@ void add_waits_of_others(const StepTable& table, std::size_t rank, std::size_t s
   Values own, other;
   for (std::size_t k = 0; k < table.ranks.size(); ++k) {
     for (std::size_t i = since; i < table.size(); ++i) {
-      const auto& row = *table.rows[k][i];
-      const double part = static_cast<double>(row.exposed_us()) / std::max(static_cast<double>(row.total_us), 1.0);
-      (k == rank ? own : other).push_back(std::clamp(part, 0.0, 1.0));
+      (k == rank ? own : other).push_back(table.rows[k][i]->exposed_part());
     }
   }
   const double waits = median(std::move(own)), they_wait = median(std::move(other));
@@ -482,15 +480,15 @@ void add_exposed(const StepTable& table, std::vector<Verdict>& out) {
   // rank has comes from the communication.
   Values part, exposed;
   for (std::size_t i = 0; i < table.size(); ++i) {
-    double least = 1e18, of = 0;
+    double least = 2, of = 0;
     for (std::size_t k = 0; k < table.ranks.size(); ++k) {
       const auto& row = *table.rows[k][i];
-      const double share = static_cast<double>(row.exposed_us()) / std::max(static_cast<double>(row.total_us), 1.0);
+      const double share = row.exposed_part();
       if (share >= least) continue;
       least = share;
       of = static_cast<double>(row.exposed_us());
     }
-    part.push_back(std::clamp(least, 0.0, 1.0));
+    part.push_back(least);
     exposed.push_back(of);
   }
   const auto found = find_part(table, part, kLeastExposed, kLeastExposed);

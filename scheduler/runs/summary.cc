@@ -32,7 +32,7 @@ RankSummary summary_of(const Rank& r, std::int64_t now_us) {
     const auto& row = rows[i];
     const auto n = static_cast<double>(row.steps), us = std::max(static_cast<double>(row.total_us), 1.0);
     total.push_back(us / n), own.push_back(static_cast<double>(row.own_us()) / n);
-    exposed.push_back(static_cast<double>(row.exposed_us()) / us);
+    exposed.push_back(row.exposed_part());
     load.push_back(static_cast<double>(row.in(runtime::Activity::kLoader)) / us);
     cpu.push_back(static_cast<double>(row.cpu_us) / us);
   }

@@ -36,8 +36,7 @@ Verdict without_trouble(const Run& run, const std::vector<Rank>& ranks, const St
   for (std::size_t i = table.size() - std::min<std::size_t>(table.size(), 64); i < table.size(); ++i) {
     total.push_back(static_cast<double>(table.rows[0][i]->total_us));
     std::vector<double> parts;
-    for (const auto& rows : table.rows)
-      parts.push_back(static_cast<double>(rows[i]->exposed_us()) / std::max(static_cast<double>(rows[i]->total_us), 1.0));
+    for (const auto& rows : table.rows) parts.push_back(rows[i]->exposed_part());
     exposed.push_back(median(std::move(parts)));
   }
   if (run.state != RunState::kRunning) {

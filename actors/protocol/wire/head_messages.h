@@ -1,4 +1,5 @@
-// Messages to the head, and its answers and notices, as plain values. node_messages.h has the messages to nodes.
+// Messages to the head, and its answers and notices, as plain values, with the methods that carry them (message.h). node_messages.h has
+// the messages to nodes.
 //
 // Code that uses these messages never sees a Cap'n Proto reader or builder.
 #pragma once

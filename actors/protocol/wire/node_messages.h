@@ -1,4 +1,5 @@
-// Messages to nodes and about them, with their answers and notices, as plain values. head_messages.h has the messages to the head.
+// Messages to nodes and about them, with their answers and notices, as plain values, with the methods that carry them (message.h).
+// head_messages.h has the messages to the head.
 //
 // Code that uses these messages never sees a Cap'n Proto reader or builder.
 #pragma once

@@ -59,7 +59,9 @@ def allow_another_group(first_store: Callable[[], Any], backends: str, elastic: 
         if store is None and init_method in (None, "env://") and not elastic:
             try:
                 own = first_store().clone()
-            except (AttributeError, NotImplementedError, RuntimeError):  # the store's class has no clones
+            except dist.DistError:  # the store's process is gone: its error is the first cause
+                raise
+            except (AttributeError, RuntimeError):  # a store written in Python has no clone()
                 own = first_store()
             init_method, store = None, dist.PrefixStore(f"group/{number}", own)
             if timeout is not None:
