@@ -27,7 +27,7 @@ struct StepRow {
   std::int64_t in(Activity activity) const { return at[static_cast<std::size_t>(activity)]; }
   // gather + reduce + window + sync
   std::int64_t exposed_us() const;
-  double exposed_part() const;  // of the step, 0 to 1
+  double exposed_part() const;  // a part of the step: 0 to 1
   // The rank's own work.
   std::int64_t own_us() const { return total_us - exposed_us(); }
   void add(const StepRow& later);
