@@ -33,12 +33,17 @@ def test_a_snapshot_has_the_values_of_its_moment():
     assert again["large"].sum() == 0
 
 
-def test_a_snapshot_moves_tensors_of_devices_to_the_host(monkeypatch):
-    on_device = torch.ones(3, requires_grad=True)
-    one_device = torch.Tensor.device
-    device_of = property(lambda t: torch.device("cuda") if t is on_device else one_device.__get__(t))
+@pytest.fixture
+def on_device(monkeypatch):
+    tensor, one_device = torch.ones(3, requires_grad=True), torch.Tensor.device
+    device_of = property(lambda t: torch.device("cuda") if t is tensor else one_device.__get__(t))
     monkeypatch.setattr(torch.Tensor, "device", device_of, raising=False)
-    head, buffers = serialize.snapshot([on_device], "it")
+    return tensor
+
+
+@pytest.mark.parametrize("pickled", [lambda t: serialize.snapshot([t], "it"), lambda t: serialize.dumps(serialize.OnHost([t]))])
+def test_tensors_of_devices_arrive_in_the_hosts_memory(on_device, pickled):
+    head, buffers = pickled(on_device)
     assert b"torch.storage" not in head  # torch's own pickle of a device's memory, which needs that device
     (found,) = loads(head, buffers)
     assert found.requires_grad

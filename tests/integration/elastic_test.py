@@ -285,3 +285,22 @@ def loop_with_a_list(config):
 def test_an_elastic_training_reports_a_loader_that_cannot_be_divided():
     with pytest.raises(InvalidArgument, match=r"takes a torch\.utils"):
         Trainer(loop_with_a_list, train_loop_config={}, scaling_config=ScalingConfig((1, 2))).fit()
+
+
+def loop_that_reports_a_tensor_of_a_device(config):
+    import torch
+
+    on_device, of_torch, pickled = torch.ones(2), torch.Tensor.device, torch.Tensor.__reduce_ex__
+
+    def refuse(tensor, protocol):
+        assert tensor is not on_device, "pickled as a tensor of a device, which the driver may not have"
+        return pickled(tensor, protocol)
+
+    torch.Tensor.device = property(lambda t: torch.device("cuda") if t is on_device else of_torch.__get__(t))
+    torch.Tensor.__reduce_ex__ = refuse
+    report({"parts": [on_device]})
+
+
+def test_a_report_brings_tensors_of_devices_in_the_hosts_memory():
+    result = Trainer(loop_that_reports_a_tensor_of_a_device, train_loop_config={}, scaling_config=ScalingConfig(1)).fit()
+    assert torch.equal(result.metrics["parts"][0], torch.ones(2))

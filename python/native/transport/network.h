@@ -11,11 +11,12 @@ namespace shoal::python {
 
 // A rank's choices; shoal._distributed.ranks makes them from the environment.
 struct PyNetwork {
-  std::string kind, interface;  // as in MessageNetwork; the backend's name stands for that
-  std::string host;             // as in MessageNetwork; empty: this host's address in its cluster
-  bool sealed = false;          // all ranks have the token of one cluster, with which their exchanges are encrypted
-  std::string ucx_library;      // as in MessageNetwork
-  double unanswered = 0;        // seconds; as in MessageNetwork
+  std::string kind;         // as in MessageNetwork, or the name of a torch backend, "gloo", that moves the bytes between hosts instead
+  std::string interface;    // as in MessageNetwork
+  std::string host;         // as in MessageNetwork; empty: this host's address in its cluster
+  bool sealed = false;      // all ranks have the token of one cluster, with which their exchanges are encrypted
+  std::string ucx_library;  // as in MessageNetwork
+  double unanswered = 0;    // seconds; as in MessageNetwork
 };
 
 // `call`: as in make_py_exchange; it outlives the network.

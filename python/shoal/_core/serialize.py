@@ -147,6 +147,20 @@ class _HostPickler(_Pickler):
         return _leaf, parts, vars(obj) or None, None, None, _set_attributes
 
 
+class OnHost:
+    """Wraps a value for pickling. The receiver gets the value itself, with tensors of devices in the host's memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __reduce__(self):
+        with io.BytesIO() as file:
+            _HostPickler(file, protocol=5).dump(self.value)
+            return pickle.loads, (file.getvalue(),)
+
+
 class Code:
     """Wraps a class for pickling; the arrays that it refers to are copied and stay writable."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shoal._core import serialize
 from shoal._core.telemetry import record_metrics, waiting
 from shoal._core.variables import variable
 from shoal._objects.values import get
@@ -71,6 +72,7 @@ def send_reports_to(receiver: Callable[[dict[str, Any]], None]) -> None:
 
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. It is a barrier: every rank must report equally often.
+    Tensors of devices arrive in the host's memory.
 
     In an elastic training on devices, it waits until the last step counts on all workers.
     A worker that joins an elastic training reports from its first step on; earlier reports are dropped. With ``deterministic=True``,
@@ -95,4 +97,4 @@ def report(metrics: dict[str, Any]) -> None:
         if w.gang is not None:
             w.gang.await_step()
         w.num_reports += 1
-        get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, metrics))
+        get(w.driver.report.remote(w.role.number, w.generation, w.num_reports, serialize.OnHost(metrics)))
