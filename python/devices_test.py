@@ -14,7 +14,7 @@ from shoal.fsdp._devices import streams as _streams
 from shoal.fsdp._devices.collectives import Collectives
 from shoal.fsdp._devices.groups import DeviceGroups
 from shoal.fsdp._devices.reduction import Reduction
-from shoal.fsdp._devices.streams import Transfers
+from shoal.fsdp._devices.streams import DeviceStreams, Transfers
 from shoal.fsdp._devices.timeline import HostStamps, Timeline
 
 
@@ -252,6 +252,34 @@ def test_a_copy_to_the_host_lies_beside_the_next_reduction_and_its_source_is_fre
     assert kept() is None
     transfers.finish()
     assert streams.log[3:] == ["host: copies 2"]
+
+
+def test_the_host_adds_a_gradient_only_when_earlier_ones_have_arrived(monkeypatch):
+    monkeypatch.setattr(_streams, "pinned_like", torch.empty_like)
+    streams = RecordingStreams()
+    transfers = Transfers(streams)
+    first = transfers.to_host(torch.ones(4), True, ())
+    first.add_(transfers.to_host(torch.ones(4), False, ()))  # a unit's second reduction in one pass
+    assert streams.log == ["copies: present 1", "host: copies 2"]
+
+
+def test_the_host_waits_for_a_device_as_its_current_one():
+    order, device = [], torch.device("cuda", 1)
+    streams = DeviceStreams.__new__(DeviceStreams)
+    streams._device, streams._handle = device, SimpleNamespace(device=lambda of: Guard(order, of))
+    streams.synchronize(SimpleNamespace(synchronize=lambda: order.append("synchronize")))
+    assert order == [device, "synchronize", "end"]
+
+
+class Guard:
+    def __init__(self, order, device):
+        self.order, self.device = order, device
+
+    def __enter__(self):
+        self.order.append(self.device)
+
+    def __exit__(self, *error):
+        self.order.append("end")
 
 
 def test_the_end_of_a_pass_waits_once_for_each_accumulation():

@@ -28,7 +28,8 @@ struct MainOptions {
   std::map<std::string, double> resources = {};
   std::string name_space = "";  // for names of actors and placement groups; empty: the job's own
   bool print_logs = true;       // print the actors' output on this process's stdout and stderr
-  // Environment variables of all processes of this job, on any cluster. Options of an actor or function override them (options.h).
+  // Environment variables for the processes of this job's actors and functions, on any cluster; this process keeps its own. Options of an
+  // actor or function override them (options.h).
   std::map<std::string, std::string> env = {};
   std::string working_dir = "";
 };

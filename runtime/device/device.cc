@@ -233,6 +233,7 @@ Result<KernelModule> Device::load(const void* image) const {
 }
 
 Result<CudaFunction> Device::find(const KernelModule& module, const char* kernel) const {
+  const Current current(*this);
   CudaFunction function = nullptr;
   SHOAL_OK(check(api_.module_function(&function, module.get(), kernel), fmt::format("finding the kernel {}", kernel)));
   return function;

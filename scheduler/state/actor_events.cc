@@ -103,7 +103,7 @@ Result<std::optional<actors::FoundActor>> on(Parts& s, const GangRequested& even
   const auto& spec = event.spec;
   if (spec.actors.empty()) return fail(invalid_argument("the gang has no actors"));
   if (s.jobs.living(spec.job) == nullptr) return fail(not_found("the cluster has no running job " + to_string(spec.job)));
-  // A repeated request: an earlier head accepted it and ended before it answered.
+  // A repeated request: an earlier head accepted it and ended before it answered, or the answer was lost with its connection.
   if (const auto known = s.actors.find(spec.actors[0].id); known != s.actors.end() && known->second.gang == spec.id) {
     return std::optional<actors::FoundActor>();
   }

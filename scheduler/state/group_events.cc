@@ -10,7 +10,7 @@ namespace shoal::scheduler {
 Result<void> on(Parts& s, const GroupRequested& event) {
   const auto& spec = event.spec;
   if (const auto known = s.groups.find(spec.id); known != s.groups.end() && (spec.detached || known->second.row.job == spec.job)) {
-    return {};  // a repeated request, unanswered by an earlier head
+    return {};  // a repeated request, whose answer was lost with a head or a connection
   }
   if (!spec.id || s.groups.contains(spec.id)) {
     return fail(invalid_argument("placement group " + to_string(spec.id) + " exists already"));

@@ -118,7 +118,8 @@ void check_windows(Parts& s) {
 Pending waiting(Parts& s, const Gang& gang) {
   Pending out{gang.spec.id, {}, {}, s.turn.now};
   out.gang_job = gang.spec.job;
-  if (gang.spec.where.group) return out;  // ResourceIndex does not track room in groups
+  // ResourceIndex does not track room in placement groups, so `like` stays 0 for a gang in one (Pending::waits_in_group).
+  if (gang.spec.where.group) return out;
   const Pending* const last = s.queue.empty() ? nullptr : &s.queue.entries().back();
   const Gang* const before = last != nullptr && last->gang && last->like != 0 ? &s.gangs.at(last->gang) : nullptr;
   const bool alike = before != nullptr && gang.wants == before->wants && gang.spec.where == before->spec.where;

@@ -1,4 +1,5 @@
-// Answers to readers in a large cluster: 20,000 actors, 10,000 jobs and 10,000 nodes.
+// A cluster with 20,000 actors, 10,000 jobs and 10,000 nodes: replies to requests for lists, status and metrics fit into messages, and a
+// tick visits no entry that only waits.
 #include <gtest/gtest.h>
 
 #include "actors/protocol/cluster/row_bounds.h"

@@ -34,7 +34,7 @@ def worker_of(num_reports=0, newcomer=False):
 
 
 def marked(worker=None, marks=True):
-    """Returns (state, record) of a worker that has made one step of one batch, and has a mark behind it if it ``marks``."""
+    """Returns (state, record) of a worker after one step of one batch. If ``marks``, the worker has set a step mark after that step."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state = State(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))

@@ -25,7 +25,7 @@ def cluster(hosts, monkeypatch):
     folder.mkdir()
     with pods(hosts, folder, 2, {"train-shoal": {"token": "1f" * 32}}) as made:
         yield made
-    for host in hosts.all:  # the machines that the test has lost
+    for host in hosts.all:  # a test may have cut links to lose machines; the other links are up already
         hosts.heal(host)
 
 

@@ -11,7 +11,7 @@ from shoal._distributed.ranks import attach, gang_name
 from shoal.fsdp import _later
 from shoal.fsdp._devices import collectives, gather, streams
 from shoal.fsdp._devices.gather import InPlaceGather, MixedGather, PackedGather
-from shoal.fsdp._devices.groups import groups
+from shoal.fsdp._devices.groups import DeviceGroups, groups
 from shoal.fsdp._devices.reduction import Reduction
 from shoal.fsdp._devices.streams import REACHED, HostStreams, Transfers, WorkMark, transfers
 from shoal.fsdp._devices.timeline import DeviceStamps, HostStamps, Timeline
@@ -19,7 +19,7 @@ from shoal.fsdp._engine.added import Added
 from shoal.fsdp._engine.collect import managed, state_of
 from shoal.fsdp._parameters.logical import Part
 from shoal.fsdp._parameters.mesh import DataMesh, is_host_mesh
-from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, copied, protect
+from shoal.fsdp._protect import HostCopy, Moment, adopt, at_next, committed_step, copied, host_copy, protect
 from shoal.fsdp._protect.copied import CopiedStep
 from shoal.fsdp._protect.states import states_of
 from shoal.fsdp._reshard import memory, reshard, stream

@@ -205,7 +205,7 @@ def does_not_start():
 
 @case
 def has_variables():
-    """Variables of this process, and of the job."""
+    """Returns a rank's values of two variables. The driver sets both, and Ray's job sets the first one, which comes first."""
     ray.init(logging_level="ERROR", runtime_env={"env_vars": {"SHOAL_TIMEOUT": "50"}})
     return shoal.ray.run(lambda: [os.environ[name] for name in ("SHOAL_TIMEOUT", "SHOAL_FSDP")]).returns
 

@@ -3,6 +3,8 @@
 import copy
 import os
 import threading
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -377,6 +379,41 @@ def gradients_of_aborted_groups_do_not_count():
     with pytest.raises(Unavailable, match="were aborted"):
         optimizer.step()
     assert host_copy.optimizers[0]._protection.step == 1
+
+
+@use
+def gradients_of_groups_that_have_ended_by_themselves_do_not_count():
+    from internals.fsdp import Choice, DeviceGroups
+    from internals.fsdp import host_copy as its_module
+
+    model, optimizer, host_copy = train(True, steps=1)
+    model(batch(1)).square().mean().backward()
+    lost = Unavailable("rank 1 is lost")
+    group = SimpleNamespace(native=SimpleNamespace(failed=lambda: lost), close=lambda: None)
+    opened = DeviceGroups(lambda ranks, index, device: (group, Choice("nccl")))
+    opened.device_types = ("cpu",)
+    with mock.patch.object(its_module, "groups", opened):
+        data = host_copy.pairs[0][0].state.data
+        assert opened.failure(data) is None  # no group is open
+        assert opened.shards(data) is group
+        with pytest.raises(Unavailable, match="were aborted") as raised:
+            optimizer.step()
+    opened.leave_all()
+    assert raised.value.__cause__ is lost
+    assert host_copy.optimizers[0]._protection.step == 1
+
+
+@use
+def gradients_are_set_to_zeros_only_when_they_are_on_the_host():
+    model, optimizer, host_copy = train(True, steps=1)
+    model(batch(1)).square().mean().backward()
+    optimizer.step()
+    with mock.patch.object(host_copy, "order_writes") as order:
+        model.zero_grad()
+        order.assert_not_called()
+        model.zero_grad(set_to_none=False)
+        order.assert_called_once()
+    host_copy.wait()
 
 
 @use

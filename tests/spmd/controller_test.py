@@ -87,8 +87,8 @@ values = torch.arange(40.0).view(8, 5)
 t = values.to(device)
 xs.mark_sharding(t, xs.get_1d_mesh("x"), ("x", None))
 with xs.timeline("timeline.json"):
-    found = [[t[i, j:].sum().item() for j in range(5)] for i in range(8)]  # HERE
-    gram = t.t() @ t  # OVER THERE
+    found = [[t[i, j:].sum().item() for j in range(5)] for i in range(8)]  # line of the sums
+    gram = t.t() @ t  # line of the product
 assert found == [[values[i, j:].sum().item() for j in range(5)] for i in range(8)], found
 events = json.load(open("timeline.json"))["traceEvents"]
 names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
@@ -97,7 +97,7 @@ spans = {name: [e for e in events if e["ph"] == "X" and e["pid"] == row] for row
 assert spans["controller"] and all(e["ts"] >= 0 and e["dur"] >= 0 for row in spans.values() for e in row)
 ran = [[e["name"] for e in spans[f"rank {r}"] if "args" in e] for r in range(2)]
 assert ran[0] == ran[1] and ran[0].count("aten.sum.default") == 40 and ran[0][-1] == "aten.mm.default", ran[0]
-line = 1 + next(i for i, text in enumerate(open(__file__)) if "# HERE" in text)
+line = 1 + next(i for i, text in enumerate(open(__file__)) if "# line of the sums" in text)
 at = {e["args"]["line"] for row in spans.values() for e in row if e["name"] == "aten.sum.default"}
 assert at == {f"line {line} of {__file__}"}, at
 product = spans["rank 1"][-1]
@@ -129,7 +129,7 @@ assert (t + 1).sum().item() == values.sum().item() + 40
 processes.controller.queue = collections.deque(processes.controller.queue)
 
 found = xs.explain(gram)
-line = 1 + next(i for i, text in enumerate(open(__file__)) if "# OVER THERE" in text)
+line = 1 + next(i for i, text in enumerate(open(__file__)) if "# line of the product" in text)
 assert (found.operator, found.source) == ("aten::mm", (__file__, line)) and found.num_bytes > 0, found
 turned = gram.t()
 view = xs.explain(turned.unsqueeze(0))

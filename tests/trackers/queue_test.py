@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ READERS = []
 class OnDevice(torch.Tensor):
     """A tensor that counts as one on a device, whose value comes late."""
 
-    device = SimpleNamespace(type="cuda")
+    device = SimpleNamespace(type="cuda", index=3)
 
     def item(self):
         raise AssertionError("the step waits for the device")
@@ -135,6 +136,8 @@ class Event:
 def test_a_number_on_a_device_is_copied_at_the_report_and_read_by_the_trackers_thread(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: SimpleNamespace(record_event=lambda: Event(gate)))
+    guards = mock.MagicMock()
+    monkeypatch.setattr(torch.accelerator, "device_index", guards)
     loss = torch.tensor(1.0).as_subclass(OnDevice)
     with Recorded() as tracker:
         tracker({"step": 1, "loss": loss})
@@ -142,6 +145,8 @@ def test_a_number_on_a_device_is_copied_at_the_report_and_read_by_the_trackers_t
         gate.set()
     assert tracker.rows == [(1, {"loss": 1.0})]
     assert list(tracker.threads) == READERS
+    guards.assert_called_once_with(3)
+    guards(3).__enter__.assert_called_once()  # in the tracker's thread device 0 is the current one
 
 
 def test_a_full_queue_drops_its_oldest_entries_and_counts_them(capsys):

@@ -27,7 +27,7 @@ class TaskPools {
     bool spreads = false;  // tasks go to nodes in turn
     bool lends = false;    // its workers hold CPUs, which other processes may use while the workers are idle
   };
-  // `wanted` is called on the loop when TaskPool::take_wants() has something new for the pool's owner. Any thread.
+  // Any thread. The pool calls `wanted` on the loop when TaskPool::take_wants() has something new for the pool's owner.
   std::shared_ptr<TaskPool> make(std::function<void()> wanted, Kind kind);
   bool any_open() const;
   void cancel(const ValueFuture& result, CancelHow how);

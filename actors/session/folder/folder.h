@@ -101,7 +101,7 @@ class SessionFolder {
   void leave(const std::string& role, pid_t pid) const;
   // True if the process has entered and has not left, whether it lives or not.
   bool entered(const std::string& role, pid_t pid) const;
-  // The processes of this session that live.
+  // The living processes that have entered.
   std::vector<SessionProcess> processes() const;
   // Marks the session as ending. A process that is restarted just before and enters now sees the mark and leaves at once.
   Result<void> set_ending() const;

@@ -217,7 +217,7 @@ class FunctionPool:
         self.session, self.readiness = session(), _native.Readiness()
         self._lock, self.retiring = threading.RLock(), threading.Lock()  # reentrant: the GC may run user code that makes a pool
         self._pools: dict[tuple, _Pool] = {}
-        self._numbers = itertools.count(1)  # numbers under which pools report requests
+        self._numbers = itertools.count(1)  # numbers of pools, by which ``readiness`` names those that want service
         self._numbered: dict[int, _Pool] = {}
         self._awake: dict[_Pool, None] = {}  # pools to serve, in the order of their requests
         self._leaving: list[_Leaving] = []  # guarded by retiring

@@ -163,7 +163,7 @@ def _no_scaler(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
 
 
 def _repeating(model, state: State, weighs: bool, steps: _Steps) -> Iterator[None]:
-    """Collectives gather some unit: this rank repeats its last batch when it has no further one."""
+    """The body of ``join`` for a model with a unit that collectives gather. A rank without further batches repeats its last one."""
     state.settings.weigh_samples = weighs
     repeats = Repeats(model, state, weighs, steps.optimizers)
     steps.skipped = repeats.stepped

@@ -100,6 +100,11 @@ class FSDPModule(TorchFSDPModule):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ``nn.Module.zero_grad``. It also clears the sharded gradients while the module holds unsharded parameters."""
+        if not set_to_none:
+            roots = {id(s.root): s.root for s in self._states(True) if s.root is not None}.values()
+            for host_copy in (root.states[0].settings.host_copy for root in roots):
+                if host_copy is not None:
+                    host_copy.order_writes()
         super().zero_grad(set_to_none)
         for p in (p.views.sharded for s in self._states(True) for u in s.units for p in u.parameters):
             if p.grad is not None:

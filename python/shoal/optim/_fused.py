@@ -110,7 +110,8 @@ class Fused:
             self.check_options(group)
         self._reserved.clear()
         super().load_state_dict(state_dict)
-        # torch has cast every state to its parameter's dtype: states beside master weights are taken in fp32 from the argument.
+        # torch has cast all states to their parameter's dtype. Where a parameter has a master weight, its states are fp32, so they are
+        # copied from ``state_dict`` again.
         for saved_group, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for index, p in zip(saved_group["params"], group["params"], strict=True):
                 if not self._has_master(p, group):

@@ -19,10 +19,12 @@ class Later:
         torch = sys.modules["torch"]
         self._tensor = tensor.detach().clone()
         self._copied = torch.accelerator.current_stream(tensor.device).record_event()
+        self._guard = torch.accelerator.device_index(tensor.device.index)  # the tracker's thread has another current device
 
     def value(self) -> Number:
-        self._copied.synchronize()
-        return number(self._tensor.to("cpu"))
+        with self._guard:
+            self._copied.synchronize()
+            return number(self._tensor.to("cpu"))
 
 
 def number(value: Any) -> Any:

@@ -195,7 +195,9 @@ class ElasticGang(Gang):
             if refused.reason == "Left":
                 self._leave()
             raise
-        if transition.newcomers and transition.again:  # newcomers would train while the others' loops build their models anew
+        # A recovery has newcomers only if fewer workers than the minimum survive. They would train at once, while the survivors' loops run
+        # again from their beginning.
+        if transition.newcomers and transition.again:
             raise WorkerLost(
                 f"worker {transition.change.died[0]} is lost, and a loop that runs again cannot go on with fewer workers than the minimum",
                 hint="write the step as a function for shoal.train.run, or allow fewer workers: num_workers=(minimum, maximum)",

@@ -1,4 +1,4 @@
-"""``Pool``: the interface of Python's ``multiprocessing.Pool`` over actors of a cluster. Names are Ray's.
+"""``Pool``: the interface of Python's ``multiprocessing.Pool`` over actors of a cluster. Arguments that Python's has not are Ray's.
 
 Import it by ``from shoal.util.multiprocessing import Pool`` in place of ``from multiprocessing import Pool``.
 """

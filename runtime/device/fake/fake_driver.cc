@@ -378,6 +378,7 @@ struct FakeMemory {
     return cuda::kSuccess;
   }
   static CudaStatus module_function(CudaFunction* function, CudaModule, const char* name) {
+    if (current.empty()) return refuse(cuda::kInvalidContext, "a kernel without a current device");
     const std::lock_guard lock(machine().mutex_);
     const auto found = machine().kernels_.find(name);
     if (found == machine().kernels_.end()) return cuda::kNotFound;

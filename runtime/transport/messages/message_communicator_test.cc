@@ -34,7 +34,7 @@ class OtherRank : public testing::Test {
     sent_.push_back(std::move(data));
     other_->send(0, channel, sent_.back(), transfers_.emplace_back());
   }
-  // Announces `sent` bytes in a message whose data are `data`.
+  // Sends a header that announces `sent` bytes, which may differ from the size of `data` in the same message.
   void send_header(std::size_t sent, const Buffer& data) {
     Header header;
     header.dtype = static_cast<std::uint8_t>(DType::kUInt8);

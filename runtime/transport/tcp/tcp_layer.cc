@@ -21,7 +21,7 @@ namespace {
 constexpr auto kCheck = std::chrono::milliseconds(100);  // interval of the checks for silent hosts
 constexpr auto kPause = 3 * kCheck;                      // after a longer time without a check, the next one finds no host silent
 constexpr int kSilentChecks = 2;                         // in a row that find a host silent; it is then lost
-constexpr auto kGrace = std::chrono::milliseconds(100);  // after a connection breaks: for the watch to show why
+constexpr auto kGrace = std::chrono::milliseconds(100);  // after a connection breaks: in this time the watch connection may show why
 constexpr auto kDeparture = std::chrono::seconds(1);     // for the group to learn why a rank has begun another epoch
 constexpr auto kRetry = std::chrono::milliseconds(50);
 constexpr auto kFlushPoll = std::chrono::milliseconds(1);

@@ -14,7 +14,7 @@ std::string job_set(const LaunchRequest& request);
 // The text, which is UTF-8, as a YAML string that no reader takes for anything else.
 std::string yaml_text(const std::string& text);
 
-// A word of a container's command: Kubernetes replaces $(NAME), and takes $$ for a $.
+// Returns the text with each $ doubled, for a container's command or variables: Kubernetes replaces $(NAME) there and reads $$ as $.
 std::string pod_word(const std::string& text);
 
 }  // namespace shoal::scheduler::cli

@@ -59,7 +59,8 @@ std::vector<PathPart> critical_path(const std::vector<Lane>& lanes) {
     }
     if (!flat.back().empty() && end_of(flat.back().back()) > at) at = end_of(flat.back().back()), lane = i;
   }
-  // The lane that came last to the exchange that `wait` is for, while `wait` lasted; `waiting` if no lane came later.
+  // Returns the time and the lane of the last arrival at the exchange of `wait` before `wait` ended. If no lane arrived during `wait`, it
+  // returns the time at which `wait` began, and the lane `waiting`.
   const auto last_to = [&](const Span& wait, std::size_t waiting) {
     std::pair<std::int64_t, std::size_t> last{wait.from_us, waiting};
     for (std::size_t i = 0; i < lanes.size(); ++i) {

@@ -39,11 +39,23 @@ class DeviceGroups:
     def replicas(self, data: DataMesh) -> DeviceGroup | None:
         return None if data.replicas == 1 else self._group(data, data.replicate_dim)
 
+    def failure(self, data: DataMesh) -> Exception | None:
+        """Returns what has ended an open group of the mesh, or None. Sums of that group may have a part of their gradients only."""
+        if data.mesh.device_type not in self.device_types:
+            return None
+        dims = [*([data.shard_dim] if data.shards > 1 else []), *([data.replicate_dim] if data.replicas > 1 else [])]
+        opened = (self._groups.get(self._key(data, dim)) for dim in dims)
+        return next((failure for group in opened if group is not None and (failure := group.native.failed()) is not None), None)
+
+    @staticmethod
+    def _key(data: DataMesh, dim: int) -> tuple[tuple[int, ...], int]:
+        ranks = tuple(dist.get_process_group_ranks(data.mesh.get_group(dim)))
+        return ranks, ranks.index(dist.get_rank())  # the index too, because ranks may be threads of one process
+
     def _group(self, data: DataMesh, dim: int) -> DeviceGroup | None:
         if data.mesh.device_type not in self.device_types:
             return None
-        ranks = tuple(dist.get_process_group_ranks(data.mesh.get_group(dim)))
-        key = ranks, ranks.index(dist.get_rank())  # the index too, because ranks may be threads of one process
+        key = self._key(data, dim)
         if key not in self._groups:
             group, _ = self.opens(*key, data.device)
             self._groups[key] = group

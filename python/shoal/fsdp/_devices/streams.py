@@ -50,6 +50,9 @@ class Streams(Protocol):
     def on(self, stream: Any) -> AbstractContextManager:
         """Enters a stream of the program."""
 
+    def device_guard(self) -> AbstractContextManager:
+        """Makes the device the current one. In a new thread that is device 0: calls of CUDA there would take memory of that device."""
+
 
 class _Reached:
     def wait(self) -> None:
@@ -107,6 +110,9 @@ class HostStreams:
     def on(self, stream: Any) -> AbstractContextManager:
         return nullcontext()
 
+    def device_guard(self) -> AbstractContextManager:
+        return nullcontext()
+
 
 class _Event:
     def __init__(self, device: torch.device, handle: Any, event: Any):
@@ -155,10 +161,14 @@ class DeviceStreams:
         return _Event(self._device, self._handle, event)
 
     def synchronize(self, mark: Mark) -> None:
-        mark.synchronize()
+        with self.device_guard():
+            mark.synchronize()
 
     def on(self, stream: Any) -> AbstractContextManager:
         return self._handle.stream(stream)
+
+    def device_guard(self) -> AbstractContextManager:
+        return self._handle.device(self._device)
 
 
 def open_streams(device: torch.device) -> Streams:
@@ -250,6 +260,8 @@ class Transfers:
         """Copies to the host's memory. With ``pinned`` memory the copy runs beside what follows, until ``finish`` if it is ``awaited``.
         ``allocated_on``: the streams to whose pools the gradient's memory may return. ``model``: the number of its ``Root``."""
         if not pinned or self.streams.asynchronous:
+            for mark in self._on_host:  # the host may add this gradient to one whose copy is under way
+                self.streams.synchronize(mark)
             return gradient.to("cpu")
         out = self.copy_to_host(gradient, "gradients", model)
         with self.streams.copies:

@@ -43,10 +43,11 @@ class DeviceStamps:
         return event
 
     def times(self, stamps: Sequence[Any]) -> list[float]:
-        for event in stamps:
-            event.synchronize()
-        last = self.stamp()
-        last.synchronize()
+        with self._handle.device(self._device):  # threads that read timelines have another current device
+            for event in stamps:
+                event.synchronize()
+            last = self.stamp()
+            last.synchronize()
         now = time.monotonic()
         return [now - event.elapsed_time(last) / 1000 for event in stamps]
 

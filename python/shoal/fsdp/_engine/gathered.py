@@ -149,6 +149,8 @@ class Gathered:
             return
         self.begin()
         with lasting():
+            if self._unit.data.shards == 1:
+                self._transfers.rows.wait()  # no gather has waited for an optimizer that runs on another stream
             for p in self._unit.parameters:
                 if self._is_own(p) and not p.extended and p not in self._whole:
                     self._whole[p] = _Whole()
@@ -279,7 +281,7 @@ class Gathered:
             if grad is not None:
                 by_dtype.setdefault(p.reduce_dtype, []).append((p, grad))
                 del grad
-        with lasting():  # gradients have histories where the program asks for them (create_graph)
+        with lasting():  # with create_graph=True autograd records the gradients, but must not record their reduction
             each = [Reduction(self._transfers, self.collectives, u, by_dtype.pop(dtype), dtype, everywhere) for dtype in list(by_dtype)]
         self._reductions.append(_Reductions(each))
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from shoal._objects.tensors import dtensor, lasting, with_dtype
 from shoal.exceptions import InvalidArgument, Unavailable, Unimplemented
+from shoal.fsdp._devices.groups import groups
 from shoal.fsdp._devices.streams import REACHED, Transfers, transfers
 from shoal.fsdp._engine.root import Root
 from shoal.fsdp._engine.settings import Settings
@@ -277,8 +278,12 @@ class HostCopy:
         self._spoiled = True
 
     def _check_spoiled(self) -> None:
-        if self._spoiled:
-            raise Unavailable("the groups that sum gradients were aborted, because a worker has died", reason="ActorDied")
+        """Raises an error if gradients may have half a sum. Shoal's own groups abort themselves, without ``spoil``."""
+        meshes = {id(s.data): s.data for s in self._states}.values()
+        failures = (failure for data in meshes if (failure := groups.failure(data)) is not None)
+        if (failure := next(failures, None)) is not None or self._spoiled:
+            text = "the groups that sum gradients were aborted, because a worker has died"
+            raise Unavailable(text, reason="ActorDied") from failure
 
     def follow_writes(self) -> None:
         """Copies rows and states that operators have written since the last step, as their version counters show."""
@@ -350,12 +355,13 @@ class HostCopy:
     def _repeat(self) -> None:
         began = time.perf_counter()
         try:
-            if self._step is None:
-                self._transfers.streams.synchronize(self._copied)
-            else:
-                self._await_copies()
-            self._check_spoiled()
-            self._make_step()
+            with self._transfers.streams.device_guard():
+                if self._step is None:
+                    self._transfers.streams.synchronize(self._copied)
+                else:
+                    self._await_copies()
+                self._check_spoiled()
+                self._make_step()
         except BaseException as error:
             self._error = error
         self.repeated_s += time.perf_counter() - began

@@ -52,7 +52,7 @@ class NewMesh:
         return new
 
     def make_models(self, contents: Contents) -> None:
-        """Waits until all ranks of the new mesh are placed."""
+        """Adds a model on the new mesh for each root. The first one waits until all ranks of that mesh are placed."""
         native = dict(zip(map(id, contents.units), self.units, strict=True))
         for root in contents.roots:
             units = [u for units in root.units_of for u in units]

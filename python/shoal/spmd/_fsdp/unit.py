@@ -150,7 +150,7 @@ class Unit:
             q.views.register(q.views.sharded)
 
     def __deepcopy__(self, memo: dict) -> None:
-        """Returns None, so that a copy of the module has no unit (see _copied)."""
+        """Returns None, so that a copy of the module has no unit (see ``_copied`` in parameter.py)."""
 
     @property
     def parameters(self) -> list[EngineParameter]:
