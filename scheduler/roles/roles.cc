@@ -124,7 +124,7 @@ Result<Node::Options> node_options(RoleProcess& process, const Role& role, std::
   o.listen = process.credentials.endpoint("shoal-" + process.folder.name() + "-node-" + std::to_string(getpid()));
   if (!process.credentials.host.empty()) o.host = process.credentials.host;
   // Ray's names of resources by which programs place work on the node with an address.
-  for (const std::string& name : {"node:" + o.host, std::string(beside_head ? "node:__internal_head__" : "")}) {
+  for (const std::string& name : {"node:" + o.host, std::string(beside_head ? actors::NodeRow::kBesideHead : "")}) {
     if (!name.empty() && o.resources.units(name) == 0) o.resources.set_units(name, actors::Resources::kUnit);
   }
   o.session = process.folder.path();

@@ -31,11 +31,11 @@ class DrainTest : public testing::Test {
     for (const NodeId n : state_.alive_nodes()) state_.step(NodeBeat{n});
     state_.step(Tick{});
   }
-  NodeId join(std::uint64_t id, double cpus) {
+  NodeId join(std::uint64_t id, double cpus, bool beside_head = false) {
     actors::RegisterNode n;
     n.id = NodeId{id};
     n.host = "127.0.0.1";
-    n.resources = of({{"CPU", cpus}});
+    n.resources = of({{"CPU", cpus}, {actors::NodeRow::kBesideHead, beside_head ? 1 : 0}});
     EXPECT_TRUE(state_.step(NodeJoined{n}));
     return n.id;
   }
@@ -154,6 +154,46 @@ TEST_F(DrainTest, ADrainedNodesActorsMoveAndThenItLeaves) {
   EXPECT_EQ(left_.size(), 1u);  // a single EndNodeOn
   state_.step(NodeLost{old, unavailable("its node's process ended")});
   EXPECT_EQ(state_of(one), ActorState::kAlive);
+}
+
+TEST_F(DrainTest, TheNodeWithWhichTheClusterEndsLeavesLast) {
+  const NodeId beside_head = join(1, 1, true), other = join(2, 1);
+  const ActorId one = actor(1), two = actor(1);
+  for (const NodeId node : {beside_head, other}) scheduling(node, NodeScheduling::kDraining, 60'000);
+  ASSERT_EQ(node_of(one), beside_head);
+  gone(beside_head, state_.actor(one)->worker);
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, std::vector<NodeId>());  // the other node's process still runs
+  gone(other, state_.actor(two)->worker);
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, (std::vector{beside_head, other}));
+}
+
+TEST_F(DrainTest, TheLastNodeLeavesAtItsDeadlineAtTheLatest) {
+  const NodeId beside_head = join(1, 1, true), other = join(2, 1);
+  const ActorId one = actor(1), two = actor(1);
+  scheduling(beside_head, NodeScheduling::kDraining, 10'000);
+  gone(beside_head, state_.actor(one)->worker);
+  pass(9s);
+  start();
+  EXPECT_EQ(left_, std::vector<NodeId>());
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, std::vector{beside_head});
+  EXPECT_EQ(node_of(two), other);
+}
+
+TEST_F(DrainTest, ANodeBesideOneOfTwoHeadsLeavesBeforeOthersHaveEnded) {
+  const NodeId beside_head = join(1, 1, true), other = join(2, 1, true);
+  const ActorId one = actor(1), two = actor(1);
+  scheduling(beside_head, NodeScheduling::kDraining, 60'000);
+  gone(beside_head, state_.actor(one)->worker);
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, std::vector{beside_head});
+  EXPECT_EQ(node_of(two), other);
 }
 
 TEST_F(DrainTest, AnActorThatHasNowhereToGoStaysUntilTheDeadline) {

@@ -110,13 +110,22 @@ void move_actors(Parts& s, NodeId node) {
   }
 }
 
+// True if the cluster ends with this node: no other living one has a head on its host.
+bool ends_cluster(const Parts& s, const rows::Node& node) {
+  return node.row.beside_head() && std::none_of(s.nodes.begin(), s.nodes.end(), [&](const auto& n) {
+           return n.first != node.row.id && s.nodes.lives(n.first) && n.second.row.beside_head();
+         });
+}
+
 void drain_nodes(Parts& s) {
   for (const NodeId id : s.nodes.withheld()) {
     const rows::Node& node = s.nodes.at(id);
     if (node.row.scheduling() != NodeScheduling::kDraining || node.leave_sent) continue;
     move_actors(s, id);
-    const bool busy = std::any_of(s.workers.begin(), s.workers.end(),
-                                  [&](const auto& w) { return w.second.row.node == id && w.second.row.state != WorkerState::kExited; });
+    const bool last = ends_cluster(s, node);  // then it waits for the work of all nodes
+    const bool busy = std::any_of(s.workers.begin(), s.workers.end(), [&](const auto& w) {
+      return w.second.row.state != WorkerState::kExited && (w.second.row.node == id || last);
+    });
     if (busy && s.turn.now < node.drain_until) continue;
     s.nodes.set_leave_sent(id);
     s.turn.act(EndNodeOn{id});

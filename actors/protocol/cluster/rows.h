@@ -100,6 +100,10 @@ struct NodeRow {
   bool cordoned = false;                 // the node takes no new work
   std::int64_t drain_until_unix_ms = 0;  // deadline of the drain; 0: the node is not draining
 
+  // Ray's name of the resource that a node has if a head runs on its host. Without another head the cluster ends with that node.
+  static constexpr const char* kBesideHead = "node:__internal_head__";
+  bool beside_head() const { return total.units(kBesideHead) > 0; }
+
   NodeScheduling scheduling() const {
     return drain_until_unix_ms != 0 ? NodeScheduling::kDraining : cordoned ? NodeScheduling::kCordoned : NodeScheduling::kSchedulable;
   }

@@ -201,7 +201,7 @@ class FirstHost final : public HostPart {
                                       "0",
                                       "--wait"};
     if (options_.trainer) {
-      words.insert(words.end(), {"--resource", "node:__internal_head__=0.001"});
+      words.insert(words.end(), {"--resource", fmt::format("{}=0.001", actors::NodeRow::kBesideHead)});
     } else {
       words.insert(words.end(), {"--num-workers", std::to_string(num_ranks_), "--resource", fmt::format("{}=1", kRankResource)});
     }
@@ -260,7 +260,8 @@ class FirstHost final : public HostPart {
         ++stopped;
         ended_by = num_end_signals > 0 ? end_signal : leave_signal;
       }
-      // A drained node ends with its last rank, and the cluster with it. The script's command may yet read the exit code.
+      // This host's drained node ends when no host has a rank any more, and the cluster with it. The script's command may yet read the
+      // exit code.
       if (cluster_->ended() && !alone_by) alone_by = after(kLastWordsS);
       if (alone_by && clock_->now() >= *alone_by) {
         script.signal(SIGHUP);
