@@ -41,6 +41,21 @@ def on_device(monkeypatch):
     return tensor
 
 
+def test_a_value_on_the_host_shares_the_memory_of_large_arrays():
+    array, tensor = np.arange(2000.0), torch.arange(2000.0)
+    head, buffers = serialize.dumps((serialize.OnHost({"array": array, "tensor": tensor}), 1))
+    assert [np.shares_memory(np.frombuffer(b, np.uint8), t) for b, t in zip(buffers, (array, tensor.numpy()), strict=True)] == [True, True]
+    found, _ = loads(head, buffers)
+    assert np.array_equal(found["array"], array)
+    assert torch.equal(found["tensor"], tensor)
+
+
+def test_an_error_for_a_value_on_the_host_names_the_value():
+    value = serialize.OnHost({"lock": threading.Lock()})
+    with pytest.raises(TypeError, match="the metrics, of type dict, cannot be sent: cannot pickle"):
+        serialize.pack(value, what="the metrics")
+
+
 @pytest.mark.parametrize("pickled", [lambda t: serialize.snapshot([t], "it"), lambda t: serialize.dumps(serialize.OnHost([t]))])
 def test_tensors_of_devices_arrive_in_the_hosts_memory(on_device, pickled):
     head, buffers = pickled(on_device)

@@ -168,7 +168,29 @@ TEST_F(DrainTest, TheNodeWithWhichTheClusterEndsLeavesLast) {
   gone(other, state_.actor(two)->worker);
   pass(1s);
   start();
-  EXPECT_EQ(left_, (std::vector{beside_head, other}));
+  EXPECT_EQ(left_, std::vector{other});
+  state_.step(NodeLost{other, unavailable("its node's process ended")});
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, (std::vector{other, beside_head}));
+}
+
+TEST_F(DrainTest, TheLastOfTwoNodesBesideHeadsWaitsForTheOthersWork) {
+  const NodeId first = join(1, 1, true), second = join(2, 1, true), other = join(3, 1);
+  const std::vector actors{actor(1), actor(1), actor(1)};
+  for (const NodeId node : {first, second}) scheduling(node, NodeScheduling::kDraining, 60'000);
+  for (const std::size_t n : {0, 1}) gone(node_of(actors[n]), state_.actor(actors[n])->worker);
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, std::vector{first});
+  state_.step(NodeLost{first, unavailable("its node's process ended")});
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, std::vector{first});
+  gone(other, state_.actor(actors[2])->worker);
+  pass(1s);
+  start();
+  EXPECT_EQ(left_, (std::vector{first, second}));
 }
 
 TEST_F(DrainTest, TheLastNodeLeavesAtItsDeadlineAtTheLatest) {

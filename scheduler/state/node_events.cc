@@ -113,7 +113,7 @@ void move_actors(Parts& s, NodeId node) {
 // True if the cluster ends with this node: no other living one has a head on its host.
 bool ends_cluster(const Parts& s, const rows::Node& node) {
   return node.row.beside_head() && std::none_of(s.nodes.begin(), s.nodes.end(), [&](const auto& n) {
-           return n.first != node.row.id && s.nodes.lives(n.first) && n.second.row.beside_head();
+           return n.first != node.row.id && s.nodes.lives(n.first) && !n.second.leave_sent && n.second.row.beside_head();
          });
 }
 
@@ -122,10 +122,12 @@ void drain_nodes(Parts& s) {
     const rows::Node& node = s.nodes.at(id);
     if (node.row.scheduling() != NodeScheduling::kDraining || node.leave_sent) continue;
     move_actors(s, id);
-    const bool last = ends_cluster(s, node);  // then it waits for the work of all nodes
-    const bool busy = std::any_of(s.workers.begin(), s.workers.end(), [&](const auto& w) {
-      return w.second.row.state != WorkerState::kExited && (w.second.row.node == id || last);
-    });
+    const bool last = ends_cluster(s, node);  // then it waits for the work of all nodes, and for the ends of those that drain, too
+    const auto drains = [&](NodeId n) { return n != id && s.nodes.at(n).row.scheduling() == NodeScheduling::kDraining; };
+    const bool busy =
+        std::any_of(s.workers.begin(), s.workers.end(),
+                    [&](const auto& w) { return w.second.row.state != WorkerState::kExited && (w.second.row.node == id || last); }) ||
+        (last && std::any_of(s.nodes.withheld().begin(), s.nodes.withheld().end(), drains));
     if (busy && s.turn.now < node.drain_until) continue;
     s.nodes.set_leave_sent(id);
     s.turn.act(EndNodeOn{id});

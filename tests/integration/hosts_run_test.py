@@ -1,6 +1,7 @@
 """``shoal run`` on two hosts, with a scheduler's variables or without."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -74,6 +75,53 @@ def test_a_signal_to_any_host_means_save_and_leave(hosts, tmp_path):
     assert first.out.count("saved") == 2
     (checkpoint,) = (tmp_path / "saved").glob("step-*")
     assert exit_record(tmp_path / "run")["checkpoint"] == str(checkpoint)
+
+
+def sessions_pids(host, role) -> list[int]:
+    """The processes of this role in the sessions of the host."""
+    return [int(f.name.partition(".")[2]) for f in host.home.glob(f"**/pids/{role}.*") if f.name.partition(".")[2].isdigit()]
+
+
+def test_a_host_whose_ranks_end_first_has_the_result_of_the_run(hosts, tmp_path):
+    """The first host has drained it, and it has no signal of its own."""
+    secret, go = tmp_path / "secret", tmp_path / "go"
+    secret.write_text("2e" * 32)
+    text = f"{SAVE}\nimport os, time\nwhile os.environ['RANK'] == '0' and not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
+    words = ["--run-folder", tmp_path / "run", "--nproc", "1", "--grace", str(2 * LIMIT_S)]
+    words += [hosts.a.script(text, "late.py"), tmp_path / "saved"]
+    pod = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts.a.address, "SHOAL_TOKEN_FILE": str(secret)}
+    first, second = on_both(hosts, words, [{**pod, "JOB_COMPLETION_INDEX": str(i), "HOSTNAME": f"late-{i}"} for i in range(2)])
+    first.said("it trains")
+    (node,) = sessions_pids(hosts.b, "node")
+    first.signal(signal.SIGTERM)
+    wait_until(lambda: not alive(node), 2 * LIMIT_S, "the end of the drained node")
+    go.touch()
+    assert (first.code(), second.code()) == (0, 0), first.err + second.err
+
+
+def test_a_signal_after_the_death_of_the_head_means_save_and_leave(hosts, tmp_path):
+    words = ["--run-folder", tmp_path / "run", "--nproc", "1", "--grace", str(LIMIT_S)]
+    job = run(hosts.a, *words, hosts.a.script(SAVE, "save.py"), tmp_path / "saved")
+    job.said("it trains")
+    (head,) = sessions_pids(hosts.a, "head")
+    os.kill(head, signal.SIGKILL)
+    wait_until(lambda: set(sessions_pids(hosts.a, "head")) - {head}, LIMIT_S, "another head")
+    job.signal(signal.SIGUSR1)
+    assert job.code() == 0, job.err
+    (checkpoint,) = (tmp_path / "saved").glob("step-*")
+    assert exit_record(tmp_path / "run")["checkpoint"] == str(checkpoint)
+
+
+def test_a_host_that_leaves_before_the_script_has_started_ends(hosts, tmp_path):
+    words = ["--run-folder", tmp_path / "run", "--join-timeout", 10 * LIMIT_S]
+    words += ["--hosts", f"{hosts.a.address},{hosts.b.address},no-such-host.invalid", hosts.a.script(WAIT, "wait.py")]
+    first, second = on_both(hosts, words, [{}, {}])
+    first.said("2 of 3 hosts are here")
+    second.signal(signal.SIGTERM)
+    assert second.code() == 143, second.err
+    assert json.loads((tmp_path / "run" / "exit-1.json").read_text())["cause"] == "SIGTERM"
+    first.signal(signal.SIGTERM)
+    assert first.code() == 143, first.err
 
 
 ELASTIC = """

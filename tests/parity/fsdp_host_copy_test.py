@@ -389,18 +389,22 @@ def gradients_of_groups_that_have_ended_by_themselves_do_not_count():
     model, optimizer, host_copy = train(True, steps=1)
     model(batch(1)).square().mean().backward()
     lost = Unavailable("rank 1 is lost")
-    group = SimpleNamespace(native=SimpleNamespace(failed=lambda: lost), close=lambda: None)
+    native = SimpleNamespace(failed=lambda: lost)
+    group = SimpleNamespace(native=native, close=lambda: None)
     opened = DeviceGroups(lambda ranks, index, device: (group, Choice("nccl")))
     opened.device_types = ("cpu",)
     with mock.patch.object(its_module, "groups", opened):
         data = host_copy.pairs[0][0].state.data
         assert opened.failure(data) is None  # no group is open
         assert opened.shards(data) is group
-        with pytest.raises(Unavailable, match="were aborted") as raised:
+        with pytest.raises(Unavailable, match="rank 1 is lost"):
             optimizer.step()
-    opened.leave_all()
-    assert raised.value.__cause__ is lost
+        native.failed = lambda: lost if threading.current_thread().name == "shoal-host-copy" else None
+        optimizer.step()
+        with pytest.raises(Unavailable, match="rank 1 is lost"):
+            host_copy.wait()
     assert host_copy.optimizers[0]._protection.step == 1
+    opened.leave_all()
 
 
 @use

@@ -148,7 +148,7 @@ class _HostPickler(_Pickler):
 
 
 class OnHost:
-    """Wraps a value for pickling. The receiver gets the value itself, with tensors of devices in the host's memory."""
+    """Wraps a value for pickling. The receiver gets the value itself, with plain tensors of devices in the host's memory."""
 
     __slots__ = ("value",)
 
@@ -156,9 +156,8 @@ class OnHost:
         self.value = value
 
     def __reduce__(self):
-        with io.BytesIO() as file:
-            _HostPickler(file, protocol=5).dump(self.value)
-            return pickle.loads, (file.getvalue(),)
+        head, buffers = dumps(self.value, _HostPickler)
+        return loads, (head, [pickle.PickleBuffer(b) for b in buffers])  # large arrays are not copied
 
 
 class Code:
@@ -286,6 +285,7 @@ def snapshot(value: Any, what: str) -> Snapshot:
 
 def unsendable(what: str, value: Any, error: Exception) -> TypeError:
     """Returns the error for a value that cannot be pickled. ``what`` names it: "argument 0", "the value that was put"."""
+    value = value.value if isinstance(value, OnHost) else value
     hint = "shoal.util.inspect_serializability(..) shows which part of it"
     return TypeError(f"{what}, of type {type(value).__name__}, cannot be sent: {error}; {hint}")
 

@@ -72,7 +72,7 @@ def send_reports_to(receiver: Callable[[dict[str, Any]], None]) -> None:
 
 def report(metrics: dict[str, Any]) -> None:
     """Sends this worker's metrics to the driver; rank 0's go into the Result. It is a barrier: every rank must report equally often.
-    Tensors of devices arrive in the host's memory.
+    Plain tensors of devices arrive in the host's memory.
 
     In an elastic training on devices, it waits until the last step counts on all workers.
     A worker that joins an elastic training reports from its first step on; earlier reports are dropped. With ``deterministic=True``,

@@ -214,6 +214,8 @@ class ElasticGang(Gang):
         self._next = None
         for control in save_controls:
             control.abandon()
+        if self._worker.scaling.use_gpu:  # groups that are left under way, too, leave half a sum in gradients
+            self.spoil_step()
         self._leave_groups()
         self._end_process_group(aborts=self._worker.scaling.use_gpu)
         self._record.abandon_step()

@@ -191,7 +191,8 @@ class Objects {
         fmt::format("env -u JOB_COMPLETION_INDEX {} run --node-rank {} \"$@\" &", shell_word(r_.shoal), number),
         "pid=$!",
         "wait $pid; code=$?",
-        "if [ -n \"$left\" ]; then wait $pid; code=$left; fi",
+        "while kill -0 $pid 2>/dev/null; do wait $pid; done",
+        "if [ -n \"$left\" ]; then code=$left; fi",
         "exit $code",
     };
     for (const auto& text : lines) yaml_.line(at + 1, pod_word(text));

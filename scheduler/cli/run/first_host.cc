@@ -103,7 +103,10 @@ class FirstHost final : public HostPart {
     const auto end = after(options_.join_timeout_s);
     auto next_status = after(2);
     while (end_signal == 0) {
-      if (leave_signal != 0) end_signal = leave_signal;  // no rank runs yet that could save, so a request to leave ends the run
+      if (leave_signal != 0) {  // no rank runs yet that could save, so a request to leave ends the run
+        end_signal = leave_signal;
+        break;
+      }
       const auto living = nodes();
       if (!living && !head_->is_back()) return fail(living.error());
       std::set<std::uint32_t> missing;
@@ -217,13 +220,14 @@ class FirstHost final : public HostPart {
     words.insert(words.end(), options_.words.begin(), options_.words.end());
     auto script = Child::start(common_, std::move(words), script_environment(host_, ranks_grace_s()), false);
     if (!script) return fail_with(script.error(), kSubmitOther, true);
-    const int ended_by = follow(*script);
+    const auto [ended_by, row] = follow(*script);
     const int code = script->code();
-    const auto row = job();
     host_.folder.remove_meeting();
     say_farewell();
     end();
-    const int whole = ended_by != 0 ? 128 + ended_by : code;
+    const bool succeeded = row && *row && (*row)->state == actors::JobState::kSucceeded;
+    const int signal = !row && code != 0 && ended_by == 0 ? leave_signal : ended_by;
+    const int whole = signal != 0 && !succeeded ? 128 + signal : code;
     if (!row) {  // the head has ended already, so the job's row is not known
       const bool again = whole != 0 && whole != kDoNotRetry;
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
@@ -239,9 +243,15 @@ class FirstHost final : public HostPart {
     return whole;
   }
 
-  // Waits until the script has ended. Returns the signal that ended it; 0: it has ended by itself.
-  int follow(Child& script) {
+  struct ScriptEnd {
+    int ended_by = 0;                           // the signal that ended it; 0: it has ended by itself
+    Result<std::optional<actors::JobRow>> row;  // its job, as the head knows it
+  };
+
+  // Waits until the script has ended.
+  ScriptEnd follow(Child& script) {
     std::optional<runtime::TimePoint> deadline;
+    bool all_drain = false;
     int stopped = 0, ended_by = 0;
     RunWatch watch(host_.folder.path());
     std::optional<runtime::TimePoint> alone_by;  // the cluster has ended: the script's command has until then to end by itself
@@ -251,9 +261,9 @@ class FirstHost final : public HostPart {
         leave_by_ = after(options_.grace_s);
         print(stderr, "shoal: {}: the script has {:g} s to save and end, because this host has the head\n",
               runtime::signal_name(leave_signal), ranks_grace_s());
-        const auto living = nodes();
-        for (const auto& [number, node] : living ? *living : Nodes()) (void)drain(node);
       }
+      if (head_->closed() && !cluster_->ended()) (void)head_->reconnect(runtime::Duration::zero());
+      if (deadline && !all_drain) all_drain = drain_all(*deadline);
       const bool late = deadline && clock_->now() >= *deadline;
       if (stopped < num_end_signals + (late ? 1 : 0)) {
         script.signal(SIGHUP);  // the first one stops the job, the next one kills it
@@ -270,7 +280,20 @@ class FirstHost final : public HostPart {
       context_->run_until([] { return false; }, kTick);
     }
     if (ended_by == 0) watch.script_ended();
-    return ended_by;
+    if (head_->closed() && !cluster_->ended()) (void)head_->is_back();
+    return {ended_by, job()};
+  }
+
+  // Returns true once each node drains. False if the head, which may be starting again, has not answered for one: call it again. A node
+  // that drains already keeps its deadline.
+  bool drain_all(runtime::TimePoint deadline) {
+    const auto living = nodes();
+    bool all = living.has_value();
+    for (const auto& [number, node] : living ? *living : Nodes()) {
+      if (node.scheduling() == actors::NodeScheduling::kDraining) continue;
+      all = drain(node, std::chrono::duration<double>(deadline - clock_->now()).count()) && all;
+    }
+    return all;
   }
 
   // Waits until the other hosts have read the end of the job, sent their last rows, and left.

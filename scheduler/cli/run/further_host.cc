@@ -189,14 +189,16 @@ class FurtherHost final : public HostPart {
       if (method != Method::kJobUpdate) return;
       if (auto update = actors::from_bytes<JobRow>(message.body)) row = *std::move(update);
     });
-    bool watches = false, leaves = false;
+    bool watches = false, drains = false;
     auto next_request = clock_->now();
     while (end_signal == 0) {
       if (row) send_records(*row);
       if (row && row->ended_unix_ms != 0) return finish(*row);
       if (head_->closed()) {
         watches = false;
-        if (session_->ending() || !head_->is_back()) break;
+        runtime::Duration patience = Client::kNextHead;
+        if (leave_by_) patience = std::clamp<runtime::Duration>(*leave_by_ - clock_->now(), runtime::Duration::zero(), patience);
+        if (session_->ending() || !head_->reconnect(patience)) break;
       }
       if (!watches && clock_->now() >= next_request) {
         next_request = clock_->now() + milliseconds(500);
@@ -206,10 +208,10 @@ class FurtherHost final : public HostPart {
           watches = now.has_value();
         }
       }
-      if (leave_signal != 0 && !std::exchange(leaves, true)) leave();
-      // Without this host a run with a fixed number of ranks ends, too, and its result is this host's.
-      if (cluster_->ended() && !(leaves && !allocation_.elastic)) {
-        if (leaves) {
+      if (leave_signal != 0 && !leave_by_) begin_to_leave();
+      if (leave_by_ && !drains) drains = drain_own();
+      if (cluster_->ended()) {
+        if (allocation_.elastic && (leave_by_ || was_drained())) {
           print(stderr, "shoal: this host has left the run\n");
           end();
           run_.clear();  // the run goes on, and this host may come back to it
@@ -217,15 +219,24 @@ class FurtherHost final : public HostPart {
           send_last_records();
           return 0;
         }
-        break;
+        // Another host may have drained this one. Without it a run with a fixed number of ranks ends, too, and its result is this host's.
+        if (allocation_.elastic || !row) break;
       }
+      if (leave_by_ && clock_->now() >= *leave_by_) break;
       tick();
+    }
+    if (leave_by_ && end_signal == 0 && (!row || clock_->now() >= *leave_by_)) {
+      end();
+      record({128 + leave_signal, runtime::signal_name(leave_signal), {}, true, host_.folder.newest_checkpoint()});
+      send_last_records();
+      return 128 + leave_signal;
     }
     if (end_signal != 0) {
       end();
       return 128 + end_signal;
     }
-    const auto until = after(kFirstHostsRecordS);  // the first host writes its record last of all
+    auto until = after(kFirstHostsRecordS);  // the first host writes its record last of all
+    if (leave_by_) until = std::min(until, *leave_by_);
     while (!has_secret() && !first_hosts_end() && clock_->now() < until && end_signal == 0) usleep(100'000);
     if (const auto end = first_hosts_end()) return end_as(*end);
     return fail_with(
@@ -242,15 +253,33 @@ class FurtherHost final : public HostPart {
     return first.exit_code;
   }
 
-  void leave() {
+  void begin_to_leave() {
     leave_by_ = after(options_.grace_s);
+    ranks_leave_by_ = after(ranks_grace_s());
     print(stderr, "shoal: {}: this host leaves the run; its ranks have {:g} s to save and end\n", runtime::signal_name(leave_signal),
           ranks_grace_s());
-    const auto living = nodes();
-    if (!living) return;
-    for (const auto& [number, node] : *living) {
-      if (to_string(node.id) == field(said_, "node")) (void)drain(node);
+  }
+
+  // Returns true once this host's node drains. False if the head, which may be starting again, has not answered: call it again.
+  bool drain_own() {
+    const auto own = own_node();
+    if (!own) return false;
+    if (!*own || (*own)->state != actors::NodeState::kAlive) return true;
+    return drain(**own, std::chrono::duration<double>(ranks_leave_by_ - clock_->now()).count()).has_value();
+  }
+
+  // True if this host's node had begun to drain before its end: by `shoal drain`, or by the first host.
+  bool was_drained() {
+    const auto own = own_node();
+    return own && *own && (*own)->scheduling() == actors::NodeScheduling::kDraining;
+  }
+
+  Result<std::optional<NodeRow>> own_node() {
+    SHOAL_TRY(auto reply, head_->list(actors::ListRequest::What::kNodes));
+    for (auto& node : reply.nodes) {
+      if (to_string(node.id) == field(said_, "node")) return std::optional(std::move(node));
     }
+    return std::optional<NodeRow>();
   }
 
   // Sends what this host's processes record to the first host, if that takes it.
@@ -283,6 +312,7 @@ class FurtherHost final : public HostPart {
   }
 
   const std::int64_t began_us_ = clock_->unix_millis() * 1000;
+  runtime::TimePoint ranks_leave_by_;  // when this host's ranks have to have ended, after a signal that asks it to leave
   std::unique_ptr<RunFilesSender> sender_;
   bool tried_to_send_ = false;
 };

@@ -149,8 +149,9 @@ Result<std::optional<JobRow>> HostPart::job_of(Client& head) {
   return std::optional<JobRow>();
 }
 
-Result<void> HostPart::drain(const NodeRow& node) {
-  const actors::SetNodeScheduling wish{node.id, actors::NodeScheduling::kDraining, static_cast<std::uint64_t>(ranks_grace_s() * 1000)};
+Result<void> HostPart::drain(const NodeRow& node, double seconds) {
+  const actors::SetNodeScheduling wish{node.id, actors::NodeScheduling::kDraining,
+                                       static_cast<std::uint64_t>(std::max(seconds, 0.0) * 1000)};
   SHOAL_TRY(const auto answer, head_->request(Method::kSetNodeScheduling, to_bytes(wish)));
   (void)answer;
   return {};

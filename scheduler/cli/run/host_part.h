@@ -76,7 +76,8 @@ class HostPart {
   // The run's job; nullopt until it is submitted.
   Result<std::optional<actors::JobRow>> job() { return job_of(*head_); }
   static Result<std::optional<actors::JobRow>> job_of(Client& head);
-  Result<void> drain(const actors::NodeRow& node);
+  // The node's ranks have `seconds` to save and end.
+  Result<void> drain(const actors::NodeRow& node, double seconds);
   void record(ExitRecord record);
 
   // The run fails on this host for a reason of its own.

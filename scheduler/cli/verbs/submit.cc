@@ -164,7 +164,7 @@ class Watcher {
   // Waits for a dead head, which its node restarts.
   bool head_is_back() {
     const bool any = std::any_of(nodes_.begin(), nodes_.end(), [](const auto& n) { return !n.second->closed(); });
-    if (!any || !head_.is_back() || !follow_again()) return false;
+    if (!any || cluster_stopped() || !head_.is_back() || !follow_again()) return false;
     if (signal_ != 0) request_stop();  // the dead head may not have received the request
     return true;
   }

@@ -41,7 +41,7 @@ class DeviceGroups:
 
     def failure(self, data: DataMesh) -> Exception | None:
         """Returns what has ended an open group of the mesh, or None. Sums of that group may have a part of their gradients only."""
-        if data.mesh.device_type not in self.device_types:
+        if data.mesh.device_type not in self.device_types or not any(list(self._groups.values())):
             return None
         dims = [*([data.shard_dim] if data.shards > 1 else []), *([data.replicate_dim] if data.replicas > 1 else [])]
         opened = (self._groups.get(self._key(data, dim)) for dim in dims)

@@ -279,11 +279,11 @@ class HostCopy:
 
     def _check_spoiled(self) -> None:
         """Raises an error if gradients may have half a sum. Shoal's own groups abort themselves, without ``spoil``."""
-        meshes = {id(s.data): s.data for s in self._states}.values()
-        failures = (failure for data in meshes if (failure := groups.failure(data)) is not None)
-        if (failure := next(failures, None)) is not None or self._spoiled:
-            text = "the groups that sum gradients were aborted, because a worker has died"
-            raise Unavailable(text, reason="ActorDied") from failure
+        if self._spoiled:
+            raise Unavailable("the groups that sum gradients were aborted, because a worker has died", reason="ActorDied")
+        for data in {id(s.data): s.data for s in self._states}.values():
+            if (failure := groups.failure(data)) is not None:
+                raise failure
 
     def follow_writes(self) -> None:
         """Copies rows and states that operators have written since the last step, as their version counters show."""
