@@ -227,7 +227,7 @@ class FirstHost final : public HostPart {
     end();
     const bool succeeded = row && *row && (*row)->state == actors::JobState::kSucceeded;
     const int signal = !row && code != 0 && ended_by == 0 ? leave_signal : ended_by;
-    const int whole = signal != 0 && !succeeded ? 128 + signal : code;
+    const int whole = signal == 0 ? code : succeeded ? 0 : 128 + signal;
     if (!row) {  // the head has ended already, so the job's row is not known
       const bool again = whole != 0 && whole != kDoNotRetry;
       record({whole, again ? "the head could not say why" : "", {}, again, host_.folder.newest_checkpoint()});
