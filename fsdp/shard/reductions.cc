@@ -34,7 +34,7 @@ Result<void> Reductions::end_pass() {
 
 Error Reductions::started_over(int rank) const {
   return invalid_argument(fmt::format("rank {} has started step {} over, rank {} has not", rank, peers_.step_number(), rank_))
-      .with_reason("Diverged")
+      .with_reason("StartedOver")
       .with_hint("one rank's backward raised an exception: call reset_iter_state() on every rank, and repeat the step");
 }
 

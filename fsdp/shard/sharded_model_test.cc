@@ -122,7 +122,7 @@ TEST_F(ShardedModelTest, ASumWithARankThatStartedOverIsRefused) {
   ASSERT_FALSE(first.reductions().sum_over_ranks(2));
   const auto sum = second.reductions().sum_over_ranks(3);
   ASSERT_FALSE(sum);
-  EXPECT_EQ(sum.error().reason(), "Diverged");
+  EXPECT_EQ(sum.error().reason(), "StartedOver");
   EXPECT_EQ(sum.error().message(), "rank 0 has started step 1 over, rank 1 has not");
   second.reset();
   EXPECT_EQ(second.reductions().sum_over_ranks(3).value(), 5);

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from shoal.exceptions import InvalidArgument, Unavailable
 from shoal.train import ScalingConfig, State, get_context, run
 from shoal.train._gang import Gang
-from shoal.train._recovery import Mark, Record
+from shoal.train._recovery import Mark, Record, may_come_of_a_death
 from shoal.train._worker import Role, Worker
 
 
@@ -136,3 +137,9 @@ def test_of_two_steps_between_two_marks_the_first_has_to_count():
         record.mark()
     assert waited == [4]
     assert [mark.step for mark in record._marks] == [4]
+
+
+def test_a_survivor_that_gives_its_step_up_may_be_seen_before_the_death():
+    assert may_come_of_a_death(InvalidArgument("rank 0 has started step 3 over, rank 1 has not", reason="StartedOver"))
+    assert may_come_of_a_death(Unavailable("rank 2 is lost"))
+    assert not may_come_of_a_death(InvalidArgument("ranks make different calls", reason="Diverged"))

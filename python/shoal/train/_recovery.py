@@ -21,14 +21,16 @@ from shoal.train._worker import Worker, WorkerLost
 
 
 def may_come_of_a_death(error: BaseException) -> bool:
-    """Returns True if the death of another worker can be the cause. Errors of torch's collectives have no class of their own. The driver
-    decides if one has died."""
+    """Returns True if the death of another worker can be the cause. Errors of torch's collectives have no class of their own. A survivor
+    that knows of the death gives its step up, which another one may see before the death. The driver decides if one has died."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, (Unavailable, DeadlineExceeded)) or (
             isinstance(cause, (RuntimeError, ConnectionError)) and not isinstance(cause, ShoalError)
         ):
+            return True
+        if isinstance(cause, ShoalError) and cause.reason == "StartedOver":
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
