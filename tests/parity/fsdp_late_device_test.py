@@ -125,7 +125,8 @@ def steps_copied_to_the_host():
             step = CopiedStep.begin(transfers.of(torch.device("cpu")), pairs, optimizer, states)
         optimizer.zero_grad()
     step.await_all()
-    assert [name for _, name, _ in step.arrays] == 6 * ["param", "exp_avg", "exp_avg_sq"]
+    with_rows = sum(p.to_local().numel() > 0 for p in model.parameters())
+    assert [name for _, name, _ in step.arrays] == with_rows * ["param", "exp_avg", "exp_avg_sq"]
     for p, name, values in step.arrays:
         assert torch.equal(values, (p if name == "param" else optimizer.state[p][name]).to_local().detach())
     assert [float(values["step"]) for _, values, _ in step.others] == 6 * [3.0]
