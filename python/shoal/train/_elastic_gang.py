@@ -214,7 +214,7 @@ class ElasticGang(Gang):
         self._next = None
         for control in save_controls:
             control.abandon()
-        if self._worker.scaling.use_gpu:  # groups that are left under way, too, leave half a sum in gradients
+        if self._worker.scaling.use_gpu:  # groups that end under way leave half a sum in gradients
             self.spoil_step()
         self._leave_groups()
         self._end_process_group(aborts=self._worker.scaling.use_gpu)
@@ -225,7 +225,6 @@ class ElasticGang(Gang):
         if dist.is_initialized():
             self._backend = _backend()
             if aborts:
-                self.spoil_step()
                 abort(groups_of_devices())
             dist.destroy_process_group()  # waits for kernels; if a death stops them, the guard still ends this wait
             if self._store.guard is not None:
